@@ -1,0 +1,52 @@
+# The developer's commands. Every target first makes .venv (quick when nothing changed); none
+# needs root or a GPU. `make help` lists them.
+
+VENV := .venv
+BIN  := $(VENV)/bin
+
+# Which torch is installed: decided here and nowhere else (a cluster host: the trainer role).
+#   auto  the CUDA build where nvidia-smi answers, else the CPU build
+#   cpu   the CPU build: the wheel that pip's own configuration offers, else TORCH_CPU_INDEX
+#   cuda  PyPI's build
+TORCH           ?= auto
+TORCH_VERSION   := 2.13.0
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+export VENV TORCH TORCH_VERSION TORCH_CPU_INDEX
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint bench clean
+
+help:
+	@echo "make setup      make or update .venv: Python packages only, no root"
+	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
+	@echo "make test       quick lint, the fast tests, the tests with real processes"
+	@echo "make test-fast  quick lint and the fast tests"
+	@echo "make lint       format, lint, types, import rules"
+	@echo "make bench      every benchmark, one after the other; JSON in benchmarks/results/"
+	@echo "make clean      remove caches, build products and the demo's output (not .venv)"
+
+setup:
+	@bash scripts/setup.sh
+
+demo: setup
+	@bash scripts/demo.sh
+
+test: setup
+	@bash scripts/test.sh lint fast cluster
+
+test-fast: setup
+	@bash scripts/test.sh lint fast
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: setup
+	@bash scripts/bench.sh
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

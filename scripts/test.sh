@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Run tiers of checks one after the other and sum them up: `scripts/test.sh lint fast cluster`.
+# A failing tier does not hide the next one; the exit status is 1 if any failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bin=${VENV:-.venv}/bin
+
+lint() {
+    "$bin/ruff" check && "$bin/ruff" format --check && "$bin/lint-imports"
+}
+fast() {
+    "$bin/pytest" -m 'not cluster'
+}
+cluster() {
+    # Two at a time: they mostly wait. By file, since a file's tests may share one run.
+    "$bin/pytest" -m cluster -n 2 --dist loadfile
+}
+
+summary=() failed=0
+for tier in "$@"; do
+    printf '\n==> %s\n' "$tier"
+    started=$SECONDS
+    if "$tier"; then result=passed; else result=FAILED failed=1; fi
+    summary+=("$(printf '%-8s %s  %4d s' "$tier" "$result" $((SECONDS - started)))")
+done
+printf '\n==> summary\n'
+printf '%s\n' "${summary[@]}"
+exit $failed
