@@ -1,0 +1,202 @@
+"""Where a config becomes objects: the only place that knows every room."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from trainer.checkpoint import FOLDER, CheckpointStore, Restored
+from trainer.config import Backend, RunConfig
+from trainer.data.samples import read_file
+from trainer.errors import InputError
+from trainer.evaluate.metrics import accuracy, matthews
+from trainer.exchange.coordinator import Coordinator
+from trainer.exchange.messages import JoinRequest
+from trainer.exchange.roster import Job
+from trainer.exchange.schedule import StepPlan
+from trainer.initialization import initial_weights
+from trainer.journal import Journal
+from trainer.layout import GradientLayout, build_layout
+from trainer.model_files import model_digest, resolve_model
+from trainer.optimizer import AdamW, TrainState
+
+if TYPE_CHECKING:
+    from trainer.data.tokens import Dataset
+    from trainer.exchange.base import Exchange
+    from trainer.loop import Worker
+    from trainer.replica.backend import Choice
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What every member derives alike from its config, model and data."""
+
+    config: RunConfig
+    model_dir: Path
+    layout: GradientLayout
+    job: Job
+
+
+def read_inputs(config: RunConfig, run_id: str) -> Inputs:
+    """Find the model and name everything that members must have in common.
+
+    Raises:
+        InputError: model or data cannot be used.
+    """
+    model_dir = resolve_model(config.model.path)
+    layout = build_layout(model_dir, config)
+    job = Job(
+        run_id=run_id,
+        agreement=config.agreement(),
+        layout=layout.digest,
+        model=model_digest(model_dir),
+        data=_data_digest(config),
+        version=version("motley"),
+    )
+    return Inputs(config, model_dir, layout, job)
+
+
+def make_coordinator(
+    inputs: Inputs, expect_workers: int, now: float
+) -> tuple[Coordinator, Journal]:
+    """Return the coordinator at step 0, or where this run's newest checkpoint stands.
+
+    Raises:
+        InputError: data, model or output folder cannot be used.
+    """
+    config, layout = inputs.config, inputs.layout
+    train = read_file(Path(config.data.train), config.task, config.num_classes)
+    validation = (
+        read_file(Path(config.data.validation), config.task, config.num_classes)
+        if config.data.validation
+        else None
+    )
+    plan = StepPlan(
+        len(train.samples),
+        config.training.batch_size,
+        config.training.epochs,
+        config.training.max_steps,
+    )
+    output = Path(config.output)
+    store = CheckpointStore(output / FOLDER, layout, config, inputs.model_dir)
+    restored = store.restore(inputs.job.run_id)
+    if restored:
+        _check_continues(inputs, restored)
+        state, generation = restored.state, restored.progress.generation + 1
+    elif owner := store.owner():
+        raise InputError(
+            f"{output}: holds the checkpoints of run {owner}; give another -o, or --run-id {owner} "
+            "to go on with that one"
+        )
+    else:
+        state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
+        generation = 0
+    journal = Journal(output, store, config, inputs.job, plan, expect_workers)
+    if restored:
+        journal.emit({"event": "resumed", "step": state.step, "path": str(restored.path)})
+    coordinator = Coordinator(
+        config=config,
+        job=inputs.job,
+        layout=layout,
+        plan=plan,
+        validation_samples=len(validation.samples) if validation else 0,
+        state=state,
+        expect_workers=expect_workers,
+        score=lambda table: {"accuracy": accuracy(table), "mcc": matthews(table)},
+        now=now,
+        generation=generation,
+    )
+    return coordinator, journal
+
+
+def make_choice(inputs: Inputs, wanted: Backend, gpu: str, threads: int | None) -> Choice:
+    """Open a replica on the first backend that works.
+
+    Raises:
+        InputError: the model cannot be used, or does not fit.
+    """
+    from trainer.replica.backend import choose
+
+    return choose(wanted, gpu, inputs.model_dir, inputs.config, inputs.layout, threads)
+
+
+def make_request(inputs: Inputs, choice: Choice, rank: int | None) -> JoinRequest:
+    """Return what a worker says when it asks to join."""
+    job = inputs.job
+    return JoinRequest(
+        run_id=job.run_id,
+        rank=rank,
+        version=job.version,
+        agreement=job.agreement,
+        layout=job.layout,
+        model=job.model,
+        data=job.data,
+        host=socket.gethostname(),
+        backend=choice.backend,
+        device=choice.replica.device,
+    )
+
+
+def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange]) -> Worker:
+    """Return the loop around a replica and an exchange, with the data it works on.
+
+    The data is read before `connect` is called: who has joined is dealt samples at once.
+
+    Raises:
+        InputError: the data cannot be used.
+    """
+    from trainer.data.tokens import load_dataset
+    from trainer.loop import Worker
+
+    config = inputs.config
+
+    def dataset(path: str) -> Dataset:
+        return load_dataset(
+            Path(path), inputs.model_dir, config.task, config.num_classes, config.data.max_seq_len
+        )
+
+    train = dataset(config.data.train)
+    validation = dataset(config.data.validation) if config.data.validation else None
+    return Worker(
+        replica=choice.replica,
+        exchange=connect(),
+        optimizer=AdamW(config.optimizer, inputs.layout),
+        train=train,
+        validation=validation,
+        seed=config.training.seed,
+    )
+
+
+def _check_continues(inputs: Inputs, restored: Restored) -> None:
+    """Refuse to go on with a run whose settings or data have changed since."""
+    progress, job = restored.progress, inputs.job
+    if progress.data_digest != job.data:
+        what = "its data has changed"
+    elif RunConfig.model_validate(progress.config).agreement() != job.agreement:
+        what = "its settings have changed"
+    else:
+        return
+    raise InputError(
+        f"{restored.path}: run {job.run_id} cannot go on from here: {what}; give another -o for a "
+        "new run"
+    )
+
+
+def _data_digest(config: RunConfig) -> str:
+    """Return the BLAKE3 hex digest over the bytes of all data files."""
+    hasher = blake3()
+    for path in filter(None, (config.data.train, config.data.validation)):
+        try:
+            hasher.update_mmap(path)
+        except OSError as error:
+            # The library's own errors carry a text, not an errno.
+            reason = error.strerror or "no such file, or not readable"
+            raise InputError(f"{path}: cannot be read: {reason}") from None
+        hasher.update(b"\0")
+    return hasher.hexdigest()

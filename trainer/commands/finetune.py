@@ -1,0 +1,109 @@
+"""`trainer finetune`: the run config from a file and flags, then the role that was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from trainer import config as run_config
+from trainer.errors import InputError
+
+_OVERRIDES = {
+    "task": "task",
+    "method": "method",
+    "num_classes": "num_classes",
+    "output": "output",
+    "model_dir": "model.path",
+    "data": "data.train",
+    "validation": "data.validation",
+    "max_seq_len": "data.max_seq_len",
+    "epochs": "training.epochs",
+    "max_steps": "training.max_steps",
+    "batch_size": "training.batch_size",
+    "learning_rate": "optimizer.learning_rate",
+}
+
+
+@click.command()
+@click.argument("model_dir", required=False)
+@click.option("--config", "source", metavar="FILE|PRESET", help="Run config or a preset's name.")
+@click.option("--task", type=click.Choice(["classify", "causal-lm"]))
+@click.option("--method", type=click.Choice(["lora", "full"]))
+@click.option("--num-classes", type=int, help="Classes of a classify task.")
+@click.option("--data", metavar="FILE", help="Training data, JSON Lines.")
+@click.option("--validation", metavar="FILE", help="Held-out data, JSON Lines.")
+@click.option("--max-seq-len", type=int, help="Tokens; longer samples are cut.")
+@click.option("--epochs", type=int)
+@click.option("--max-steps", type=int, help="Stop after so many steps.")
+@click.option("--batch-size", type=int, help="Samples a step, over all workers.")
+@click.option("--learning-rate", type=float)
+@click.option("-o", "--output", metavar="DIR", help="Checkpoints, metrics and status go here.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other setting.")
+@click.option("--run-id", help="Name of the run; a restart with the same one resumes it.")
+@click.option(
+    "--role",
+    type=click.Choice(["local", "coordinator", "worker"]),
+    default="local",
+    show_default=True,
+)
+@click.option("--bind", metavar="HOST:PORT", default="127.0.0.1:9000", show_default=True)
+@click.option("--coordinator", metavar="HOST:PORT", help="Where a worker finds its coordinator.")
+@click.option("--expect-workers", type=click.IntRange(min=1), help="Start when so many joined.")
+@click.option("--rank", type=click.IntRange(0, 65535), help="Default: from the certificate.")
+@click.option("--gpus", metavar="LIST", help="Devices, such as 0,1 or a UUID.")
+@click.option(
+    "--gpu-backend",
+    type=click.Choice(["auto", "cuda", "wgpu", "cpu"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of one worker.")
+@click.option(
+    "--tls", "tls_dir", metavar="DIR", help="ca.pem, cert.pem and key.pem of this process."
+)
+def finetune(
+    source: str | None, settings: tuple[str, ...], run_id: str | None, role: str, **flags: Any
+) -> None:
+    """Fine-tune MODEL_DIR on JSON Lines data.
+
+    Without --role it runs alone; `--role coordinator` starts the server, and one worker for
+    each of --gpus; `--role worker` joins a coordinator.
+    """
+    if source is None and not (flags["model_dir"] and flags["data"]):
+        raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
+    overrides = {path: flags[flag] for flag, path in _OVERRIDES.items()}
+    overrides |= dict(_setting(text) for text in settings)
+    config = run_config.load(source, overrides)
+    gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
+    from trainer import roles
+
+    place = roles.Place(
+        gpus=gpus,
+        backend=flags["gpu_backend"],
+        threads=flags["threads"],
+        rank=flags["rank"],
+        tls_dir=flags["tls_dir"],
+    )
+    run_id = run_id or config.name
+    if role == "local":
+        code = roles.run_local(config, run_id, place)
+    elif role == "coordinator":
+        code = roles.run_coordinator(config, run_id, place, flags["bind"], flags["expect_workers"])
+    else:
+        if not flags["coordinator"]:
+            raise InputError("--role worker needs --coordinator HOST:PORT")
+        code = roles.run_worker(config, run_id, place, flags["coordinator"])
+    click.get_current_context().exit(code)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: give KEY=VALUE, such as training.seed=3")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise InputError(f"--set {text}: the value is not valid YAML") from None

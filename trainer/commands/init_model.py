@@ -1,0 +1,35 @@
+"""`trainer init-model`: a small model from nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("init-model")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="JSON Lines that the tokenizer is trained on.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The new model folder."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--hidden-size", type=int, default=None, help="Width of the residual stream.")
+@click.option("--layers", type=int, default=None, help="Transformer layers.")
+@click.option("--heads", type=int, default=None, help="Attention heads.")
+@click.option("--kv-heads", type=int, default=None, help="Key-value heads, shared by the heads.")
+@click.option("--head-dim", type=int, default=None, help="Width of one head.")
+@click.option("--intermediate-size", type=int, default=None, help="Width of the MLP.")
+@click.option("--vocab-size", type=int, default=None, help="Most tokens of the tokenizer.")
+def init_model(data: Path, output: Path, seed: int, **sizes: int | None) -> None:
+    """Make a small Qwen3 with a byte-level BPE tokenizer trained on the data."""
+    from trainer.init_model import ModelSizes
+    from trainer.init_model import init_model as make
+
+    names = {"layers": "num_layers", "heads": "num_heads", "kv_heads": "num_kv_heads"}
+    given = {names.get(name, name): value for name, value in sizes.items() if value is not None}
+    click.echo(make(data, output, ModelSizes(**given), seed))

@@ -1,0 +1,21 @@
+"""`trainer merge`: an adapter becomes part of its base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("merge")
+@click.argument("adapter", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The new model folder."
+)
+@click.option("--base", help="The base model, when it is not where the adapter says.")
+def merge(adapter: Path, output: Path, base: str | None) -> None:
+    """Write ADAPTER (or an output folder, or a checkpoint) into its base model."""
+    from trainer.merge import merge as write
+    from trainer.trained import load_trained
+
+    click.echo(write(load_trained(adapter, base), output))

@@ -1,0 +1,276 @@
+"""The run config: every setting of a training run, as strict YAML.
+
+A preset is a file, a flag is an override. Torch-free: the launcher and the coordinator read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from trainer.errors import InputError
+
+Task = Literal["classify", "causal-lm"]
+Method = Literal["lora", "full"]
+Backend = Literal["auto", "cuda", "wgpu", "cpu"]
+Positive = Annotated[int, Field(gt=0)]
+
+Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LINEARS: tuple[Linear, ...] = get_args(Linear)
+
+
+class Section(BaseModel):
+    """A strict group of settings: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelConfig(Section):
+    """The base model."""
+
+    path: str = Field(min_length=1)
+    """A local Hugging Face directory, or a hub name when online."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Storage of the frozen base weights; trainable weights are always fp32 masters."""
+    quantization: Literal["none", "nf4"] = "none"
+    """`nf4` quantises the frozen linears in blocks of 64 (QLoRA, arXiv:2305.14314)."""
+
+
+class LoraSettings(Section):
+    """Low-rank adapters (arXiv:2106.09685)."""
+
+    lora_rank: Positive = 16
+    lora_alpha: Positive = 32
+    target_modules: tuple[Linear, ...] = Field(default=LINEARS, min_length=1)
+
+
+class DataConfig(Section):
+    """JSON Lines files of `{"input", "label"}`, `{"text"}` or `{"messages"}`."""
+
+    train: str = Field(min_length=1)
+    validation: str | None = None
+    max_seq_len: Positive = 512
+    """Tokens; longer samples are cut at the end."""
+
+
+class OptimizerConfig(Section):
+    """AdamW (arXiv:1711.05101) with linear warmup and cosine decay."""
+
+    learning_rate: float = Field(default=1e-4, gt=0)
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
+    """Share of all steps with a rising learning rate."""
+    final_ratio: float = Field(default=0.1, ge=0, le=1)
+    """The learning rate at the last step, as a share of the peak."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Global norm above which the gradient is scaled down."""
+
+
+class TrainingConfig(Section):
+    """How long and in which portions."""
+
+    epochs: Positive = 1
+    max_steps: Positive | None = None
+    """Stop early after so many steps."""
+    batch_size: Positive = 16
+    """Samples in one step, over all workers together."""
+    micro_batch_size: Positive | Literal["auto"] = "auto"
+    """Samples in one forward; `auto` finds the largest that fits the device."""
+    seed: int = Field(default=0, ge=0)
+    evaluate_every: int = Field(default=0, ge=0)
+    """Steps between validations; 0 validates once at the end."""
+
+
+class ExchangeConfig(Section):
+    """How workers and coordinator agree; all durations in seconds."""
+
+    codec: Literal["fp32", "bf16"] = "fp32"
+    shares: (
+        Literal["measured", "equal"]
+        | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
+    ) = "measured"
+    """`measured` balances by speed, `equal` keeps the split plan fixed, a list weighs ranks."""
+    hash_every: Positive = 10
+    """Steps between proofs that all workers hold the same weights."""
+    heartbeat: float = Field(default=0.5, gt=0)
+    lost_after: float = Field(default=3.0, gt=0)
+    step_deadline: float = Field(default=5.0, gt=0)
+    """Least deadline of a step; the effective one is max(3 x p95, this)."""
+    join_deadline: float = Field(default=120.0, gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.lost_after <= 2 * self.heartbeat:
+            raise ValueError("lost_after must be more than twice heartbeat")
+        return self
+
+
+class CheckpointConfig(Section):
+    """When to save and what to keep."""
+
+    every: Positive = 50
+    """Steps between checkpoints; one more is written at the end."""
+    keep_last: Positive = 3
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    name: str = Field(default="run", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    task: Task = "classify"
+    method: Method = "lora"
+    num_classes: Annotated[int, Field(ge=2, le=100)] | None = None
+    """Classes of a `classify` task; their confusion matrix must fit a control message."""
+    output: str = Field(default="runs/output", min_length=1)
+    """Folder for checkpoints, metrics and status."""
+    model: ModelConfig
+    data: DataConfig
+    lora: LoraSettings = LoraSettings()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.task == "classify" and self.num_classes is None:
+            raise ValueError("num_classes is required when task is classify")
+        if self.task == "causal-lm" and self.num_classes is not None:
+            raise ValueError("num_classes is only allowed when task is classify")
+        if self.method == "full" and self.model.quantization != "none":
+            raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
+        return self
+
+    def agreement(self) -> str:
+        """Return the BLAKE2b hex digest of every setting that all members must share.
+
+        Paths, output and timers may differ between machines; model and data contents have
+        digests of their own.
+        """
+        shared = {
+            "task": self.task,
+            "method": self.method,
+            "num_classes": self.num_classes,
+            "dtype": self.model.dtype,
+            "quantization": self.model.quantization,
+            "lora": self.lora.model_dump() if self.method == "lora" else None,
+            "max_seq_len": self.data.max_seq_len,
+            "optimizer": self.optimizer.model_dump(),
+            "batch_size": self.training.batch_size,
+            "seed": self.training.seed,
+            "codec": self.exchange.codec,
+        }
+        text = json.dumps(shared, sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def to_yaml(self) -> str:
+        """Return the config as YAML that `load` reads back equal."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def presets() -> dict[str, Path]:
+    """Return the shipped presets by name."""
+    folder = Path(str(resources.files("trainer.presets")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read a run config from a YAML file or a preset's name and apply dotted overrides.
+
+    `overrides` maps paths such as `training.epochs` to values; None values are left out.
+
+    Raises:
+        InputError: the file cannot be read, or a key or value is wrong (names its path).
+    """
+    tree = _read(source) if source is not None else {}
+    for dotted, value in (overrides or {}).items():
+        if value is not None:
+            _set(tree, dotted, value)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(f"{source or 'flags'}: {_explain(error)}") from None
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    if not path.exists():
+        known = presets()
+        if str(source) not in known:
+            names = ", ".join(known) or "none"
+            raise InputError(f"no config file and no preset '{source}' (presets: {names})")
+        path = known[str(source)]
+    try:
+        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "malformed"
+        raise InputError(f"{path}{where}: not valid YAML: {problem}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: a run config is a mapping of settings, see docs/config.md")
+    return tree  # pyright: ignore[reportUnknownVariableType]
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, leaf = dotted.split(".")
+    for parent in parents:
+        branch = tree.setdefault(parent, {})
+        if not isinstance(branch, dict):
+            raise InputError(f"{parent}: must be a mapping of settings")
+        tree = branch  # pyright: ignore[reportUnknownVariableType]
+    tree[leaf] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """Return one line for the first wrong key: its path, what is wrong, what is allowed."""
+    by_path: dict[str, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        by_path.setdefault(_path(detail["loc"]), []).append(detail)
+    (path, details), *rest = by_path.items()
+    first = details[0]
+    if first["type"] == "extra_forbidden":
+        message = f"unknown key (allowed: {', '.join(_siblings(first['loc']))})"
+    else:
+        # A value of several allowed kinds has one message for each of them.
+        messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details)
+        message = ", or ".join(text[0].lower() + text[1:] for text in messages)
+        if first["type"] != "missing" and not isinstance(first["input"], dict):
+            message += f"; got {first['input']!r}"
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"{path}: {message}{more}"
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """Return the dotted path of a setting, without pydantic's names for a union's branches."""
+    parts: list[str] = []
+    section: Any = RunConfig
+    for part in location:
+        if isinstance(part, str) and not (
+            isinstance(section, type) and issubclass(section, BaseModel)
+        ):
+            break
+        parts.append(str(part))
+        fields = getattr(section, "model_fields", {})
+        section = fields[part].annotation if part in fields else None
+    return ".".join(parts) or "config"
+
+
+def _siblings(location: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = RunConfig
+    for part in location[:-1]:
+        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
+    return list(section.model_fields)

@@ -1,0 +1,1 @@
+"""How replicas agree on a gradient: frames, the coordinator and its clients."""

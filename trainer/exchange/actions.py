@@ -1,0 +1,61 @@
+"""What the coordinator's state machine asks its shell to do, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.exchange.wire import Frame
+from trainer.optimizer import Snapshot
+
+
+@dataclass(frozen=True)
+class Send:
+    """Queue frames on a link; they are produced only as the link takes them."""
+
+    link: int
+    frames: Iterable[Frame]
+
+
+@dataclass(frozen=True)
+class Close:
+    """Close a link after what is queued on it was sent."""
+
+    link: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Call `Coordinator.settle`, after everything before this was handed to the network.
+
+    The workers compute their next shard while the coordinator applies the same update.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class Save:
+    """Write a checkpoint; `validation` holds loss and, for classes, accuracy and mcc."""
+
+    snapshot: Snapshot
+    generation: int
+    validation: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Emit:
+    """Something to log: a step, a validation or a membership event."""
+
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The run is over; leave with this exit code once all saves are done."""
+
+    exit_code: int
+    reason: str
+
+
+Action = Send | Close | Settle | Save | Emit | Finish

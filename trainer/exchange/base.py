@@ -1,0 +1,42 @@
+"""The Exchange protocol: what a worker's loop sees of the others, near or far."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.exchange.messages import Message, ShardAssignment
+from trainer.exchange.session import Event
+
+
+class Exchange(Protocol):
+    """How a loop learns what to do and gives back what it computed."""
+
+    def next_event(self) -> Event | None:
+        """Wait for the next event; None when `interrupt` asked to look up.
+
+        Raises:
+            RefusedError: the coordinator does not let this worker in.
+            UnreachableError: the coordinator did not answer for too long.
+        """
+        ...
+
+    def send_block(
+        self, shard: ShardAssignment, index: int, gradient: NDArray[np.float32], weight: int
+    ) -> None:
+        """Send a block's gradient sum over the shard; the array may change after the call."""
+        ...
+
+    def send(self, message: Message, step: int) -> None:
+        """Send a result or a report."""
+        ...
+
+    def interrupt(self, reason: str) -> None:
+        """Ask the run, or this worker's part of it, to end in order; safe in a signal handler."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Say goodbye and release everything."""
+        ...

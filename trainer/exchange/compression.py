@@ -1,0 +1,99 @@
+"""Codecs: how a block of fp32 gradients travels as bytes.
+
+A codec turns one whole block into bytes and back. Stateful codecs (error feedback) keep what
+they dropped per block, which is why `encode` is told the block.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+_PIECE = 32 * 1024
+"""Floats worked on at a time: what is temporary stays in the cache and in malloc's heap."""
+
+
+class Codec(Protocol):
+    """A way to write `[n]` fp32 values as bytes; `id` is its number on the wire."""
+
+    id: int
+    name: str
+
+    def nbytes(self, elements: int) -> int:
+        """Return the encoded size of a block of so many elements."""
+        ...
+
+    def encode(self, block: int, values: Float32) -> Bytes:
+        """Return the block as bytes; NaN and Inf stay NaN and Inf."""
+        ...
+
+    def decode(self, encoded: Bytes, out: Float32) -> None:
+        """Write the decoded block into `out`."""
+        ...
+
+
+class Fp32:
+    """Little-endian IEEE 754 binary32: exact."""
+
+    id = 0
+    name = "fp32"
+
+    def nbytes(self, elements: int) -> int:
+        """Return 4 bytes an element."""
+        return 4 * elements
+
+    def encode(self, block: int, values: Float32) -> Bytes:
+        """Return a copy of the bits."""
+        del block  # stateless
+        return values.astype("<f4").view(np.uint8)
+
+    def decode(self, encoded: Bytes, out: Float32) -> None:
+        """Copy the bits."""
+        out[...] = encoded.view("<f4")
+
+
+class Bf16:
+    """bfloat16: the upper half of an fp32, rounded to nearest even."""
+
+    id = 1
+    name = "bf16"
+
+    def nbytes(self, elements: int) -> int:
+        """Return 2 bytes an element."""
+        return 2 * elements
+
+    def encode(self, block: int, values: Float32) -> Bytes:
+        """Return the rounded upper halves."""
+        del block  # stateless
+        out = np.empty(values.size, "<u2")
+        for start in range(0, values.size, _PIECE):
+            piece = values[start : start + _PIECE]
+            bits = piece.view(np.uint32)
+            rounded = bits >> 16
+            rounded &= 1
+            rounded += 0x7FFF
+            rounded += bits
+            rounded >>= 16
+            # The carry of the rounding would turn some NaNs into zeros.
+            nan = np.isnan(piece)
+            if nan.any():
+                rounded[nan] = 0x7FC0
+            out[start : start + _PIECE] = rounded
+        return out.view(np.uint8)
+
+    def decode(self, encoded: Bytes, out: Float32) -> None:
+        """Put the halves back on top of zeros."""
+        bits = out.view(np.uint32)
+        bits[...] = encoded.view("<u2")
+        np.left_shift(bits, 16, out=bits)
+
+
+def make_codec(name: str) -> Codec:
+    """Return a fresh codec by its config name."""
+    codecs: dict[str, type[Codec]] = {"fp32": Fp32, "bf16": Bf16}
+    return codecs[name]()

@@ -1,0 +1,23 @@
+"""What keeps the record of a run: the door from the exchange to disk and screen."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from trainer.exchange.actions import Save
+
+
+class Keeper(Protocol):
+    """Takes events and checkpoints; must not block the exchange."""
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Log an event."""
+        ...
+
+    def save(self, save: Save) -> None:
+        """Write a checkpoint, later."""
+        ...
+
+    def close(self, exit_code: int, reason: str) -> int:
+        """Wait for what is being written and return the exit code, worse if that failed."""
+        ...

@@ -1,0 +1,119 @@
+"""Which shard is in which block: the book that makes every sample count exactly once.
+
+A round (one training step or one evaluation) deals its samples as shards. For every column
+(one per gradient block, and one for the results) each sample must be covered exactly once,
+also when a shard is dealt again because its worker was lost (F-DP-002). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Samples `start..stop` of a round, held by one rank."""
+
+    id: int
+    rank: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Return the number of samples."""
+        return self.stop - self.start
+
+
+@dataclass
+class _Entry:
+    shard: Shard
+    parent: _Entry | None = None
+    children: list[_Entry] = field(default_factory=list["_Entry"])
+    recorded: set[int] = field(default_factory=set[int])
+
+    def covers(self, column: int) -> bool:
+        if column in self.recorded:
+            return True
+        return bool(self.children) and all(child.covers(column) for child in self.children)
+
+    def counting(self, column: int) -> Iterator[Shard]:
+        if column in self.recorded:
+            yield self.shard
+        else:
+            for child in self.children:
+                yield from child.counting(column)
+
+
+class Ledger:
+    """The book of one round; `columns` is the number of columns."""
+
+    def __init__(self, columns: int, shards: Sequence[Shard]) -> None:
+        self.columns = columns
+        self._roots = [_Entry(shard) for shard in sorted(shards, key=lambda shard: shard.start)]
+        self._entries = {entry.shard.id: entry for entry in self._roots}
+        assert _contiguous(self._roots), "shards must follow each other"
+
+    @property
+    def dealt(self) -> list[Shard]:
+        """The shards that the round began with, in the order of their samples."""
+        return [root.shard for root in self._roots]
+
+    def redeal(self, shard_id: int, replacements: Sequence[Shard]) -> None:
+        """Let `replacements` stand in for a shard in every column where it is missing."""
+        entry = self._entries[shard_id]
+        assert not entry.children, f"shard {shard_id} is dealt again already"
+        children = [_Entry(shard, entry) for shard in sorted(replacements, key=lambda s: s.start)]
+        assert _contiguous(children)
+        assert children[0].shard.start == entry.shard.start
+        assert children[-1].shard.stop == entry.shard.stop
+        entry.children = children
+        self._entries.update((child.shard.id, child) for child in children)
+
+    def shard(self, shard_id: int) -> Shard | None:
+        """Return a shard that was dealt in this round."""
+        entry = self._entries.get(shard_id)
+        return entry.shard if entry else None
+
+    def wanted(self, shard_id: int, column: int) -> bool:
+        """Return whether a contribution of the shard to the column would count."""
+        entry: _Entry | None = self._entries[shard_id]
+        if column in entry.recorded or entry.children:
+            return False
+        while (entry := entry.parent) is not None:
+            if column in entry.recorded:
+                return False
+        return True
+
+    def missing(self, shard_id: int) -> tuple[int, ...]:
+        """Return the columns to which the shard still has to contribute."""
+        return tuple(column for column in range(self.columns) if self.wanted(shard_id, column))
+
+    def record(self, shard_id: int, column: int) -> None:
+        """Note that the shard's whole contribution to the column is here."""
+        assert self.wanted(shard_id, column), f"shard {shard_id} counts twice in column {column}"
+        self._entries[shard_id].recorded.add(column)
+
+    def complete(self, column: int) -> bool:
+        """Return whether every sample is in the column."""
+        return all(root.covers(column) for root in self._roots)
+
+    def counting(self, column: int) -> list[Shard]:
+        """Return the shards that make up a column, in the order of their samples."""
+        return [shard for root in self._roots for shard in root.counting(column)]
+
+    def open_shards(self, rank: int) -> list[Shard]:
+        """Return the rank's shards that still owe something."""
+        return [
+            entry.shard
+            for entry in self._entries.values()
+            if entry.shard.rank == rank and self.missing(entry.shard.id)
+        ]
+
+
+def _contiguous(entries: Sequence[_Entry]) -> bool:
+    return bool(entries) and all(
+        left.shard.stop == right.shard.start for left, right in pairwise(entries)
+    )

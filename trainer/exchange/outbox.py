@@ -1,0 +1,43 @@
+"""What one event makes the coordinator do, collected in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from trainer.exchange.actions import Action, Close, Emit, Send
+from trainer.exchange.messages import Message
+from trainer.exchange.roster import Member
+from trainer.exchange.wire import Frame
+
+
+class Outbox:
+    """The actions of the event being handled."""
+
+    def __init__(self) -> None:
+        self._actions: list[Action] = []
+
+    def add(self, action: Action) -> None:
+        """Append an action."""
+        self._actions.append(action)
+
+    def send(self, member: Member, message: Message, step: int = 0) -> None:
+        """Send a control message to a member."""
+        self.stream(member, [message.frame(member.generation, step, member.rank)])
+
+    def stream(self, member: Member, frames: Iterable[Frame]) -> None:
+        """Send frames to a member."""
+        self.add(Send(member.link, frames))
+
+    def close(self, link: int, reason: str) -> None:
+        """Close a link."""
+        self.add(Close(link, reason))
+
+    def emit(self, event: str, **details: Any) -> None:
+        """Log an event."""
+        self.add(Emit({"event": event, **details}))
+
+    def take(self) -> list[Action]:
+        """Return the collected actions and start anew."""
+        actions, self._actions = self._actions, []
+        return actions

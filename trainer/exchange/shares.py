@@ -1,0 +1,150 @@
+"""Who takes how many samples: shares sized to measured speed, in whole samples.
+
+A worker with overhead o seconds and speed c samples a second needs t(b) = o + b/c for b samples.
+The split minimises the slowest worker's time; who would only slow the others gets nothing. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SMOOTHING = 0.5
+"""Weight of the newest measurement: three steps after a change 7/8 of it is in the estimate."""
+CHANGED = 1.5
+"""A cost a sample that is so many times larger or smaller is a change of speed, not noise."""
+AFTER_CHANGE = 0.75
+"""Weight of a measurement that shows a change: two steps later 15/16 of it is in the estimate."""
+KEEP_WITHIN = 0.05
+"""A split is kept while a new one would shorten the step by less than this share."""
+PROBE_EVERY = 20
+"""Steps after which a benched worker gets a single sample, to see whether it got faster."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a worker needs: seconds before and after a shard, and per sample of it."""
+
+    overhead: float
+    per_sample: float
+
+    def seconds(self, samples: int) -> float:
+        """Return the expected seconds for a shard of so many samples; 0 for none."""
+        return self.overhead + samples * self.per_sample if samples else 0.0
+
+    def updated(self, samples: int, compute: float, elapsed: float) -> Speed:
+        """Return the estimate after a shard took `compute` of `elapsed` seconds."""
+        new = measured(samples, compute, elapsed)
+        changed = not 1 / CHANGED < new.per_sample / self.per_sample < CHANGED
+        weight = AFTER_CHANGE if changed else SMOOTHING
+        return Speed(
+            self.overhead + SMOOTHING * (new.overhead - self.overhead),
+            self.per_sample + weight * (new.per_sample - self.per_sample),
+        )
+
+
+def measured(samples: int, compute: float, elapsed: float) -> Speed:
+    """Return the speed seen in one shard of at least one sample."""
+    return Speed(max(elapsed - compute, 0.0), max(compute, 1e-9) / samples)
+
+
+def split(samples: int, speeds: Mapping[int, Speed]) -> dict[int, int]:
+    """Return samples per rank that minimise the time of the slowest rank.
+
+    Gives each sample to the rank that would finish it first; t is increasing in b, so this greedy
+    choice is optimal. Memory caps nothing here: a shard runs in micro-batches that fit.
+    """
+    shares = dict.fromkeys(speeds, 0)
+    queue = [(speed.seconds(1), rank) for rank, speed in speeds.items()]
+    heapq.heapify(queue)
+    for _ in range(samples):
+        _, rank = heapq.heappop(queue)
+        shares[rank] += 1
+        heapq.heappush(queue, (speeds[rank].seconds(shares[rank] + 1), rank))
+    return shares
+
+
+def weighted_split(samples: int, weights: Mapping[int, float]) -> dict[int, int]:
+    """Return samples per rank in proportion to `weights`, by largest remainder."""
+    total = sum(weights.values())
+    exact = {rank: samples * weight / total for rank, weight in weights.items()}
+    shares = {rank: int(value) for rank, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda rank: (shares[rank] - exact[rank], rank))
+    for rank in by_remainder[: samples - sum(shares.values())]:
+        shares[rank] += 1
+    return shares
+
+
+def slowest(shares: Mapping[int, int], speeds: Mapping[int, Speed]) -> float:
+    """Return the expected seconds of a step under a split."""
+    return max(speeds[rank].seconds(count) for rank, count in shares.items())
+
+
+class Balancer:
+    """Keeps the speed estimates of all ranks and the split in force."""
+
+    def __init__(self, policy: str | tuple[float, ...]) -> None:
+        self.policy = policy
+        self.speeds: dict[int, Speed] = {}
+        self._shares: dict[int, int] = {}
+        self._benched_for: dict[int, int] = {}
+
+    def observe(self, rank: int, samples: int, compute: float, elapsed: float) -> None:
+        """Take a finished shard into account; seconds."""
+        known = self.speeds.get(rank)
+        # What comes on top of a first shard is start-up, and says nothing about the next one.
+        self.speeds[rank] = (
+            known.updated(samples, compute, elapsed)
+            if known
+            else measured(samples, compute, elapsed=compute)
+        )
+
+    def divide(self, samples: int, ranks: list[int]) -> dict[int, int]:
+        """Return samples per rank for a step."""
+        if isinstance(self.policy, tuple):
+            weights = {r: self.policy[r] if r < len(self.policy) else 1.0 for r in ranks}
+            if sum(weights.values()) > 0:
+                return weighted_split(samples, weights)
+        if self.policy != "measured" or not any(rank in self.speeds for rank in ranks):
+            return weighted_split(samples, dict.fromkeys(ranks, 1.0))
+        speeds = self._known(ranks)
+        best = split(samples, speeds)
+        kept = self._shares
+        if set(kept) == set(ranks) and sum(kept.values()) == samples:
+            gain = slowest(kept, speeds) - slowest(best, speeds)
+            if gain < KEEP_WITHIN * slowest(kept, speeds):
+                best = kept
+        self._shares = dict(best)
+        return self._probe(dict(best))
+
+    def proportional(self, samples: int, ranks: list[int]) -> dict[int, int]:
+        """Return samples per rank in proportion to speed, for work outside the usual step."""
+        measured_ranks = self.policy == "measured" and any(rank in self.speeds for rank in ranks)
+        speeds = self._known(ranks) if measured_ranks else {}
+        return weighted_split(
+            samples, {r: 1 / speeds[r].per_sample if r in speeds else 1.0 for r in ranks}
+        )
+
+    def expected(self, shares: Mapping[int, int]) -> float:
+        """Return the expected seconds of the slowest measured rank; 0 when none was measured."""
+        known = {rank: count for rank, count in shares.items() if rank in self.speeds}
+        return slowest(known, self.speeds) if known else 0.0
+
+    def _known(self, ranks: list[int]) -> dict[int, Speed]:
+        """Return a speed per rank; a newcomer is taken for a typical one until measured."""
+        known = sorted(
+            (self.speeds[rank] for rank in ranks if rank in self.speeds),
+            key=lambda speed: speed.per_sample,
+        )
+        typical = known[len(known) // 2]
+        return {rank: self.speeds.get(rank, typical) for rank in ranks}
+
+    def _probe(self, shares: dict[int, int]) -> dict[int, int]:
+        for rank, count in list(shares.items()):
+            benched_for = self._benched_for.get(rank, 0) + 1 if count == 0 else 0
+            self._benched_for[rank] = benched_for % PROBE_EVERY
+            donor = max(shares, key=lambda r: shares[r])
+            if benched_for == PROBE_EVERY and shares[donor] > 1:
+                shares[rank], shares[donor] = 1, shares[donor] - 1
+        return shares

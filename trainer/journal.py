@@ -1,0 +1,242 @@
+"""The Keeper of a run: its events become metrics, status and a view; its saves, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import CheckpointStore, RunProgress
+from trainer.config import RunConfig
+from trainer.errors import StorageError
+from trainer.exchange.actions import Save
+from trainer.exchange.roster import Job
+from trainer.exchange.schedule import StepPlan
+from trainer.metrics import MetricsLog, StepMetrics
+from trainer.progress import open_view
+from trainer.status import Status, StatusFile, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+_QUIET = ("step", "validation", "verified", "listening")
+"""Events that the view shows as figures, or not at all."""
+
+
+class Journal:
+    """Writes below the run's output folder; a slow or full disk never stops the run."""
+
+    def __init__(
+        self,
+        output: Path,
+        store: CheckpointStore,
+        config: RunConfig,
+        job: Job,
+        plan: StepPlan,
+        expect_workers: int,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._job = job
+        self._plan = plan
+        self._metrics = MetricsLog(output)
+        self._status_file = StatusFile(output)
+        self._view = open_view()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._waiting: list[Save] = []
+        self._lock = threading.Lock()
+        self._failed_save: str | None = None
+        self._best: dict[str, Any] | None = None
+        self._workers: dict[int, WorkerStatus] = {}
+        self._status = Status(
+            run_id=job.run_id,
+            state="waiting",
+            reason=None,
+            pid=os.getpid(),
+            step=0,
+            total_steps=plan.total_steps,
+            epoch=0,
+            loss=None,
+            learning_rate=None,
+            tokens_per_second=None,
+            generation=0,
+            expect_workers=expect_workers,
+            workers=[],
+            checkpoint=None,
+            validation=None,
+        )
+        self._publish()
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Log an event of the exchange."""
+        details = dict(event)
+        kind = details.pop("event")
+        if "generation" in details:
+            self._status["generation"] = details["generation"]
+        if kind == "step":
+            self._step(details)
+        elif kind == "validation":
+            self._validation(details)
+        else:
+            self._happened(kind, details)
+        self._publish()
+
+    def save(self, save: Save) -> None:
+        """Write a checkpoint beside the training.
+
+        On a disk that cannot keep up the one that still waits gives way to a newer one, unless it
+        was rated: every snapshot that waits keeps three gradients of memory.
+        """
+        with self._lock:
+            for older in [waiting for waiting in self._waiting if waiting.validation is None]:
+                self._waiting.remove(older)
+                older.snapshot.close()
+                log.warning(
+                    "the disk is slow: no checkpoint of step %d, a newer one is due",
+                    older.snapshot.step,
+                )
+            self._waiting.append(save)
+        self._writer.submit(self._save_next)
+
+    def close(self, exit_code: int, reason: str) -> int:
+        """Wait for the last checkpoint, say how the run ended, and return the exit code."""
+        self._writer.shutdown(wait=True)
+        if exit_code == 0 and self._failed_save:
+            exit_code, reason = StorageError.exit_code, self._failed_save
+        ended = "finished" if exit_code == 0 else "failed"
+        if exit_code == 0 and self._status["step"] < self._plan.total_steps:
+            self._metrics.event("stopped", self._status["step"], reason=reason)
+        else:
+            self._metrics.event("finished", self._status["step"], reason=reason, code=exit_code)
+        self._status["state"], self._status["reason"] = ended, reason
+        for worker in self._workers.values():
+            worker["state"] = "lost" if worker["state"] == "lost" else "active"
+        self._publish()
+        self._view.close()
+        self._metrics.close()
+        return exit_code
+
+    def _step(self, details: dict[str, Any]) -> None:
+        shares: dict[int, int] = {}
+        for rank, start, stop in details["shares"]:
+            shares[rank] = shares.get(rank, 0) + stop - start
+        speeds = details["worker_tokens_per_second"]
+        self._metrics.step(
+            StepMetrics(
+                step=details["step"],
+                epoch=details["epoch"],
+                generation=details["generation"],
+                loss=details["loss"],
+                learning_rate=details["learning_rate"],
+                grad_norm=details["grad_norm"],
+                tokens_per_second=details["tokens_per_second"],
+                exchange_ms=details["exchange_ms"],
+                exchange_bytes=details["exchange_bytes"],
+                worker_tokens_per_second=speeds,
+                shares=shares,
+                samples=details["shares"],
+            )
+        )
+        for key in ("step", "epoch", "loss", "learning_rate", "tokens_per_second"):
+            self._status[key] = details[key]
+        self._begin_running()
+        for rank, worker in self._workers.items():
+            worker["samples"] = shares.get(rank, 0)
+            worker["tokens_per_second"] = speeds.get(rank)
+            worker["step_seconds"] = details["seconds"]
+            if worker["state"] == "benched" and shares.get(rank, 0) > 1:
+                worker["state"] = "active"
+
+    def _validation(self, details: dict[str, Any]) -> None:
+        step = details.pop("at")
+        self._metrics.validation(step, **details)
+        self._status["validation"] = {
+            "step": step,
+            "loss": details["loss"],
+            "accuracy": details.get("accuracy"),
+            "mcc": details.get("mcc"),
+        }
+
+    def _happened(self, kind: Any, details: dict[str, Any]) -> None:
+        rank = details.get("rank")
+        if kind in ("joined", "rejoined"):
+            self._workers[details["rank"]] = WorkerStatus(
+                rank=details["rank"],
+                host=details["host"],
+                device=details["device"],
+                backend=details["backend"],
+                state="active",
+                samples=0,
+                step_seconds=None,
+                tokens_per_second=None,
+            )
+            self._status["workers"] = [self._workers[rank] for rank in sorted(self._workers)]
+            if len(self._workers) >= self._status["expect_workers"]:
+                self._begin_running()
+        elif kind in ("lost", "benched") and rank in self._workers:
+            self._workers[rank]["state"] = kind
+        elif kind == "resumed":
+            self._status["step"] = details["step"]
+        elif kind == "stopping":
+            self._status["state"] = "stopping"
+        elif kind == "alarm":
+            self._status["reason"] = details["reason"]
+        step = details.pop("step", self._status["step"])
+        self._metrics.event(kind, step, **details)
+        if kind not in _QUIET:
+            self._view.event(kind, step, **details)
+
+    def _save_next(self) -> None:
+        """Run in the writer's thread."""
+        with self._lock:
+            save = self._waiting.pop(0) if self._waiting else None
+        if save is None:
+            return
+        try:
+            self._save(save)
+        except Exception as error:  # a defect; nobody looks into the writer's futures
+            log.exception("the checkpoint of step %d was not saved", save.snapshot.step)
+            self._failed_save = f"step {save.snapshot.step}: checkpoint not saved: {error!r}"
+
+    def _save(self, save: Save) -> None:
+        snapshot, scores = save.snapshot, save.validation
+        step = snapshot.step
+        epoch, index = divmod(step, self._plan.steps_per_epoch)
+        metric = None
+        if scores:
+            metric = scores.get("accuracy", -scores["loss"])
+            if self._best is None or metric > self._best["metric"]:
+                self._best = {"step": step, "metric": metric, **scores}
+        progress = RunProgress(
+            run_id=self._job.run_id,
+            step=step,
+            epoch=epoch,
+            position=index * self._plan.batch_size,
+            generation=save.generation,
+            seed=self._config.training.seed,
+            config=self._config.model_dump(mode="json"),
+            best=self._best,
+            data_digest=self._job.data,
+        )
+        try:
+            path = self._store.save(snapshot, progress, metric)
+        except StorageError as error:
+            self._failed_save = str(error)
+            log.error("ALARM: %s", error)
+            self._metrics.event("alarm", step, reason=str(error))
+            self._status["reason"] = str(error)
+            return
+        self._failed_save = None
+        self._metrics.event("checkpoint", step, path=str(path))
+        self._status["checkpoint"] = {"step": step, "path": str(path)}
+        self._status["reason"] = None
+
+    def _begin_running(self) -> None:
+        if self._status["state"] == "waiting":
+            self._status["state"] = "running"
+
+    def _publish(self) -> None:
+        self._status_file.update(self._status)
+        self._view.update(self._status)

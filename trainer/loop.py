@@ -1,0 +1,119 @@
+"""The loop of a worker: one step reads from top to bottom in `Worker.run`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainer.data.order import epoch_order
+from trainer.data.tokens import IGNORED, Dataset, Encoded
+from trainer.exchange.base import Exchange
+from trainer.exchange.messages import ShardAssignment, Shutdown, StepCommit, WeightsReport
+from trainer.exchange.session import Committed, Restored, result_message
+from trainer.optimizer import AdamW, TrainState, weights_digest
+from trainer.replica.base import Replica
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Worker:
+    """One replica at work; `stop_reason` ends it after the step that is under way."""
+
+    replica: Replica
+    exchange: Exchange
+    optimizer: AdamW
+    train: Dataset
+    validation: Dataset | None
+    seed: int
+    stop_reason: str = ""
+    _state: TrainState | None = None
+    _owes_commit: bool = False
+    _orders: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+
+    def run(self) -> Shutdown:
+        """Work until the run is over, or until asked to stop, and return how it ended."""
+        while True:
+            match self.exchange.next_event():
+                case Restored(rank=rank, state=state):
+                    log.info("in the run as rank %d from step %d", rank, state.step)
+                    self._state, self._owes_commit = state, False
+                    self.replica.write_trainable(state.weights)
+                case ShardAssignment(kind="train") as shard:
+                    self._train(shard)
+                case ShardAssignment() as shard:
+                    self._evaluate(shard)
+                case Committed(commit=commit, gradient=gradient):
+                    self._apply(commit, gradient)
+                case Shutdown() as end:
+                    return end
+                case None:
+                    pass
+            if self.stop_reason and not self._owes_commit:
+                self.exchange.close(self.stop_reason)
+                return Shutdown(reason=self.stop_reason, exit_code=0)
+
+    def interrupt(self, reason: str) -> None:
+        """Stop after the step that is under way; safe in a signal handler."""
+        self.stop_reason = reason
+        self.exchange.interrupt(reason)
+
+    def _train(self, shard: ShardAssignment) -> None:
+        """Forward and backward over a shard; blocks leave while backward goes on."""
+        batch = self._samples(shard)
+        weight = weight_of(batch)
+        wanted = None if shard.blocks is None else set(shard.blocks)
+
+        def on_block(index: int, gradient: np.ndarray) -> None:
+            if wanted is None or index in wanted:
+                self.exchange.send_block(shard, index, gradient, weight)
+
+        self._owes_commit = True
+        result = self.replica.forward_backward(batch, on_block)
+        assert result.weight == weight, (result.weight, weight)
+        self.exchange.send(
+            result_message(shard, result.loss_sum, weight, result.tokens, result.seconds),
+            shard.step,
+        )
+
+    def _apply(self, commit: StepCommit, gradient: np.ndarray) -> None:
+        """Apply the averaged gradient: the same bytes and the same scalars as everyone."""
+        assert self._state is not None
+        self.optimizer.apply(self._state, gradient, commit.learning_rate, commit.clip_scale)
+        self.replica.write_trainable(self._state.weights)
+        self._owes_commit = False
+        if commit.report:
+            digest = weights_digest(self._state.weights)
+            self.exchange.send(WeightsReport(step=commit.step, digest=digest), commit.step)
+
+    def _evaluate(self, shard: ShardAssignment) -> None:
+        assert self.validation is not None
+        batch = [self.validation[index] for index in range(shard.start, shard.stop)]
+        began = time.perf_counter()
+        result = self.replica.evaluate(batch)
+        seconds = time.perf_counter() - began
+        tokens = sum(len(sample.input_ids) for sample in batch)
+        self.exchange.send(
+            result_message(
+                shard, result.loss_sum, result.weight, tokens, seconds, result.confusion
+            ),
+            shard.step,
+        )
+
+    def _samples(self, shard: ShardAssignment) -> list[Encoded]:
+        if shard.epoch not in self._orders:
+            self._orders = {shard.epoch: epoch_order(self.seed, shard.epoch, len(self.train))}
+        order = self._orders[shard.epoch]
+        return [self.train[int(index)] for index in order[shard.start : shard.stop]]
+
+
+def weight_of(batch: Sequence[Encoded]) -> int:
+    """Return what a mean over the batch divides by: samples, or valid target tokens."""
+    return sum(
+        1 if isinstance(sample.labels, int) else int(np.count_nonzero(sample.labels != IGNORED))
+        for sample in batch
+    )

@@ -1,0 +1,256 @@
+"""Deterministic AdamW over flat fp32 NumPy vectors, and the state that it moves.
+
+Every member of a run applies the same averaged gradient and must end with the same bits
+(F-DP-001), whatever CPU it has. So the update is written in separate NumPy ufuncs: IEEE 754 rounds
++, -, *, / and sqrt correctly everywhere, while fused operations, BLAS and reductions depend on the
+CPU. What needs a reduction (the clip scale) or libm (the learning rate) is computed once, by the
+coordinator, and reaches `apply` as a number.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from blake3 import blake3
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainer.config import OptimizerConfig
+    from trainer.layout import GradientLayout
+
+    Flat = NDArray[np.float32]
+
+CHUNK = 64 * 1024
+"""Floats handled at a time: the six arrays of 256 KiB that an update touches stay in the cache."""
+
+
+class Snapshot:
+    """A state as it was at one step, for a slow reader: a checkpoint writer, a joining worker.
+
+    The arrays, fp32 [N] each, are read-only and never change. They are shared with the running
+    state until it moves: the next `AdamW.apply` works on a copy while a snapshot is alive. Hold
+    the Snapshot itself, not only its arrays, while reading; drop or `close` it as soon as its bytes
+    are elsewhere, because that copy costs three gradients of memory.
+    """
+
+    def __init__(self, weights: Flat, first_moment: Flat, second_moment: Flat, step: int) -> None:
+        self._arrays: tuple[Flat, Flat, Flat] | None = (
+            _read_only(weights),
+            _read_only(first_moment),
+            _read_only(second_moment),
+        )
+        self.step = step
+
+    @property
+    def weights(self) -> Flat:
+        """The trainable weights, [N]."""
+        return self._open()[0]
+
+    @property
+    def first_moment(self) -> Flat:
+        """The running mean of the gradient, [N]."""
+        return self._open()[1]
+
+    @property
+    def second_moment(self) -> Flat:
+        """The running mean of the squared gradient, [N]."""
+        return self._open()[2]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the arrays were given back."""
+        return self._arrays is None
+
+    def close(self) -> None:
+        """Give the arrays back; reading them through this snapshot is an error from now on."""
+        self._arrays = None
+
+    def _open(self) -> tuple[Flat, Flat, Flat]:
+        assert self._arrays is not None, "the snapshot was closed"
+        return self._arrays
+
+
+@dataclass(eq=False)
+class TrainState:
+    """What training changes: fp32 [N] each, and `step`, the number of applied updates.
+
+    One thread moves the state and takes its snapshots; any thread may read those.
+    """
+
+    weights: Flat
+    first_moment: Flat
+    second_moment: Flat
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self._readers: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+        for array in (self.weights, self.first_moment, self.second_moment):
+            assert array.dtype == np.float32, array.dtype
+            assert array.shape == (self.weights.size,), array.shape
+
+    @classmethod
+    def fresh(cls, weights: Flat) -> TrainState:
+        """Return the state before the first update; it takes `weights` over."""
+        return cls(weights, np.zeros_like(weights), np.zeros_like(weights), step=0)
+
+    def snapshot(self) -> Snapshot:
+        """Return an immutable view of this state; nothing is copied unless the state moves on."""
+        snapshot = Snapshot(self.weights, self.first_moment, self.second_moment, self.step)
+        self._readers.add(snapshot)
+        return snapshot
+
+    def digest(self) -> str:
+        """Return the BLAKE3 hex digest of weights, both moments and the step."""
+        hasher = blake3()
+        for array in (self.weights, self.first_moment, self.second_moment):
+            hasher.update(_little_endian(array))
+        return hasher.update(struct.pack("<Q", self.step)).hexdigest()
+
+    def detach(self) -> None:
+        """Move to private copies of the arrays if a live snapshot still shows these ones."""
+        if any(not reader.closed for reader in self._readers):
+            self.weights = self.weights.copy()
+            self.first_moment = self.first_moment.copy()
+            self.second_moment = self.second_moment.copy()
+        self._readers.clear()
+
+
+class AdamW:
+    """AdamW (arXiv:1711.05101, algorithm 2) on the flat vector of one layout.
+
+    Weight decay is decoupled and falls on tensors with two or more dimensions only: matrices decay,
+    norms and biases do not.
+    """
+
+    def __init__(self, settings: OptimizerConfig, layout: GradientLayout) -> None:
+        self.settings = settings
+        self.size = layout.size
+        self._chunks = tuple(_chunks(layout))
+        width = min(CHUNK, layout.size)
+        self._a = np.empty(width, dtype=np.float32)
+        self._b = np.empty(width, dtype=np.float32)
+
+    def apply(self, state: TrainState, gradient: Flat, learning_rate: float, scale: float) -> None:
+        """Move `state` by one update with `gradient` * `scale`; the gradient is not changed.
+
+        Args:
+            state: moved in place, or onto fresh arrays while a snapshot of it is alive.
+            gradient: the averaged gradient, fp32 [N], finite.
+            learning_rate: of this update.
+            scale: the clip factor, 1 when the gradient is short enough.
+        """
+        assert gradient.shape == state.weights.shape == (self.size,), gradient.shape
+        assert gradient.dtype == np.float32, gradient.dtype
+        state.detach()
+        state.step += 1
+        # Scalars are computed in double and rounded to fp32 once. `**` of a double is the same on
+        # every CPU only if its libm is: beta**t by repeated multiplication needs no libm.
+        settings = self.settings
+        beta1, beta2 = np.float32(settings.beta1), np.float32(settings.beta2)
+        rest1, rest2 = np.float32(1 - settings.beta1), np.float32(1 - settings.beta2)
+        step_size = np.float32(learning_rate / (1 - power(settings.beta1, state.step)))
+        correction = np.float32(math.sqrt(1 - power(settings.beta2, state.step)))
+        epsilon = np.float32(settings.epsilon)
+        decay = np.float32(1 - learning_rate * settings.weight_decay)
+        clip = np.float32(scale)
+        decays = settings.weight_decay != 0
+
+        for start, stop, matrices in self._chunks:
+            weights = state.weights[start:stop]
+            mean = state.first_moment[start:stop]
+            square = state.second_moment[start:stop]
+            a, b = self._a[: stop - start], self._b[: stop - start]
+
+            np.multiply(gradient[start:stop], clip, out=a)
+            np.multiply(mean, beta1, out=mean)
+            np.multiply(a, rest1, out=b)
+            np.add(mean, b, out=mean)
+            np.multiply(a, a, out=a)
+            np.multiply(a, rest2, out=a)
+            np.multiply(square, beta2, out=square)
+            np.add(square, a, out=square)
+
+            np.sqrt(square, out=a)
+            np.divide(a, correction, out=a)
+            np.add(a, epsilon, out=a)
+            np.divide(mean, a, out=b)
+            np.multiply(b, step_size, out=b)
+            if decays:
+                for first, last in matrices:
+                    matrix = state.weights[first:last]
+                    np.multiply(matrix, decay, out=matrix)
+            np.subtract(weights, b, out=weights)
+
+
+def learning_rate_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
+    """Return the learning rate of update `step` of `total_steps`, counted from 0.
+
+    Linear warmup to the peak over `warmup_ratio` of all steps (the first step is never zero), then
+    a cosine (arXiv:1608.03983) down to `final_ratio` of the peak at the last step.
+    """
+    assert 0 <= step < total_steps, (step, total_steps)
+    warmup = max(1, round(config.warmup_ratio * total_steps))
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    progress = (step + 1 - warmup) / (total_steps - warmup)
+    shape = (1 + math.cos(math.pi * progress)) / 2
+    return config.learning_rate * (config.final_ratio + (1 - config.final_ratio) * shape)
+
+
+def weights_digest(flat: Flat) -> str:
+    """Return the BLAKE3 hex digest over the little-endian fp32 bytes of `flat`."""
+    return blake3(_little_endian(flat)).hexdigest()
+
+
+def power(base: float, exponent: int) -> float:
+    """Return base**exponent by squaring: only multiplications, the same bits on every machine."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def _chunks(layout: GradientLayout) -> Iterator[tuple[int, int, tuple[tuple[int, int], ...]]]:
+    """Yield (start, stop, spans that decay) for each chunk of the flat vector."""
+    spans = _decaying_spans(layout)
+    for start in range(0, layout.size, CHUNK):
+        stop = min(start + CHUNK, layout.size)
+        inside = (
+            (max(first, start), min(last, stop))
+            for first, last in spans
+            if first < stop and last > start
+        )
+        yield start, stop, tuple(inside)
+
+
+def _decaying_spans(layout: GradientLayout) -> list[tuple[int, int]]:
+    """Return the flat ranges of all tensors with two or more dimensions, neighbours merged."""
+    spans: list[tuple[int, int]] = []
+    for slot in layout.tensors():
+        if len(slot.shape) < 2:
+            continue
+        if spans and spans[-1][1] == slot.start:
+            spans[-1] = (spans[-1][0], slot.stop)
+        else:
+            spans.append((slot.start, slot.stop))
+    return spans
+
+
+def _read_only(array: Flat) -> Flat:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _little_endian(array: Flat) -> memoryview:
+    return np.ascontiguousarray(array, dtype="<f4").view(np.uint8).data

@@ -1,0 +1,117 @@
+"""Small files that others read while a run writes them: JSON lines, and JSON that is replaced.
+
+None of them is worth a run: what cannot be written raises one alarm and is tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Outage:
+    """Raises one alarm when writing begins to fail, and not again before it works steadily."""
+
+    _STEADY = 100
+
+    def __init__(self, path: Path, on_alarm: Callable[[str], None]) -> None:
+        self._path, self._on_alarm = path, on_alarm
+        self._successes: int | None = None  # since the last failure
+
+    def begin(self, reason: str) -> None:
+        """Note a failure."""
+        if self._successes is None:
+            self._on_alarm(f"{self._path}: not written: {reason}; the run goes on without it")
+        self._successes = 0
+
+    def end(self) -> None:
+        """Note a success."""
+        if self._successes is None:
+            return
+        # A disk that is nearly full fails and works by turns: that is one outage.
+        self._successes += 1
+        if self._successes == self._STEADY:
+            self._successes = None
+            logger.info("%s: written again", self._path)
+
+
+class LineFile:
+    """Appends whole lines: one write a line, so that nothing ever lands inside another line."""
+
+    def __init__(self, path: Path, on_alarm: Callable[[str], None]) -> None:
+        self._path = path
+        self._outage = Outage(path, on_alarm)
+        self._descriptor = -1
+        self._torn = False
+
+    def write(self, line: str) -> None:
+        """Append one line, given without its end."""
+        try:
+            if self._descriptor < 0:
+                self._open()
+            # What a cut or a full disk left of a line must not swallow this one.
+            data = (("\n" if self._torn else "") + line + "\n").encode()
+            written = os.write(self._descriptor, data)
+            self._torn = written < len(data)
+            if self._torn:
+                self._outage.begin("the disk took half a line")
+            else:
+                self._outage.end()
+        except OSError as error:
+            self._outage.begin(error.strerror or str(error))
+
+    def close(self) -> None:
+        """Close the file; a later write opens it again."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o644)
+        size = os.fstat(self._descriptor).st_size
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a small file so that a reader sees the old or the new one; not synced.
+
+    One writer at a time: the temporary name is fixed, so that killed writers leave no litter.
+
+    Raises:
+        OSError: the old one is still there.
+    """
+    fresh = path.with_name(f".{path.name}.tmp")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return JSON as the standard has it: NaN and infinities become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not have, by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

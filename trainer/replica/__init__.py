@@ -1,0 +1,1 @@
+"""Model copies that can run forward and backward, one module a backend."""

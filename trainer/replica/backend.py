@@ -1,0 +1,117 @@
+"""Which backend a worker takes: CUDA, else wgpu, else the CPU, each proved before it is used.
+
+A backend that is there but computes nonsense is passed over like one that is not (F-DP-004). The
+chain always ends in a replica, and says which one and why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trainer.config import Backend, RunConfig
+from trainer.errors import InputError
+from trainer.layout import GradientLayout
+from trainer.replica.base import Replica
+
+log = logging.getLogger(__name__)
+
+CHAIN: tuple[Backend, ...] = ("cuda", "wgpu", "cpu")
+
+
+class UnusableError(Exception):
+    """A backend cannot be used here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A replica, the backend that it runs on, and why not an earlier one."""
+
+    replica: Replica
+    backend: Backend
+    reason: str
+
+
+Opener = Callable[[Path, RunConfig, GradientLayout, str, int | None], Replica]
+
+
+def choose(
+    wanted: Backend,
+    gpu: str,
+    model_dir: Path,
+    config: RunConfig,
+    layout: GradientLayout,
+    threads: int | None,
+    openers: dict[Backend, Opener] | None = None,
+) -> Choice:
+    """Open the first backend of the chain, from `wanted` on, that works.
+
+    `gpu` is an index, UUID or PCI address; empty for the first.
+
+    Raises:
+        InputError: the model itself cannot be used, on any backend.
+    """
+    openers = openers or OPENERS
+    start = 0 if wanted == "auto" else CHAIN.index(wanted)
+    reasons: list[str] = []
+    for backend in CHAIN[start:]:
+        try:
+            replica = openers[backend](model_dir, config, layout, gpu, threads)
+        except UnusableError as error:
+            reasons.append(f"{backend}: {error}")
+            continue
+        reason = "; ".join(reasons)
+        if reasons and wanted != "auto":
+            log.warning("falling back to %s (%s)", backend, reason)
+        return Choice(replica, backend, reason)
+    raise InputError("; ".join(reasons))
+
+
+def _open_cuda(
+    model_dir: Path, config: RunConfig, layout: GradientLayout, gpu: str, threads: int | None
+) -> Replica:
+    if gpu and not gpu.isdecimal():
+        # Before torch looks at the devices: it then sees this one alone, as number 0.
+        os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
+    import torch
+
+    if torch.version.cuda is None:
+        raise UnusableError("this torch was built without CUDA")
+    if not torch.cuda.is_available():
+        raise UnusableError("no CUDA device answers")
+    device = f"cuda:{gpu or 0}"
+    try:
+        probe = torch.linspace(-1, 1, 4096, device=device).reshape(64, 64)
+        product = (probe @ probe).cpu().numpy()
+    except (RuntimeError, AssertionError) as error:
+        raise UnusableError(f"{device} failed: {str(error).splitlines()[0]}") from None
+    x = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64)
+    if not np.allclose(product, x @ x, atol=1e-2):
+        raise UnusableError(f"{device} computes a wrong product")
+    from trainer.replica.torch import TorchReplica
+
+    return TorchReplica(model_dir, config, layout, device, threads)
+
+
+def _open_wgpu(
+    model_dir: Path, config: RunConfig, layout: GradientLayout, gpu: str, threads: int | None
+) -> Replica:
+    del model_dir, config, layout, gpu, threads
+    raise UnusableError("this version of Motley has no wgpu engine")
+
+
+def _open_cpu(
+    model_dir: Path, config: RunConfig, layout: GradientLayout, gpu: str, threads: int | None
+) -> Replica:
+    del gpu
+    from trainer.replica.torch import TorchReplica
+
+    return TorchReplica(model_dir, config, layout, "cpu", threads)
+
+
+OPENERS: dict[Backend, Opener] = {"cuda": _open_cuda, "wgpu": _open_wgpu, "cpu": _open_cpu}

@@ -1,0 +1,220 @@
+"""The torch replica: transformers on the CPU or one CUDA device, LoRA through PEFT, NF4."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.architecture import read_architecture
+from trainer.config import RunConfig
+from trainer.errors import InputError
+from trainer.layout import GradientLayout, read_headers
+from trainer.memory import CPU_TOKENS, check_fits, fitting_tokens, plan_memory
+from trainer.replica import objective
+from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.replica.gradient_stream import GradientStream
+from trainer.replica.microbatch import Limit, MicroBatch, collate, split
+from trainer.replica.torch_model import (
+    compute_dtype,
+    flatten,
+    load_model,
+    recompute_activations,
+    trainable_parameters,
+)
+
+if TYPE_CHECKING:
+    from trainer.data.tokens import Encoded
+
+_UNBOUNDED = 1 << 62
+_Result = TypeVar("_Result")
+
+
+class TorchReplica:
+    """A Replica of `trainer.replica.base`.
+
+    Weights are undefined until the first `write_trainable`.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        threads: intra-op threads of torch in this process; None leaves them.
+        gradient_checkpointing: keep layer inputs only and compute the rest twice; None means on
+            CUDA.
+
+    Raises:
+        InputError: the device is not there, the model cannot be loaded or would not fit.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config: RunConfig,
+        layout: GradientLayout,
+        device: str = "cpu",
+        threads: int | None = None,
+        gradient_checkpointing: bool | None = None,
+    ) -> None:
+        self.layout = layout
+        self.device = device
+        self._config = config
+        self._device = _device(device)
+        cuda = self._device.type == "cuda"
+        if threads is not None:
+            torch.set_num_threads(threads)
+        recompute = cuda if gradient_checkpointing is None else gradient_checkpointing
+        self._plan = plan_memory(
+            read_architecture(model_dir),
+            read_headers(model_dir),
+            layout,
+            config,
+            accelerator=cuda,
+            recompute=recompute,
+        )
+        check_fits(self._plan, _available(self._device), device)
+        model = load_model(model_dir, config, self._device)
+        if recompute:
+            recompute_activations(model)
+        self._model: Any = model
+        self._weights = flatten(model, layout, self._device)
+        self._gradients: GradientStream | None = None
+        self._pad_token: int = self._model.config.pad_token_id or 0
+        dtype = compute_dtype(config, self._device)
+        self._autocast = torch.autocast(
+            self._device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
+        )
+        self.limit = self._first_limit()
+        """What a micro-batch may hold; shrinks when the device runs out of memory."""
+        self._tried = (0, 0)  # samples and tokens of the micro-batch in flight
+
+    def write_trainable(self, flat: np.ndarray) -> None:
+        """Copy fp32 `[layout.size]` into the trainable weights."""
+        assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
+        assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
+        with torch.no_grad():
+            self._weights.copy_(torch.tensor(flat))
+
+    def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
+        """Run one shard; see `Replica.forward_backward`."""
+        start = time.monotonic()
+        if self._gradients is None:  # an evaluation never needs the memory
+            parameters = dict(trainable_parameters(self._model))
+            self._gradients = GradientStream(self.layout, parameters, self._device)
+        with self._gradients.step(on_block):
+            gradients = self._gradients
+            loss, weight = self._within_memory(lambda: self._train(batch, gradients))
+        tokens = sum(len(sample.input_ids) for sample in batch)
+        return StepResult(loss, weight, tokens, time.monotonic() - start)
+
+    def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
+        """Run forward alone; see `Replica.evaluate`.
+
+        The model stays in train mode: without dropout it computes the same, and bitsandbytes
+        repacks NF4 weights in eval mode.
+        """
+        with torch.no_grad():
+            return self._within_memory(lambda: self._score(batch))
+
+    def _train(self, batch: Sequence[Encoded], gradients: GradientStream) -> tuple[float, int]:
+        """Return the shard's loss and weight; its gradients go to the stream."""
+        gradients.restart()
+        losses: list[Tensor] = []
+        weight = 0
+        for micro, is_last in self._micro_batches(batch):
+            if is_last:
+                gradients.last()
+            loss, count, _ = self._loss(micro)
+            loss.backward()
+            losses.append(loss.detach())
+            weight += count
+        return _total(losses), weight
+
+    def _score(self, batch: Sequence[Encoded]) -> EvalResult:
+        classes = self._config.num_classes
+        cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64)
+        losses: list[Tensor] = []
+        weight = 0
+        for micro, _ in self._micro_batches(batch):
+            loss, count, logits = self._loss(micro)
+            losses.append(loss)
+            weight += count
+            if classes is not None and logits is not None:
+                cell = (micro.labels * classes + logits.argmax(-1)).cpu()
+                cells += torch.bincount(cell, minlength=classes**2)
+        confusion = None if classes is None else cells.view(classes, classes).tolist()
+        return EvalResult(_total(losses), weight, confusion)
+
+    def _within_memory(self, attempt: Callable[[], _Result]) -> _Result:
+        """Return `attempt()`, with smaller micro-batches each time that memory runs out."""
+        while True:
+            try:
+                return attempt()
+            except torch.OutOfMemoryError:
+                smaller = self.limit.halved(*self._tried)
+                if smaller is None:
+                    raise InputError(
+                        f"{self.device}: one sample of {self._tried[1]} tokens does not fit; lower"
+                        " data.max_seq_len or set model.quantization nf4"
+                    ) from None
+            # Outside the handler, whose traceback keeps the activations alive.
+            self.limit = smaller
+            torch.cuda.empty_cache()
+
+    def _loss(self, micro: MicroBatch) -> tuple[Tensor, int, Tensor | None]:
+        """Return the summed loss, its weight, and the logits of a classifier."""
+        if self._config.task == "classify":
+            loss, logits = objective.classify(self._model, micro, self._autocast)
+            return loss, len(logits), logits
+        return *objective.language(self._model, micro, self._autocast), None
+
+    def _micro_batches(self, batch: Sequence[Encoded]) -> Iterator[tuple[MicroBatch, bool]]:
+        """Yield each micro-batch on the device, and whether it is the last."""
+        groups = split([len(sample.input_ids) for sample in batch], self.limit)
+        for number, group in enumerate(groups, start=1):
+            micro = collate([batch[index] for index in group], self._pad_token)
+            samples, width = micro.input_ids.shape
+            self._tried = samples, samples * width
+            yield micro.to(self._device), number == len(groups)
+
+    def _first_limit(self) -> Limit:
+        wanted = self._config.training.micro_batch_size
+        if wanted != "auto":
+            return Limit(wanted, _UNBOUNDED)
+        tokens = fitting_tokens(self._plan, _available(self._device))
+        if self._device.type == "cpu":
+            tokens = min(tokens, CPU_TOKENS)
+        return Limit(_UNBOUNDED, tokens)
+
+
+def _device(name: str) -> torch.device:
+    """Return a usable device.
+
+    Raises:
+        InputError: it is neither the CPU nor a CUDA device of this machine.
+    """
+    kind, _, index = name.partition(":")
+    if name == "cpu":
+        return torch.device(name)
+    if kind != "cuda" or (index and not index.isdecimal()):
+        raise InputError(f"device {name}: must be cpu or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(index or 0) >= count:
+        raise InputError(f"device {name}: torch sees {count} CUDA devices on this machine")
+    return torch.device("cuda", int(index or 0))
+
+
+def _total(losses: list[Tensor]) -> float:
+    return float(torch.stack(losses).double().sum()) if losses else 0.0
+
+
+def _available(device: torch.device) -> int:
+    """Return the bytes that a process could still take on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    import psutil
+
+    return psutil.virtual_memory().available

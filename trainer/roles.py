@@ -1,0 +1,212 @@
+"""The roles of `trainer finetune`: alone, coordinator, worker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer import build
+from trainer.config import Backend, RunConfig
+from trainer.errors import InputError, RefusedError
+from trainer.exchange import tls
+
+log = logging.getLogger(__name__)
+
+TLS_HOME = Path("~/.config/motley/tls")
+"""Where certificates are looked for when --tls is not given: one folder a process."""
+NOT_RESTARTED = (InputError.exit_code, RefusedError.exit_code, 5, 0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process runs and how it proves who it is."""
+
+    gpus: list[str]
+    backend: Backend
+    threads: int | None
+    rank: int | None
+    tls_dir: str | None
+
+    def certificates(self, name: str, address: str) -> Path | None:
+        """Return the folder with this process's certificate; None for plaintext on loopback.
+
+        `--tls` names the folder itself, or one with a folder for each process in it.
+        """
+        folder = self._tls_folder()
+        if (folder / name).is_dir():
+            return folder / name
+        if self.tls_dir or os.environ.get("MOTLEY_TLS_DIR"):
+            return folder
+        if tls.is_loopback(address):
+            return None
+        raise InputError(
+            f"{address} is reached by other machines, so TLS is needed: give --tls DIR, or put "
+            f"certificates into {TLS_HOME}/{name} (`launch certificates` makes them)"
+        )
+
+    def worker_certificates(self, address: str) -> Path | None:
+        """Return the folder with this worker's certificate; None for plaintext on loopback.
+
+        A worker that is not told its rank takes the only one whose certificate it has.
+
+        Raises:
+            InputError: several ranks have certificates here, or none has off loopback.
+        """
+        if self.rank is not None:
+            return self.certificates(f"rank-{self.rank}", address)
+        folder = self._tls_folder()
+        ranks = [path.name for path in folder.glob("rank-*") if path.is_dir()]
+        if len(ranks) > 1 and not (folder / "cert.pem").is_file():
+            raise InputError(f"{folder} has certificates of {len(ranks)} ranks: give --rank")
+        return self.certificates(ranks[0] if len(ranks) == 1 else "rank-0", address)
+
+    def _tls_folder(self) -> Path:
+        return Path(self.tls_dir or os.environ.get("MOTLEY_TLS_DIR") or TLS_HOME).expanduser()
+
+
+def run_local(config: RunConfig, run_id: str, place: Place) -> int:
+    """Train alone, without the network, through the same state machine and loop."""
+    from trainer.exchange.local import LocalExchange
+    from trainer.exchange.session import Session
+
+    inputs = build.read_inputs(config, run_id)
+    choice = build.make_choice(inputs, place.backend, "".join(place.gpus[:1]), place.threads)
+    coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
+    request = build.make_request(inputs, choice, 0)
+    session = Session(request, inputs.layout, config.exchange.codec)
+    exchange = LocalExchange(coordinator, session, journal)
+    worker = build.make_worker(inputs, choice, lambda: exchange)
+    _on_signal(exchange.interrupt)
+    end = worker.run()
+    return journal.close(end.exit_code, end.reason)
+
+
+def run_coordinator(
+    config: RunConfig, run_id: str, place: Place, bind: str, expect_workers: int | None
+) -> int:
+    """Serve a run, with one local worker for each GPU named."""
+    from trainer.exchange.server import GradientServer
+
+    address = tls.parse_address(bind, "--bind")
+    folder = place.certificates("coordinator", address[0])
+    expect = expect_workers or max(len(place.gpus), 1)
+    inputs = build.read_inputs(config, run_id)
+    coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
+    server = GradientServer(coordinator, journal, address, folder)
+    with tempfile.TemporaryDirectory(prefix="motley-") as scratch:
+        run_file = Path(scratch) / "run.yaml"
+        run_file.write_text(config.to_yaml(), encoding="utf-8")
+        local = _LocalWorkers(
+            [
+                _worker_command(run_file, run_id, place, rank, gpu, _reachable(bind))
+                for rank, gpu in enumerate(place.gpus)
+            ]
+        )
+        try:
+            return server.run(on_listening=local.start)
+        finally:
+            local.stop()
+
+
+def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -> int:
+    """Join a run and work until it is over."""
+    from trainer.exchange.client import WorkerClient
+
+    address = tls.parse_address(coordinator, "--coordinator")
+    folder = place.worker_certificates(address[0])
+    inputs = build.read_inputs(config, run_id)
+    choice = build.make_choice(inputs, place.backend, "".join(place.gpus[:1]), place.threads)
+    log.info(
+        "replica on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""
+    )
+
+    def connect() -> WorkerClient:
+        return WorkerClient(
+            address,
+            build.make_request(inputs, choice, place.rank),
+            inputs.layout,
+            codec=config.exchange.codec,
+            folder=folder,
+            patience=config.exchange.join_deadline,
+        )
+
+    worker = build.make_worker(inputs, choice, connect)
+    _on_signal(worker.interrupt)
+    end = worker.run()
+    log.info("the run is over for this worker: %s", end.reason)
+    return end.exit_code
+
+
+class _LocalWorkers:
+    """The workers that a coordinator with --gpus runs beside itself, restarted when they die."""
+
+    def __init__(self, commands: list[list[str]]) -> None:
+        self._commands = commands
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # nobody is started once stopping has begun
+
+    def start(self) -> None:
+        for index in range(len(self._commands)):
+            threading.Thread(target=self._keep, args=(index,), daemon=True).start()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopping.set()
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _keep(self, index: int) -> None:
+        delay = 0.5
+        while True:
+            began = time.monotonic()
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                process = subprocess.Popen(self._commands[index])
+                self._processes[index] = process
+            code = process.wait()
+            if time.monotonic() - began > 60:  # it worked: this is no crash at every start
+                delay = 0.5
+            if code in NOT_RESTARTED or self._stopping.wait(delay):
+                return
+            log.warning("worker %d ended with %d, starting it again", index, code)
+            delay = min(2 * delay, 30.0)
+
+
+def _worker_command(
+    run_file: Path, run_id: str, place: Place, rank: int, gpu: str, address: str
+) -> list[str]:
+    command = [sys.executable, "-m", "trainer.cli", "finetune", "--config", str(run_file)]
+    command += ["--run-id", run_id, "--role", "worker", "--rank", str(rank), "--gpus", gpu]
+    command += ["--coordinator", address, "--gpu-backend", place.backend]
+    if place.threads:
+        command += ["--threads", str(place.threads)]
+    if place.tls_dir:
+        command += ["--tls", place.tls_dir]
+    return command
+
+
+def _reachable(bind: str) -> str:
+    """Return where a process of this machine finds what is bound to `bind`."""
+    host, port = tls.parse_address(bind, "--bind")
+    return f"127.0.0.1:{port}" if host == "0.0.0.0" else bind  # noqa: S104 - a comparison
+
+
+def _on_signal(interrupt: Callable[[str], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_, name=number.name: interrupt(f"stopped by {name}"))
