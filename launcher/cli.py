@@ -1,0 +1,111 @@
+"""`launch`: one machine out of many, from one terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+import click
+
+from launcher.commands.lazy import LazyGroup
+from launcher.errors import InterruptedStartError, LauncherError
+
+_CLUSTER = "launcher.commands.cluster"
+_STATUS = (f"{_CLUSTER}:status", "Show the run that is up, or the latest one.")
+_LOGS = (f"{_CLUSTER}:logs", "Print what processes wrote, such as worker-2.")
+
+cluster = LazyGroup(
+    name="cluster",
+    help="Bring a run up, look at it, take it down.",
+    commands_at={
+        "up": (f"{_CLUSTER}:up", "Start a run; return once every worker has joined."),
+        "status": _STATUS,
+        "logs": _LOGS,
+        "down": (f"{_CLUSTER}:down", "Stop the run and prove that nothing is left."),
+    },
+)
+
+cli = LazyGroup(
+    name="launch",
+    help="Start, watch and stop training runs over the computers you own.",
+    epilog="Exit codes: 0 done, 1 defect, 2 usage or config, 3 unreachable, 4 not ready, "
+    "5 workers missing, 6 job failed, 130 interrupted.",
+    commands_at={
+        "cluster": ("launcher.cli:cluster", "Bring a run up, look at it, take it down."),
+        "status": _STATUS,
+        "logs": _LOGS,
+        "runs": ("launcher.commands.runs:runs", "List the runs that were started from here."),
+        "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
+        "certificates": (
+            "launcher.commands.certificates:certificates",
+            "Write certificates for a run started by hand.",
+        ),
+        "completion": ("launcher.commands.completion:completion", "Print shell completion."),
+    },
+)
+
+
+def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"motley {version('motley')}")
+        context.exit()
+
+
+cli.params.append(
+    click.Option(
+        ["--version"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_version,
+        help="Show the version and exit.",
+    )
+)
+
+
+def main() -> None:
+    """Run the command line and exit: the one place where an error becomes a line and a code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code (see launcher/errors.py)."""
+    try:
+        result = cli.main(arguments, prog_name="launch", standalone_mode=False)
+        sys.stdout.flush()
+    except LauncherError as error:
+        return _fail(arguments, str(error), error.exit_code, error.details)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "launch"
+        return _fail(arguments, f"{error.format_message()} (see: {path} --help)", 2)
+    except click.ClickException as error:
+        return _fail(arguments, error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return InterruptedStartError.exit_code
+    except BrokenPipeError:
+        # The reader of stdout has left; nothing more can be said there, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # a defect: people get one line, developers the traceback
+        if os.environ.get("MOTLEY_DEBUG"):
+            traceback.print_exc()
+        hint = "set MOTLEY_DEBUG=1 for the traceback"
+        return _fail(arguments, f"a defect in Motley: {type(error).__name__}: {error} ({hint})", 1)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(arguments: list[str], message: str, code: int, details: tuple[str, ...] = ()) -> int:
+    line = " ".join(message.split())
+    sys.stderr.write("".join(f"{text}\n" for text in (f"launch: {line}", *details)))
+    if "--json" in arguments:
+        tree = {"schema": "motley.error/1", "error": line, "details": details, "exit_code": code}
+        sys.stdout.write(json.dumps(tree) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""`launch certificates`: TLS for runs that are started by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launcher.commands.options import json_option
+
+
+@click.command()
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), required=True, help="The folder to make."
+)
+@click.option(
+    "--ranks", type=click.IntRange(1, 1024), required=True, metavar="N", help="Workers of the run."
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME_OR_ADDRESS",
+    help="Where a process is reached; goes into every certificate.",
+)
+@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
+@json_option
+def certificates(
+    output: Path, ranks: int, hosts: tuple[str, ...], force: bool, as_json: bool
+) -> None:
+    """Write certificates of the cluster's CA for a run that is started by hand.
+
+    A run of `launch cluster up` needs none of this. Each machine gets the folder of its own
+    process, under this name; give the trainer what holds it: --tls DIR.
+    """
+    from launcher import render
+    from launcher.bundle import write_bundle
+    from launcher.certificates import LEAF_LIFETIME, Authority
+    from launcher.runs import Registry
+
+    registry = Registry.default()
+    with registry.lock("certificates"):
+        authority = Authority.open(registry.authority_folder())
+    bundle = write_bundle(authority, output, ranks, hosts, replace=force)
+    if as_json:
+        render.print_json(
+            {
+                "schema": "motley.certificates/1",
+                "folder": str(bundle.folder),
+                "members": list(bundle.members),
+                "hosts": list(hosts),
+                "days": LEAF_LIFETIME.days,
+            }
+        )
+        return
+    click.echo(f"{bundle.folder}: {', '.join(bundle.members)}; good for {LEAF_LIFETIME.days} days")

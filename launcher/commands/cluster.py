@@ -1,0 +1,204 @@
+"""`launch cluster`: bring a run up, look at it, take it down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.commands.options import (
+    config_options,
+    inventory_options,
+    json_option,
+    read_config,
+    run_option,
+)
+
+
+@click.command()
+@inventory_options
+@config_options
+@click.option("--resume", metavar="ID", help="Go on with a run, by its config and checkpoints.")
+@click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="How long joining may take."
+)
+@click.option("--dry-run", is_flag=True, help="Print the commands for each host; start nothing.")
+@json_option
+def up(
+    inventory: Path | None,
+    limit: str,
+    extra_vars: tuple[str, ...],
+    expect_workers: int | None,
+    resume: str | None,
+    wait: bool,
+    timeout: float | None,
+    dry_run: bool,
+    as_json: bool,
+    **config_flags: Any,
+) -> None:
+    """Start a run and return once every worker has joined and training goes on.
+
+    The run outlives this terminal. Without --preset or --config it is the quickstart.
+    """
+    from launcher import bringup, render
+    from launcher.configuration import parse_assignments
+    from launcher.errors import ConfigError
+    from launcher.following import follow_run
+    from launcher.inventory import load_inventory
+    from launcher.observation import Cockpit
+    from launcher.runs import Registry
+
+    registry = Registry.default()
+    if resume is not None:
+        if config_flags["preset"] or config_flags["config"]:
+            raise ConfigError("--resume brings its own config; leave out --preset and --config")
+        config_flags["config"] = registry.get(resume).folder / "run.yaml"
+    config = read_config(**config_flags)
+    hosts = load_inventory(inventory, limit=limit, extra=parse_assignments(extra_vars, "-e"))
+    found = bringup.survey(hosts)
+    plan = bringup.make_plan(found, config, expect_workers, registry, resume)
+    if dry_run:
+        if as_json:
+            render.print_json(bringup.plan_tree(plan))
+        else:
+            click.echo(render.commands_text(plan), nl=False)
+        return
+    run = bringup.bring_up(plan, config, registry, found.problems, render.note, timeout)
+    view = follow_run(run, render.note) if wait else Cockpit(run).observe()
+    if as_json:
+        render.print_json(render.status_tree(view))
+        return
+    click.echo(render.headline(view))
+    if not wait:
+        render.console().print(render.status_table(view))
+        render.note("it goes on without this terminal: launch cluster status | logs | down")
+
+
+@click.command()
+@run_option
+@click.option("--watch", "-w", is_flag=True, help="Look again every second until Ctrl-C.")
+@json_option
+def status(run_id: str | None, watch: bool, as_json: bool) -> None:
+    """Show the run that is up, or the latest one."""
+    from launcher import render
+    from launcher.following import watch_run
+    from launcher.observation import Cockpit, find_run
+    from launcher.runs import Registry
+
+    run = find_run(Registry.default(), run_id)
+    if run is None:
+        if as_json:
+            render.print_json(
+                {"schema": "motley.cluster.status/1", "run_id": None, "state": "none"}
+            )
+        else:
+            click.echo("nothing has been started here; start with: launch cluster up")
+        return
+    if watch:
+        watch_run(run, as_json)
+        return
+    view = Cockpit(run).observe()
+    if as_json:
+        render.print_json(render.status_tree(view))
+        return
+    click.echo(render.headline(view))
+    render.console().print(render.status_table(view))
+    click.echo(f"output: {run.plan.output}")
+
+
+@click.command()
+@run_option
+@click.option("--all", "everything", is_flag=True, help="Every run that is up or left a trace.")
+@json_option
+def down(run_id: str | None, everything: bool, as_json: bool) -> None:
+    """Stop the run and prove that none of its processes is left.
+
+    The coordinator finishes its step and saves. Does nothing when nothing runs.
+    """
+    from launcher import render
+    from launcher.observation import find_run
+    from launcher.runs import Registry
+    from launcher.teardown import tear_down
+
+    registry = Registry.default()
+    if everything:
+        runs = registry.all()
+    else:
+        run = find_run(registry, run_id)
+        runs = [run] if run is not None else []
+    endings = [tear_down(run) for run in runs]
+    if as_json:
+        render.print_json(
+            {
+                "schema": "motley.cluster.down/1",
+                "runs": [
+                    {"run_id": e.run_id, "stopped": e.stopped, "killed": e.stragglers}
+                    for e in endings
+                ],
+            }
+        )
+        return
+    for ending in endings:
+        if ending.stopped or ending.stragglers:
+            click.echo(f"{ending.run_id}: stopped {', '.join(ending.stopped) or 'nothing'}")
+            for straggler in ending.stragglers:
+                click.echo(f"{ending.run_id}: killed a process left behind: {straggler}")
+    if not any(ending.stopped or ending.stragglers for ending in endings):
+        click.echo("nothing was running")
+    else:
+        click.echo("no process is left")
+
+
+def _complete_names(_context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
+    """Return the process names of the latest run; completion never fails."""
+    from launcher.errors import LauncherError
+    from launcher.runs import Registry
+
+    try:
+        runs = Registry.default().all()
+    except LauncherError:
+        return []
+    names = [process.name for process in runs[-1].plan.processes] if runs else []
+    return [name for name in names if name.startswith(prefix)]
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete_names)
+@click.option("--follow", "-f", is_flag=True, help="Go on with new lines, also of new attempts.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), metavar="K", help="The K-th start; the last one."
+)
+@run_option
+@json_option
+def logs(
+    names: tuple[str, ...],
+    follow: bool,
+    tail: int | None,
+    attempt: int | None,
+    run_id: str | None,
+    as_json: bool,
+) -> None:
+    """Print what processes wrote, such as worker-2 or coordinator."""
+    from launcher import logs as process_logs
+    from launcher import render
+    from launcher.errors import ConfigError
+    from launcher.observation import Cockpit, find_run
+    from launcher.runs import Registry
+
+    run = find_run(Registry.default(), run_id)
+    if run is None:
+        raise ConfigError("nothing has been started here; start with: launch cluster up")
+    chosen = process_logs.choose(run, names)
+    if follow and attempt is not None:
+        raise ConfigError("--follow goes on with the latest attempt; leave out --attempt")
+    printer = process_logs.Printer(as_json, prefixed=len(chosen) > 1)
+    reader = process_logs.LogReader(Cockpit(run), chosen, printer)
+    if not follow:
+        reader.print_existing(attempt, tail)
+        return
+    with render.detaching(f"launch logs {' '.join(names)} -f", run.run_id):
+        reader.print_existing(attempt, tail)
+        reader.follow(render.note)

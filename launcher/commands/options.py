@@ -1,0 +1,100 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+run_option = click.option(
+    "--run", "run_id", metavar="ID", help="Which run; the one that is up, else the latest."
+)
+
+
+def inventory_options(command: Command) -> Command:
+    """Add what says which hosts there are."""
+    for option in reversed(
+        (
+            click.option(
+                "--inventory",
+                "-i",
+                type=click.Path(path_type=Path),
+                help="An Ansible inventory; without it, this machine.",
+            ),
+            click.option(
+                "--limit",
+                "-l",
+                default="all",
+                metavar="PATTERN",
+                help="Only these hosts or groups.",
+            ),
+            click.option(
+                "--extra-var",
+                "-e",
+                "extra_vars",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Override an inventory variable, e.g. -e motley_port=9100.",
+            ),
+            click.option(
+                "--expect-workers", "-n", type=click.IntRange(min=1), help="Workers; all devices."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def config_options(command: Command) -> Command:
+    """Add what says what is trained."""
+    for option in reversed(
+        (
+            click.option("--preset", metavar="NAME", help="A run config that Motley ships."),
+            click.option(
+                "--config", type=click.Path(path_type=Path), help="A run config of your own (YAML)."
+            ),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Override a setting, e.g. --set training.epochs=2.",
+            ),
+            click.option(
+                "--model", metavar="DIR|NAME", help="The base model: a folder or a hub name."
+            ),
+            click.option("--data", metavar="FILE", help="The training data (data.train)."),
+            click.option("--output", "-o", metavar="DIR", help="The output folder."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def read_config(
+    preset: str | None,
+    config: Path | None,
+    settings: tuple[str, ...],
+    model: str | None,
+    data: str | None,
+    output: str | None,
+) -> Any:
+    """Return the `RunConfig` that `config_options` describe.
+
+    Raises:
+        ConfigError: both --preset and --config, or a wrong key or value.
+    """
+    from launcher.configuration import parse_assignments, resolve
+    from launcher.errors import ConfigError
+
+    if preset and config:
+        raise ConfigError("give --preset or --config, not both")
+    overrides = parse_assignments(settings, "--set")
+    nulls = [key for key, value in overrides.items() if value is None]
+    overrides |= {"model.path": model, "data.train": data, "output": output}
+    return resolve(preset or (str(config) if config else None), overrides, Path.cwd(), nulls)

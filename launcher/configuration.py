@@ -1,0 +1,90 @@
+"""The run config as the launcher hands it to the trainer: preset or file, flags, absolute paths.
+
+A model's hub name is no path and stays as it is; whether it can be had is preflight's question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from launcher.errors import ConfigError
+from launcher.hub import is_hub_name
+from trainer import config as run_config
+from trainer.config import RunConfig
+
+DEFAULT_PRESET = "quickstart"
+
+
+def resolve(
+    source: str | None, overrides: Mapping[str, Any], folder: Path, nulls: Iterable[str] = ()
+) -> RunConfig:
+    """Return the config of a run; relative paths in it are taken from `folder`.
+
+    An override of None is one that was not given; settings to be made null are named in `nulls`.
+    The processes of a run work elsewhere, so a path must not depend on where a command was typed.
+
+    Raises:
+        ConfigError: no such file or preset, or a key or value is wrong.
+    """
+    try:
+        config = run_config.load(source or DEFAULT_PRESET, overrides)
+    except run_config.InputError as error:
+        raise ConfigError(str(error)) from None
+    for key in nulls:
+        config = _without(config, key)
+    data, model = config.data, config.model
+    validation = None if data.validation is None else _absolute(data.validation, folder)
+    path = model.path if is_hub_name(model.path, folder) else _absolute(model.path, folder)
+    return config.model_copy(
+        update={
+            "output": _absolute(config.output, folder),
+            "model": model.model_copy(update={"path": path}),
+            "data": data.model_copy(
+                update={"train": _absolute(data.train, folder), "validation": validation}
+            ),
+        }
+    )
+
+
+def parse_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:
+    """Read `KEY=VALUE` arguments; a value is YAML, so numbers and lists keep their type.
+
+    Raises:
+        ConfigError: an argument has no key, or its value is not YAML.
+    """
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{flag} takes KEY=VALUE, got {assignment!r}")
+        try:
+            values[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"{flag} {key}: the value is not YAML: {text!r}") from None
+    return values
+
+
+def _without(config: RunConfig, key: str) -> RunConfig:
+    """Return the config with an optional setting set to null."""
+    tree: dict[str, Any] = config.model_dump()
+    section: Any = tree
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        section = section.get(parent) if isinstance(section, dict) else None  # pyright: ignore
+    if not isinstance(section, dict):
+        raise ConfigError(f"--set {key}=null: there is no such setting")
+    section[leaf] = None
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]["msg"]
+        raise ConfigError(f"--set {key}=null: {first[0].lower()}{first[1:]}") from None
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).absolute())

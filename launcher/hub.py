@@ -1,0 +1,50 @@
+"""Hub names such as `Qwen/Qwen3-4B`: what is one, and whether this machine already has the model.
+
+Standard library only, and no network: it is the trainer that downloads. The cache is read as
+huggingface_hub lays it out: `models--OWNER--NAME/refs/main` names a folder in `snapshots/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+
+
+def is_hub_name(value: str, folder: Path) -> bool:
+    """Whether a model is named as the hub names it, and nothing of that name lies in `folder`."""
+    return _NAME.fullmatch(value) is not None and not (folder / value).exists()
+
+
+def cached_snapshot(name: str) -> Path | None:
+    """Return the folder in which this user's hub cache has a model; it may be incomplete."""
+    home = cache_folder() / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (home / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    snapshot = home / "snapshots" / commit
+    return snapshot if commit and snapshot.is_dir() else None
+
+
+def cache_folder() -> Path:
+    """Return the hub cache, by the same variables as huggingface_hub."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if named := os.environ.get(variable):
+            return _expanded(named)
+    if named := os.environ.get("HF_HOME"):
+        return _expanded(named) / "hub"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _expanded(base) / "huggingface" / "hub"
+
+
+def is_offline() -> bool:
+    """Whether this machine is told to stay off the hub."""
+    said = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return said.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expandvars(path)).expanduser()

@@ -1,0 +1,175 @@
+"""What a run needs besides its hosts: the model, the data, the output folder, enough memory."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+from launcher.configuration import DEFAULT_PRESET
+from launcher.devices import available_memory
+from launcher.host_checks import check_folder
+from launcher.hub import cache_folder, cached_snapshot, is_offline
+from launcher.plan import LaunchPlan
+from launcher.preflight import Finding, Probe
+from trainer import layout as trainer_layout
+from trainer.architecture import read_architecture
+from trainer.config import InputError, RunConfig, load
+from trainer.memory import plan_memory
+
+USABLE = 0.9
+"""Share of the free memory that a plan may take; the rest is fragmentation and libraries."""
+_MIB = 1 << 20
+_GIB = 1 << 30
+_LEAST_OUTPUT_SPACE = 256 * _MIB
+
+
+def job_probes(plan: LaunchPlan, config: RunConfig) -> list[Probe]:
+    """Return the probes of a run's files and memory, all on the coordinator's host."""
+    host = plan.coordinator.host
+    train = partial(check_data, Path(config.data.train), "--data FILE")
+    probes = [
+        Probe("model", host, partial(check_model, config)),
+        Probe("output", host, partial(check_output, Path(config.output), plan.run_id)),
+        Probe("memory", host, partial(check_memory, plan, config)),
+        Probe("data", host, train),
+    ]
+    if config.data.validation is not None:
+        remedy = "--set data.validation=FILE, or =null for none"
+        check = partial(check_data, Path(config.data.validation), remedy)
+        probes.append(Probe("validation", host, check))
+    return probes
+
+
+def model_folder(config: RunConfig) -> Path | None:
+    """Return where the base model lies: its folder, or its place in the hub cache if it is whole.
+
+    None for a model that this machine does not have.
+    """
+    folder = Path(config.model.path)
+    if folder.is_absolute():
+        return folder if folder.is_dir() else None
+    snapshot = cached_snapshot(config.model.path)
+    if snapshot is None or not (snapshot / "config.json").is_file():
+        return None
+    try:
+        trainer_layout.read_headers(snapshot)
+    except InputError:
+        return None  # a download that was broken off
+    return snapshot
+
+
+def check_model(config: RunConfig) -> Finding:
+    """Whether the base model is whole and of a kind that can be trained.
+
+    One that only the hub can have is not checked: the trainer fetches it.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return _absent_model(config.model.path)
+    try:
+        layout = trainer_layout.build_layout(folder, config)
+    except InputError as error:
+        return Finding("fail", str(error))
+    return Finding(
+        "ok", f"{folder}, {layout.size:,} trainable values in {len(layout.blocks)} blocks"
+    )
+
+
+def _absent_model(path: str) -> Finding:
+    own = "give --model DIR: a Hugging Face folder, or make a small one: trainer init-model"
+    if Path(path).is_absolute():
+        if path.endswith(f"/{load(DEFAULT_PRESET).model.path}"):
+            own = f"it is the quickstart's: make demo makes it; for another, {own}"
+        return Finding("fail", f"no model folder {path}", own)
+    owner = path.partition("/")[0]
+    if Path(owner).is_dir():
+        here = f"no model folder {path}; it is not taken for a hub name, since a folder {owner} is"
+        return Finding("fail", f"{here} here", own)
+    if is_offline():
+        missing = f"no model folder {path}; if it is a hub name, it is not whole in the hub cache"
+        detail = f"{missing} {cache_folder()}, and this machine is set offline"
+        return Finding("fail", detail, f"unset HF_HUB_OFFLINE to fetch it, or {own}")
+    return Finding(
+        "warn",
+        f"no model folder {path}, so it is taken for a hub name and not checked",
+        "the trainer will fetch it, which can take long the first time",
+    )
+
+
+def check_data(path: Path, remedy: str) -> Finding:
+    """Whether a data file is there and begins with a JSON object; the trainer reads all of it."""
+    try:
+        with path.open("rb") as stream:
+            first = stream.readline(1 << 20)
+    except OSError as error:
+        return Finding("fail", f"{path}: {(error.strerror or '').lower()}", f"give {remedy}")
+    if not first.strip():
+        return Finding("fail", f"{path}:1: empty", "it must hold one JSON object a line")
+    try:
+        whole = isinstance(json.loads(first), dict)
+    except ValueError:
+        whole = len(first) == 1 << 20  # a very long line: the trainer's to judge
+    if not whole:
+        return Finding("fail", f"{path}:1: not a JSON object", "it must hold one a line")
+    return Finding("ok", str(path))
+
+
+def check_output(folder: Path, run_id: str) -> Finding:
+    """Whether the output folder can be written and holds no other run's checkpoints."""
+    try:
+        owner = json.loads((folder / "status.json").read_bytes()).get("run_id")
+        kept = any((folder / "checkpoints").iterdir())
+    except (OSError, ValueError, AttributeError):
+        owner, kept = None, False
+    if kept and owner != run_id:
+        return Finding(
+            "fail",
+            f"{folder} holds the checkpoints of run {owner}",
+            f"give another --output, or go on with that run: --resume {owner}",
+        )
+    return check_folder(folder, _LEAST_OUTPUT_SPACE)
+
+
+def check_memory(plan: LaunchPlan, config: RunConfig) -> Finding:
+    """F-HET-002: whether what the workers of this machine will take fits its memory.
+
+    CPU workers and the coordinator share the main memory; each GPU worker has its card's.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return Finding("warn", "not planned: the model is not on this machine")
+    try:
+        layout = trainer_layout.build_layout(folder, config)
+        model = read_architecture(folder)
+        headers = trainer_layout.read_headers(folder)
+    except InputError:
+        return Finding("warn", "not planned: the model cannot be read")
+    local = [worker for worker in plan.workers if plan.host(worker.host).is_local]
+    on_cpu = [worker for worker in local if worker.backend == "cpu"]
+    needed = {
+        accelerator: plan_memory(
+            model, headers, layout, config, accelerator=accelerator, recompute=accelerator
+        ).least
+        for accelerator in (False, True)
+    }
+    for worker in local:
+        known = plan.host(worker.host).devices or ()
+        size = next((device.memory for device in known if device.id == worker.device), None)
+        if worker.backend != "cpu" and size is not None and needed[True] > size * USABLE:
+            return _too_little(f"{worker.name} on {worker.device}", needed[True], size)
+    # The coordinator holds one gradient a worker and about four more vectors of that size.
+    main = needed[False] * len(on_cpu) + 4 * layout.size * (len(plan.workers) + 4)
+    available = available_memory()
+    if available is not None and main > available * USABLE:
+        return _too_little(f"{len(on_cpu)} CPU workers and the coordinator", main, available)
+    free = "" if available is None else f" of {available / _GIB:.1f}"
+    return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned")
+
+
+def _too_little(who: str, needed: int, available: int) -> Finding:
+    return Finding(
+        "fail",
+        f"{who} need {needed / _GIB:.1f} GiB, {available / _GIB:.1f} are free",
+        "lower --expect-workers or data.max_seq_len, or use method lora or quantization nf4",
+    )

@@ -1,0 +1,103 @@
+"""A launch plan: every process of a run, where it runs and how it is started. Plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from launcher.devices import Device
+from launcher.inventory import Host
+
+PLAN_SCHEMA = "motley.plan/1"
+COORDINATOR = "coordinator"
+
+Role = Literal["coordinator", "worker"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessPlan:
+    """One process: the coordinator, or the worker of one rank."""
+
+    name: str
+    role: Role
+    rank: int | None
+    """Position in the run, by inventory order; None for the coordinator."""
+    local_rank: int | None
+    """Position among the workers of its host."""
+    host: str
+    device: str
+    """The device's id; empty for the coordinator."""
+    backend: str
+    threads: int | None
+    address: str
+    """Where the coordinator listens, or what the worker connects to: `ADDRESS:PORT`."""
+    argv: tuple[str, ...]
+    """The command; it never carries a secret."""
+    env: Mapping[str, str]
+    folder: str
+    """On its host: spec, state, logs and certificates of this process."""
+    names: tuple[str, ...]
+    """IP addresses and host names its certificate is good for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """One run on a cluster. `processes[0]` is the coordinator, then the workers by rank."""
+
+    run_id: str
+    output: str
+    """Folder of checkpoints, metrics and status, on the coordinator's host."""
+    bind_address: str
+    port: int
+    hosts: tuple[Host, ...]
+    """Only the hosts that take part."""
+    processes: tuple[ProcessPlan, ...]
+
+    @property
+    def coordinator(self) -> ProcessPlan:
+        """The process with the GradientServer."""
+        return self.processes[0]
+
+    @property
+    def workers(self) -> tuple[ProcessPlan, ...]:
+        """The workers by rank."""
+        return self.processes[1:]
+
+    def host(self, name: str) -> Host:
+        """Return the host of that name."""
+        return next(host for host in self.hosts if host.name == name)
+
+    def process(self, name: str) -> ProcessPlan | None:
+        """Return the process of that name, None when there is none."""
+        return next((process for process in self.processes if process.name == name), None)
+
+    def to_json(self) -> bytes:
+        """Return the plan as the file that the run registry keeps."""
+        return json.dumps({"schema": PLAN_SCHEMA, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> LaunchPlan:
+        """Read a plan back; raises ValueError, KeyError or TypeError when it is not one."""
+        tree: dict[str, Any] = json.loads(text)
+        if tree.pop("schema") != PLAN_SCHEMA:
+            raise ValueError(f"not a {PLAN_SCHEMA} file")
+        hosts = tuple(_host(host) for host in tree.pop("hosts"))
+        processes = tuple(_process(process) for process in tree.pop("processes"))
+        return cls(hosts=hosts, processes=processes, **tree)
+
+
+def _host(tree: dict[str, Any]) -> Host:
+    devices = tree.pop("devices")
+    command = tree.pop("trainer_command")
+    return Host(
+        devices=None if devices is None else tuple(Device(**device) for device in devices),
+        trainer_command=None if command is None else tuple(command),
+        **tree,
+    )
+
+
+def _process(tree: dict[str, Any]) -> ProcessPlan:
+    argv, names = tree.pop("argv"), tree.pop("names")
+    return ProcessPlan(argv=tuple(argv), names=tuple(names), **tree)

@@ -1,0 +1,92 @@
+"""Checks: each says what it found and what to do. `launch doctor` and every `up` run them.
+
+What is checked: `host_checks.py` and `job_checks.py`. All run at once, each with a deadline, so a
+file system that hangs costs one line and not the start.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+DEADLINE = 10.0
+"""Seconds a check may take that does not say otherwise."""
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: `warn` is said, `fail` refuses the start."""
+
+    name: str
+    host: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+    @property
+    def line(self) -> str:
+        """The finding and its remedy in one line."""
+        return f"{self.host}: {self.name}: {self.detail}{f'; {self.remedy}' if self.remedy else ''}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one probe says about its host."""
+
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A check to be made: its name, the host it is about, and what finds out."""
+
+    name: str
+    host: str
+    ask: Callable[[], Finding]
+    deadline: float = DEADLINE
+    """Seconds."""
+
+
+def examine(probes: Sequence[Probe]) -> list[Check]:
+    """Make every probe at once and return the checks in the given order.
+
+    One that does not answer in time has failed; its thread is left behind, and is a daemon.
+    """
+    answers: queue.SimpleQueue[tuple[int, Finding]] = queue.SimpleQueue()
+
+    def answer(index: int, probe: Probe) -> None:
+        try:
+            answers.put((index, probe.ask()))
+        except Exception as error:  # a check must not end the others; its defect is its finding
+            answers.put((index, Finding("fail", f"the check broke: {error!r}")))
+
+    began = time.monotonic()
+    for index, probe in enumerate(probes):
+        threading.Thread(target=answer, args=(index, probe), daemon=True).start()
+    findings: dict[int, Finding] = {}
+    while waiting := [probe for index, probe in enumerate(probes) if index not in findings]:
+        left = began + max(probe.deadline for probe in waiting) - time.monotonic()
+        try:
+            index, finding = answers.get(timeout=max(0.0, left))
+        except queue.Empty:
+            break
+        findings[index] = finding
+    return [
+        Check(probe.name, probe.host, found.status, found.detail, found.remedy)
+        for index, probe in enumerate(probes)
+        for found in (findings.get(index) or _late(probe),)
+    ]
+
+
+def _late(probe: Probe) -> Finding:
+    return Finding(
+        "fail", f"no answer within {probe.deadline:.0f} s", "a disk or network mount may be hanging"
+    )

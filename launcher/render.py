@@ -1,0 +1,215 @@
+"""What people see: tables on stdout, words on stderr. Programs get JSON with a schema name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from launcher.observation import RunView
+from launcher.plan import LaunchPlan
+from launcher.preflight import Check
+from launcher.supervisor import ProcessState
+
+_COLOURS = {
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "red",
+    "running": "green",
+    "finished": "green",
+    "exited": "green",
+    "failed": "red",
+    "lost": "red",
+    "backoff": "yellow",
+    "recovering": "yellow",
+    "benched": "yellow",
+}
+
+
+def console() -> Console:
+    """Return stdout as rich draws on it; piped output is neither coloured nor cut."""
+    return Console(
+        file=sys.stdout,
+        width=None if sys.stdout.isatty() else 240,
+        highlight=False,
+        soft_wrap=not sys.stdout.isatty(),
+    )
+
+
+def print_json(tree: Mapping[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    sys.stdout.write(json.dumps(tree, indent=2) + "\n")
+    sys.stdout.flush()
+
+
+def note(line: str) -> None:
+    """Say something on stderr."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def detaching(again: str, run_id: str) -> Generator[None]:
+    """Turn Ctrl-C on a view into a farewell: the run goes on, and how to come back or end it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"\ndetached; run {run_id} goes on. Back: {again}; end it: launch cluster down")
+        raise
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a plain table; known states are coloured where colours are wanted."""
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        result.add_column(column, overflow="fold")
+    for row in rows:
+        result.add_row(*(_styled(cell) for cell in row))
+    return result
+
+
+def checks_table(checks: Iterable[Check]) -> Table:
+    """Return the table of `launch doctor`."""
+    rows = [(c.status, c.host, c.name, c.detail, c.remedy) for c in checks]
+    return table(("", "HOST", "CHECK", "FOUND", "REMEDY"), rows)
+
+
+def check_tree(check: Check) -> dict[str, str]:
+    """Return a check for programs."""
+    return {
+        "name": check.name,
+        "host": check.host,
+        "status": check.status,
+        "detail": check.detail,
+        "remedy": check.remedy,
+    }
+
+
+def commands_text(plan: LaunchPlan) -> str:
+    """Return what `--dry-run` prints: for each host the exact commands, ready for a shell."""
+    lines: list[str] = []
+    for host in plan.hosts:
+        where = "this machine" if host.is_local else f"SSH to {host.address or host.name}"
+        lines.append(f"# {host.name} ({where})")
+        for process in plan.processes:
+            if process.host == host.name:
+                env = [f"{name}={value}" for name, value in process.env.items()]
+                lines += [f"# {process.name}", shlex.join(["env", *env, *process.argv])]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def status_tree(view: RunView) -> dict[str, Any]:
+    """Return a run's status for programs, as `motley.cluster.status/1`."""
+    plan: LaunchPlan = view.run.plan
+    processes: list[dict[str, Any]] = []
+    for process in plan.processes:
+        state: ProcessState = view.processes[process.name]
+        processes.append(
+            {
+                "name": process.name,
+                "role": process.role,
+                "rank": process.rank,
+                "host": process.host,
+                "device": process.device,
+                "backend": process.backend,
+                "threads": process.threads,
+                "address": process.address,
+                "state": state.state,
+                "joined": process.rank in view.joined if process.rank is not None else None,
+                "attempt": state.attempt,
+                "pid": state.child.pid if state.child and not state.is_over else None,
+                "keeper_pid": state.keeper.pid if state.keeper and not state.is_over else None,
+                "exit_code": state.exit_code,
+                "signal": state.signal,
+                "folder": process.folder,
+            }
+        )
+    return {
+        "schema": "motley.cluster.status/1",
+        "run_id": plan.run_id,
+        "state": view.state,
+        "reason": view.reason,
+        "live": view.is_live,
+        "started": view.run.started,
+        "output": plan.output,
+        "expect_workers": len(plan.workers),
+        "joined": view.joined,
+        "processes": processes,
+        "training": view.training,
+    }
+
+
+def status_table(view: RunView) -> Table:
+    """Return the processes of a run as a table, with what the coordinator says of each."""
+    workers: dict[int, dict[str, Any]] = {w["rank"]: w for w in view.members}
+    rows: list[tuple[str, ...]] = []
+    for process in view.run.plan.processes:
+        state: ProcessState = view.processes[process.name]
+        worker: dict[str, Any] = workers.get(process.rank, {}) if process.rank is not None else {}
+        rows.append(
+            (
+                process.name,
+                process.host,
+                process.device or "-",
+                state.state,
+                str(worker.get("state", "-")) if not state.is_over else "-",
+                str(state.attempt),
+                str(state.child.pid) if state.child and not state.is_over else "-",
+                state.ending or "-",
+                _number(worker.get("samples"), "d"),
+                _number(worker.get("tokens_per_second"), ".0f"),
+            )
+        )
+    columns = ("NAME", "HOST", "DEVICE", "PROCESS", "MEMBER", "ATTEMPT", "PID", "LAST EXIT")
+    return table((*columns, "SHARE", "TOKENS/S"), rows)
+
+
+def headline(view: RunView) -> str:
+    """Return one line for a run: its state and how far training is."""
+    parts = [f"{view.run.run_id}: {view.state}"]
+    if view.training:
+        parts.append(progress(view.training))
+    if view.reason:
+        parts.append(str(view.reason))
+    return ", ".join(part for part in parts if part)
+
+
+def progress(training: Mapping[str, Any]) -> str:
+    """Return `step 12/90, loss 1.234, 4,200 tokens/s` from the coordinator's status."""
+    parts: list[str] = []
+    if training.get("total_steps"):
+        parts.append(f"step {training.get('step', 0)}/{training['total_steps']}")
+    if isinstance(training.get("loss"), int | float):
+        parts.append(f"loss {training['loss']:.4f}")
+    if isinstance(training.get("tokens_per_second"), int | float):
+        parts.append(f"{training['tokens_per_second']:,.0f} tokens/s")
+    validation = training.get("validation")
+    if isinstance(validation, dict):
+        accuracy: object = validation.get("accuracy")  # pyright: ignore
+        if isinstance(accuracy, int | float):
+            parts.append(f"validation accuracy {accuracy:.3f}")
+    return ", ".join(parts)
+
+
+def moment(seconds: float) -> str:
+    """Return Unix seconds as local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _number(value: object, style: str) -> str:
+    return format(value, style) if isinstance(value, int | float) else "-"
+
+
+def _styled(cell: str) -> str:
+    from rich.markup import escape
+
+    colour = _COLOURS.get(cell)
+    return f"[{colour}]{cell}[/]" if colour else escape(cell)

@@ -1,0 +1,268 @@
+"""The keeper of one process: `python -m launcher.session SPEC.json`.
+
+It outlives the terminal and the SSH session that started it, restarts its child with backoff,
+and writes down what it knows in `state.json`. It needs nothing but the standard library.
+
+The child runs in a process group of its own and dies with its keeper (PR_SET_PDEATHSIG), so a
+killed keeper never leaves a training process behind that nobody looks after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.files import write_atomically
+from launcher.processes import RUN_VARIABLE, ProcessIdentity, identify
+from launcher.session_spec import FINAL_PHASES, Phase, SessionSpec, log_name
+
+STATE_SCHEMA = "motley.process/1"
+
+
+_LEADER_POLL = 5.0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
+
+
+class Keeper:
+    """Runs one child until it is done, hopeless or asked to stop. Not reusable."""
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self._folder = Path(spec.folder)
+        self._attempt = _last_attempt(self._folder)  # a resumed run goes on counting
+        self._failures = 0
+        self._phase: Phase = "starting"
+        self._child: ProcessIdentity | None = None
+        self._returncode: int | None = None
+        self._started: float | None = None
+        self._retry_at: float | None = None
+        self._message: str | None = None
+        self._stopping = False
+
+    def run(self) -> None:
+        """Keep the child until the end; the final state is on disk when this returns."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        prctl = _load_prctl()
+        # Orphans of the child come to the keeper, which can then reap and end them.
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._write_state()
+        while True:
+            began = time.monotonic()
+            returncode = self._run_once(prctl)
+            self._returncode = returncode
+            self._child = None
+            if self._stopping:
+                return self._finish("stopped", None)
+            if returncode == 0:
+                return self._finish("exited", None)
+            if self._leader_is_over():
+                return self._finish("stopped", "the run is over")
+            if time.monotonic() - began >= self._spec.restart.healthy_after:
+                self._failures = 0
+            self._failures += 1
+            if not self._spec.restart.restarts(returncode):
+                return self._finish("failed", "this exit code is not worth another attempt")
+            if self._failures >= self._spec.restart.most_failures:
+                return self._finish("failed", f"gave up after {self._failures} failures in a row")
+            if not self._pause(self._spec.restart.delay(self._failures)):
+                return self._finish("stopped", None)
+
+    def _run_once(self, prctl: Callable[..., int]) -> int:
+        """Start one attempt and return how it ended, with nothing of it left running."""
+        self._attempt += 1
+        self._started = time.time()
+        self._retry_at = None
+        keeper = os.getpid()
+
+        def before_exec() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != keeper:  # killed between fork and prctl
+                os._exit(1)
+
+        log = self._folder / log_name(self._attempt)
+        environment = {**os.environ, **self._spec.env, RUN_VARIABLE: self._spec.run_id}
+        with log.open("ab", buffering=0) as output:
+            log.chmod(0o600)
+            try:
+                child = subprocess.Popen(
+                    self._spec.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=self._spec.folder,
+                    env=environment,
+                    process_group=0,
+                    preexec_fn=before_exec,
+                )
+            except OSError as error:
+                output.write(f"cannot start {self._spec.argv[0]}: {error.strerror}\n".encode())
+                return 2
+        self._child = identify(child.pid)
+        self._phase = "running"
+        self._write_state()
+        return self._wait_for(child)
+
+    def _wait_for(self, child: subprocess.Popen[bytes]) -> int:
+        kill_at: float | None = None
+        over_since: float | None = None
+        while True:
+            returncode = _reap(child.pid)
+            if returncode is not None:
+                child.returncode = returncode
+                _kill_group(child.pid)
+                _kill_orphans()
+                return returncode
+            now = time.monotonic()
+            timeout = _LEADER_POLL if kill_at is None else max(0.0, kill_at - now)
+            caught = signal.sigtimedwait(_HANDLED, timeout)
+            if caught is None and kill_at is None and self._leader_is_over():
+                over_since = over_since or now
+            abandoned = over_since is not None and time.monotonic() - over_since > self._spec.grace
+            if kill_at is not None and time.monotonic() >= kill_at:
+                _kill_group(child.pid)
+            elif (_asks_to_stop(caught) or abandoned) and not self._stopping:
+                self._stopping = True
+                self._phase = "stopping"
+                self._write_state()
+                kill_at = time.monotonic() + self._spec.grace
+                _signal_group(child.pid, signal.SIGTERM)
+                _signal_group(child.pid, signal.SIGCONT)  # a stopped group must hear it too
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next attempt; False when asked to stop meanwhile."""
+        self._phase = "backoff"
+        self._retry_at = time.time() + seconds
+        self._write_state()
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            caught = signal.sigtimedwait(_HANDLED, left)
+            if _asks_to_stop(caught):
+                return False
+            _reap(-1)
+        return True
+
+    def _leader_is_over(self) -> bool:
+        """Whether the process that this one serves has ended for good.
+
+        A worker that comes back after the last step would wait for its coordinator in vain.
+        """
+        if self._spec.leader is None:
+            return False
+        try:
+            state: dict[str, Any] = json.loads(Path(self._spec.leader).read_bytes())
+        except (OSError, ValueError):
+            return False
+        return state.get("state") in FINAL_PHASES
+
+    def _finish(self, phase: Phase, message: str | None) -> None:
+        self._phase = phase
+        self._message = message
+        self._retry_at = None
+        self._write_state()
+
+    def _write_state(self) -> None:
+        returncode = self._returncode
+        state = {
+            "schema": STATE_SCHEMA,
+            "name": self._spec.name,
+            "run_id": self._spec.run_id,
+            "state": self._phase,
+            "message": self._message,
+            "keeper": _as_dict(identify(os.getpid())),
+            "child": _as_dict(self._child),
+            "attempt": self._attempt,
+            "failures": self._failures,
+            "exit_code": returncode if returncode is not None and returncode >= 0 else None,
+            "signal": -returncode if returncode is not None and returncode < 0 else None,
+            "started": self._started,
+            "retry_at": self._retry_at,
+            "updated": time.time(),
+        }
+        data = json.dumps(state, indent=1).encode()
+        try:
+            write_atomically(self._folder / "state.json", data, durable=False)
+        except OSError as error:  # a full disk must not end the training it reports on
+            print(f"state.json not written: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its own log
+
+
+def main(arguments: list[str]) -> int:
+    """Run the keeper of the spec file named on the command line."""
+    if len(arguments) != 1:
+        print("usage: python -m launcher.session SPEC.json", file=sys.stderr)  # noqa: T201 - a program
+        return 2
+    Keeper(SessionSpec.from_json(Path(arguments[0]).read_bytes())).run()
+    return 0
+
+
+def _last_attempt(folder: Path) -> int:
+    """Return the highest number of a log in the folder, 0 when there is none."""
+    numbers = [path.stem.removeprefix("attempt-") for path in folder.glob("attempt-*.log")]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def _asks_to_stop(caught: signal.struct_siginfo | None) -> bool:
+    return caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT)
+
+
+def _reap(pid: int) -> int | None:
+    """Collect every ended child; return how `pid` ended, None while it runs."""
+    ended: int | None = None
+    while True:
+        try:
+            found, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if found == 0:
+            return ended
+        if found == pid:
+            ended = os.waitstatus_to_exitcode(status)
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def _kill_group(group: int) -> None:
+    _signal_group(group, signal.SIGKILL)
+
+
+def _kill_orphans() -> None:
+    """End what the child left behind outside its group; it was reparented to this subreaper."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    for _ in range(100):
+        left = children.read_text(encoding="ascii").split() if children.exists() else []
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, 0.1)
+        _reap(-1)
+
+
+def _as_dict(process: ProcessIdentity | None) -> dict[str, Any] | None:
+    return None if process is None else asdict(process)
+
+
+def _load_prctl() -> Callable[..., int]:
+    return ctypes.CDLL(None, use_errno=True).prctl
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

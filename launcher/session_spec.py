@@ -1,0 +1,83 @@
+"""What a session keeper is asked to do, as the file that it reads. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+SPEC_SCHEMA = "motley.session/1"
+
+Phase = Literal["starting", "running", "backoff", "stopping", "exited", "failed", "stopped"]
+"""`exited` ended well (0), `failed` ended badly for good, `stopped` ended because asked to."""
+
+FINAL_PHASES: frozenset[str] = frozenset({"exited", "failed", "stopped"})
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """When a child is started again; durations in seconds.
+
+    The codes are the trainer's: 1 a defect, 3 the other side was lost, 6 the disk failed. A death
+    by signal is always tried again. The rest (0 done, 2 bad input, 4 refused, 5 NaN) would only
+    repeat itself.
+    """
+
+    codes: tuple[int, ...] = (1, 3, 6)
+    first_delay: float = 0.5
+    longest_delay: float = 30.0
+    healthy_after: float = 60.0
+    """A child that lived this long makes the next delay the first one again."""
+    most_failures: int = 20
+    """Failures in a row after which the keeper gives up."""
+
+    def restarts(self, returncode: int) -> bool:
+        """Whether a child that ended so (negative: by that signal) is started again."""
+        return returncode < 0 or returncode in self.codes
+
+    def delay(self, failures: int, draw: Callable[[], float] = random.random) -> float:
+        """Return the pause before the next start: exponential, with up to half taken off.
+
+        The jitter keeps workers that lost the same coordinator from knocking all at once.
+        """
+        longest = min(self.longest_delay, self.first_delay * 2.0 ** min(failures - 1, 30))
+        return longest * (1.0 - 0.5 * draw())
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What to keep running. `env` is added to the keeper's own environment."""
+
+    name: str
+    run_id: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    folder: str
+    """Where state and logs lie; also the child's working directory."""
+    grace: float = 15.0
+    """Seconds between SIGTERM and SIGKILL."""
+    leader: str | None = None
+    """The state.json of a process on this host whose end is the end of this one too."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+
+    def to_json(self) -> bytes:
+        """Return the file that `python -m launcher.session` reads."""
+        return json.dumps({"schema": SPEC_SCHEMA, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> SessionSpec:
+        """Read a spec back; raises ValueError or KeyError when it is not one."""
+        tree: dict[str, Any] = json.loads(text)
+        if tree.pop("schema") != SPEC_SCHEMA:
+            raise ValueError(f"not a {SPEC_SCHEMA} file")
+        restart: dict[str, Any] = tree.pop("restart")
+        restart["codes"] = tuple(restart["codes"])
+        tree["argv"] = tuple(tree["argv"])
+        return cls(restart=RestartPolicy(**restart), **tree)
+
+
+def log_name(attempt: int) -> str:
+    """Return the file name of an attempt's output; attempts count from 1."""
+    return f"attempt-{attempt}.log"
