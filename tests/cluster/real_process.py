@@ -1,0 +1,110 @@
+"""One real process under test, and waiting for what it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+PATIENCE = 40.0
+"""Seconds that anything may take before a test gives up: far more than it needs when idle."""
+_Value = TypeVar("_Value")
+
+
+class Logged(Protocol):
+    """What has logs to show beside a failure."""
+
+    def logs(self) -> str:
+        """Return their tails."""
+        ...
+
+
+class Process:
+    """A child in its own process group, with a log."""
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.started = time.monotonic()
+        with self.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | environment,
+                preexec_fn=before,
+            )
+        self.pid = self._popen.pid
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Return the exit code, negative for a signal."""
+        try:
+            return self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} still runs after {seconds} s") from None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this one process."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it the hard way."""
+        self.signal(signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL
+
+    def end(self) -> None:
+        """End the whole group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._popen.wait(10)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
+    @property
+    def text(self) -> str:
+        """What it has written so far."""
+        return self.log.read_text(errors="replace")
+
+    def says(self, words: str) -> None:
+        """Wait until its log contains some words."""
+        wait_for(lambda: words in self.text, f"{self.name}: {words!r}")
+
+
+def wait_for(
+    ready: Callable[[], _Value],
+    what: str,
+    cluster: Logged | None = None,
+    seconds: float = PATIENCE,
+) -> _Value:
+    """Wait until `ready` returns something true and return it."""
+    deadline = time.monotonic() + seconds
+    while not (value := ready()):
+        if time.monotonic() > deadline:
+            tails = cluster.logs() if cluster else ""
+            raise AssertionError(f"{what}: not within {seconds:g} s\n{tails}")
+        time.sleep(0.02)
+    return value
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]

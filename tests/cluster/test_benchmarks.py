@@ -1,0 +1,81 @@
+"""The benchmarks run, and the networks that they make vanish with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+HOLD_A_NETWORK = """
+import time
+from rig.network import Network
+with Network(2, 10**9) as network:
+    print(*network._holders, flush=True)
+    time.sleep(60)
+"""
+
+
+def network_is_missing() -> str | None:
+    script = "from rig.network import missing; print(missing() or '')"
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=BENCHMARKS, check=True, capture_output=True, text=True
+    )
+    return found.stdout.strip() or None
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda n: n.name)
+def test_a_network_vanishes_with_its_benchmark(number: signal.Signals):
+    if reason := network_is_missing():
+        pytest.skip(reason)
+    holding = subprocess.Popen(
+        [sys.executable, "-c", HOLD_A_NETWORK],
+        cwd=BENCHMARKS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert holding.stdout is not None
+    with holding.stdout as output:
+        holders = [int(word) for word in output.readline().split()]
+        assert len(holders) == 2
+        holding.send_signal(number)
+        holding.wait(20)
+    deadline = time.monotonic() + 20
+    while not all(map(is_gone, holders)):
+        assert time.monotonic() < deadline, "a namespace outlived its benchmark"
+        time.sleep(0.05)
+
+
+@pytest.mark.cluster
+def test_the_exchange_is_measured_in_shaped_namespaces():
+    if reason := network_is_missing():
+        pytest.skip(reason)
+    result = BENCHMARKS / "results" / f"smoke-{os.getpid()}.json"
+    words = "--rate 1000 --megabytes 0.3 --codec bf16 --steps 2 --no-ring --no-plaintext"
+    command = [sys.executable, "exchange.py", "--result", result.stem, *words.split()]
+    try:
+        run = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        figures = json.loads(result.read_text(encoding="utf-8"))
+    finally:
+        result.unlink(missing_ok=True)
+    assert len(figures["ratios"]) == 2
+    # What the wire needs it needs: a ratio far below 1 would mean that the links are not shaped.
+    assert all(ratio["value"] > 0.5 for ratio in figures["ratios"])

@@ -1,0 +1,337 @@
+"""`launch` with real processes and a stand-in trainer: start, watch, fail, stop, leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.processes import find_run, identify
+
+pytestmark = pytest.mark.cluster
+
+STAND_IN = Path(__file__).parents[1] / "launcher" / "stand_in_trainer.py"
+LAUNCH = [sys.executable, "-m", "launcher.cli"]
+
+
+class Cluster:
+    """A state folder, a model, data and an inventory of its own; and the `launch` command."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.output = folder / "output"
+        self.output.mkdir()
+        self.state = folder / "state"
+        self.data = folder / "train.jsonl"
+        self.data.write_text('{"input": "ls", "label": 0}\n')
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.inventory = folder / "hosts.yml"
+        self.inventory.write_text(
+            json.dumps(
+                {
+                    "all": {
+                        "hosts": {
+                            "localhost": {
+                                "ansible_connection": "local",
+                                "motley_devices": [{"backend": "cpu"}],
+                                "motley_fill_with_cpu": True,
+                                "motley_port": self.port,
+                                "motley_trainer_command": [sys.executable, str(STAND_IN)],
+                            }
+                        }
+                    }
+                }
+            )
+        )
+        self.environment = os.environ | {"MOTLEY_STATE_DIR": str(self.state), "NO_COLOR": "1"}
+        self.config = [
+            *("--set", "data.validation=null", "--model", str(model)),
+            *("--data", str(self.data), "--output", str(self.output)),
+        ]
+        self.behave()
+
+    def behave(self, **behaviour: object) -> None:
+        text = json.dumps({name.replace("_", "-"): how for name, how in behaviour.items()})
+        (self.output / "behaviour.json").write_text(text)
+
+    def up_command(self, *flags: str, workers: int = 2) -> list[str]:
+        inventory = ["--inventory", str(self.inventory)]
+        return [*LAUNCH, "cluster", "up", *inventory, *self.config, "-n", str(workers), *flags]
+
+    def up(self, *flags: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
+        return self._run(self.up_command(*flags, workers=workers))
+
+    def launch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self._run([*LAUNCH, *arguments])
+
+    def open(self, command: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.launch("status", "--json").stdout)
+
+    def runs(self) -> list[str]:
+        return [path.parent.name for path in self.state.glob("runs/*/plan.json")]
+
+    def living(self) -> list[Any]:
+        return [process for run_id in self.runs() for process in find_run(run_id)]
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=100
+        )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, tiny_model: Callable[..., Path]) -> Iterator[Cluster]:
+    result = Cluster(tmp_path, tiny_model())
+    yield result
+    result.launch("cluster", "down", "--all")
+    assert result.living() == []
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.02)
+
+
+def test_up_status_logs_down(cluster: Cluster) -> None:
+    done = cluster.up("--json")
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert (tree["schema"], tree["state"]) == ("motley.cluster.status/1", "running")
+    assert tree["joined"] == [0, 1]
+    assert [process["state"] for process in tree["processes"]] == ["running"] * 3
+    for process in tree["processes"]:
+        assert identify(process["pid"]) is not None
+        key = Path(process["folder"]) / "tls" / "key.pem"
+        assert key.stat().st_mode & 0o777 == 0o600
+    assert not list(cluster.state.rglob("processes/*/ca-key.pem"))
+
+    status = cluster.launch("cluster", "status")
+    assert f"{tree['run_id']}: running, step" in status.stdout
+    assert "worker-1" in status.stdout
+    assert cluster.launch("logs", "worker-1").stdout == "worker-1 here, work \n"
+    both = cluster.launch("cluster", "logs", "worker-0", "coordinator", "--tail", "1")
+    assert both.stdout == "worker-0 | worker-0 here, work \ncoordinator | coordinator here, work \n"
+    wrong = cluster.launch("logs", "worker-7")
+    assert wrong.returncode == 2
+    assert "no process worker-7 (there are: coordinator, worker-0, worker-1)" in wrong.stderr
+    wrong = cluster.launch("logs", "worker-0", "--attempt", "9")
+    assert "no attempt 9 (there are: 1)" in wrong.stderr
+
+    again = cluster.up()
+    assert again.returncode == 4
+    assert f"the cluster is busy: run {tree['run_id']} is running" in again.stderr
+    assert cluster.status()["state"] == "running"
+
+    down = cluster.launch("cluster", "down")
+    assert down.returncode == 0
+    assert "stopped coordinator, worker-0, worker-1" in down.stdout
+    assert "no process is left" in down.stdout
+    assert cluster.living() == []
+    assert cluster.launch("cluster", "down").stdout == "nothing was running\n"
+    assert cluster.status()["state"] == "stopped"
+    runs = json.loads(cluster.launch("runs", "--json").stdout)["runs"]
+    assert [(run["run_id"], run["live"]) for run in runs] == [(tree["run_id"], False)]
+
+
+def test_wait_follows_to_the_end_and_leaves_nothing(cluster: Cluster) -> None:
+    cluster.behave(steps=3)
+    done = cluster.up("--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert (tree["state"], tree["live"]) == ("finished", False)
+    assert {process["state"] for process in tree["processes"]} == {"exited"}
+    assert cluster.living() == []
+    assert cluster.up("--wait").returncode == 0  # and the next one may start
+
+
+def test_a_job_that_fails_is_reported_with_its_last_lines(cluster: Cluster) -> None:
+    cluster.behave(coordinator="exit 5")
+    done = cluster.up("--wait")
+    assert done.returncode == 6
+    assert "coordinator ended (exit code 5)" in done.stderr
+    assert "coordinator: something specific is wrong" in done.stderr
+    assert cluster.living() == []
+
+
+def test_a_worker_that_is_refused_is_named_and_everything_is_stopped(cluster: Cluster) -> None:
+    cluster.behave(worker_1="exit 4")
+    done = cluster.up()
+    assert done.returncode == 5
+    assert "missing: worker-1 (failed, exit code 4); all was stopped" in done.stderr
+    assert "worker-1: something specific is wrong" in done.stderr
+    assert cluster.living() == []
+
+
+def test_a_worker_that_never_joins_is_named_at_the_deadline(cluster: Cluster) -> None:
+    cluster.behave(worker_0="never join")
+    done = cluster.up("--timeout", "3")
+    assert done.returncode == 5
+    assert "1 of 2 workers joined within 3 s; missing: worker-0 (running)" in done.stderr
+    assert "worker-0 here, never join" in done.stderr
+    assert cluster.living() == []
+
+
+def test_a_port_in_use_starts_nothing(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", cluster.port)):
+        done = cluster.up()
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == 1
+    assert f"port {cluster.port} on 127.0.0.1 is in use" in done.stderr
+    assert cluster.runs() == []
+
+
+def test_a_missing_model_or_too_few_devices_start_nothing(cluster: Cluster) -> None:
+    done = cluster.up("--model", str(cluster.folder / "absent"))
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == 1
+    assert "no model folder" in done.stderr
+    done = cluster.up("-e", "motley_fill_with_cpu=false")
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == 1
+    assert "2 workers are expected, but the inventory has 1 devices" in done.stderr
+    assert cluster.runs() == []
+
+
+def test_of_two_starts_at_once_one_wins(cluster: Cluster) -> None:
+    starts = [cluster.open(cluster.up_command()) for _ in range(3)]
+    errors = [start.communicate(timeout=100)[1] for start in starts]
+    codes = sorted(start.returncode for start in starts)
+    assert codes == [0, 4, 4], errors
+    for start, error in zip(starts, errors, strict=True):
+        if start.returncode:
+            assert "another launch is starting a run" in error or "cluster is busy" in error
+    assert len(cluster.runs()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_is_undone(cluster: Cluster, number: int) -> None:
+    cluster.behave(worker_0="never join")
+    start = cluster.open(cluster.up_command())
+    until(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    os.kill(start.pid, number)
+    _, error = start.communicate(timeout=60)
+    assert start.returncode == 130
+    assert "interrupted" in error
+    assert cluster.living() == []
+
+
+def test_a_killed_launcher_leaves_a_run_that_down_ends(cluster: Cluster) -> None:
+    cluster.behave(worker_0="never join")
+    start = cluster.open(cluster.up_command())
+    until(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    start.kill()
+    start.communicate()
+    assert cluster.status()["state"] == "starting"
+    assert cluster.launch("cluster", "down").returncode == 0
+    assert cluster.living() == []
+
+
+def test_down_ends_a_start_that_is_under_way(cluster: Cluster) -> None:
+    cluster.behave(worker_0="never join")
+    start = cluster.open(cluster.up_command())
+    until(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    assert cluster.launch("cluster", "down").returncode == 0
+    _, error = start.communicate(timeout=60)
+    assert start.returncode in (6, 130), error
+    assert cluster.living() == []
+
+
+@pytest.mark.parametrize(
+    "view", [["logs", "worker-0", "-f"], ["cluster", "status", "--watch"], ["up", "--wait"]]
+)
+def test_ctrl_c_on_a_view_never_stops_the_run(cluster: Cluster, view: list[str]) -> None:
+    if view == ["up", "--wait"]:
+        looking = cluster.open(cluster.up_command("--wait"))
+        until(lambda: cluster.runs() and cluster.status()["state"] == "running", "training")
+        assert looking.stderr is not None
+        while "step" not in looking.stderr.readline():
+            pass
+    else:
+        assert cluster.up().returncode == 0
+        looking = cluster.open([*LAUNCH, *view])
+        assert looking.stdout is not None
+        looking.stdout.readline()
+    os.kill(looking.pid, signal.SIGINT)
+    _, error = looking.communicate(timeout=60)
+    assert looking.returncode == 130
+    assert "goes on. Back: launch" in error
+    status = cluster.status()
+    assert status["state"] == "running"
+    assert [process["attempt"] for process in status["processes"]] == [1, 1, 1]
+
+
+def test_a_killed_worker_comes_back_and_its_log_is_followed(cluster: Cluster) -> None:
+    assert cluster.up().returncode == 0
+    following = cluster.open([*LAUNCH, "logs", "worker-1", "-f"])
+    assert following.stdout is not None
+    assert following.stdout.readline() == "worker-1 here, work \n"
+    os.kill(cluster.status()["processes"][2]["pid"], signal.SIGKILL)
+    assert following.stdout.readline() == "worker-1 here, work \n"
+    worker = cluster.status()["processes"][2]
+    assert (worker["state"], worker["attempt"], worker["signal"]) == ("running", 2, 9)
+    assert cluster.launch("cluster", "down").returncode == 0
+    rest, error = following.communicate(timeout=60)
+    assert following.returncode == 0
+    assert rest == ""
+    assert "--- worker-1: attempt 2 ---" in error
+    assert "--- worker-1 stopped" in error
+    assert cluster.launch("logs", "worker-1", "--attempt", "1").stdout == "worker-1 here, work \n"
+
+
+def test_down_finds_what_no_keeper_knows_of(cluster: Cluster) -> None:
+    """A process that left its session and its parents still carries the run's id."""
+    assert cluster.up().returncode == 0
+    (run_id,) = cluster.runs()
+    orphan = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env=os.environ | {"MOTLEY_RUN_ID": run_id},
+        start_new_session=True,
+    )
+    for process in cluster.status()["processes"]:
+        os.kill(process["keeper_pid"], signal.SIGKILL)
+    done = cluster.launch("cluster", "down")
+    assert done.returncode == 0
+    assert "killed a process left behind: python" in done.stdout
+    assert str(orphan.pid) in done.stdout
+    assert orphan.wait(timeout=30) == -signal.SIGKILL
+    assert cluster.living() == []
+
+
+def test_a_run_is_resumed_under_its_id_and_foreign_checkpoints_are_kept(cluster: Cluster) -> None:
+    assert cluster.up().returncode == 0
+    (run_id,) = cluster.runs()
+    assert "cluster is busy" in cluster.up("--resume", run_id).stderr
+    assert cluster.launch("cluster", "down").returncode == 0
+    (cluster.output / "checkpoints" / "step-000001").mkdir(parents=True)
+    other = cluster.up()
+    assert other.returncode == 4
+    assert f"go on with that run: --resume {run_id}" in other.stderr
+    resumed = cluster.up("--resume", run_id, "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    tree = json.loads(resumed.stdout)
+    assert (tree["run_id"], tree["state"]) == (run_id, "running")
+    # The stand-in's marks of its first life let it say "joined" before its workers are back.
+    until(lambda: {p["attempt"] for p in cluster.status()["processes"]} == {2}, "second attempts")
+    assert cluster.runs() == [run_id]

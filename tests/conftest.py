@@ -1,0 +1,147 @@
+"""What tests share: a quiet environment, skips that nobody adds silently, tiny real models."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import RunConfig
+
+# Before anything imports torch: tests run beside each other and must not reach for the network.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+TinyModel = Callable[..., Path]
+MakeConfig = Callable[..., RunConfig]
+
+EXPECTED_SKIPS = (
+    r"needs root\b",
+    r"no CUDA device\b",
+    r"no Vulkan device\b",
+    r"no network namespaces\b",
+    r"no git checkout\b",
+)
+"""Reasons (regular expressions, at the start) for which a machine may leave a test out."""
+
+ARCHITECTURES = ("qwen3", "qwen2", "llama")
+
+
+class SkipGuard:
+    """Collects skips whose reason is not expected, and fails the session for them."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        where = report.longrepr
+        reason = str(where[2] if isinstance(where, tuple) else where).removeprefix("Skipped: ")
+        if not any(re.match(pattern, reason) for pattern in EXPECTED_SKIPS):
+            self._found.append(f"{report.nodeid}: {reason}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
+        if self._found and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        yield
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._found:
+            terminalreporter.section("skipped for a reason that tests/conftest.py does not expect")
+            for line in self._found:
+                terminalreporter.write_line(line, red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    strict = os.environ.get("CI") == "true" or os.environ.get("MOTLEY_STRICT_SKIPS") == "1"
+    if strict and not hasattr(config, "workerinput"):  # with xdist: only where reports end up
+        config.pluginmanager.register(SkipGuard(), "skip-guard")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Return a maker of model folders: hidden 64, 2 layers, 4/2 heads, 300 tokens.
+
+    `saved_as` is `causal-lm`, `classify` (5 classes) or `bare`; further keywords go into the
+    config. The same arguments give the same folder: tests must not write into it.
+    """
+    made: dict[str, Path] = {}
+
+    def make(
+        model_type: str = "qwen3",
+        saved_as: str = "causal-lm",
+        dtype: str = "float32",
+        shard: str | None = None,
+        **settings: Any,
+    ) -> Path:
+        key = repr((model_type, saved_as, dtype, shard, sorted(settings.items())))
+        if key in made:
+            return made[key]
+        import torch
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        torch.set_num_threads(1)
+        sizes: dict[str, Any] = {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 128,
+            "vocab_size": 300,
+            "tie_word_embeddings": True,
+            "num_labels": 5,
+        }
+        if model_type != "qwen2":
+            sizes["head_dim"] = 16
+        config = transformers.AutoConfig.for_model(model_type, **{**sizes, **settings})
+        auto = {
+            "causal-lm": transformers.AutoModelForCausalLM,
+            "classify": transformers.AutoModelForSequenceClassification,
+            "bare": transformers.AutoModel,
+        }[saved_as]
+        torch.manual_seed(1)
+        model = auto.from_config(config)
+        for name, parameter in model.named_parameters():
+            if name.endswith((".bias", "norm.weight")):  # else zeros and ones hide mix-ups
+                torch.nn.init.normal_(parameter, mean=0.5, std=0.1)
+        folder = tmp_path_factory.mktemp(f"{model_type}-{saved_as}")
+        model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard or "1GB")
+        made[key] = folder
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_config() -> MakeConfig:
+    """Return a maker of run configs; dotted settings override, as in `config.load`."""
+    from trainer.config import load
+
+    def make(model_dir: Path | str = "model", **settings: Any) -> RunConfig:
+        overrides: dict[str, Any] = {
+            "model.path": str(model_dir),
+            "data.train": "train.jsonl",
+            "task": "classify",
+            "training.micro_batch_size": 4,
+        }
+        overrides |= {key.replace("__", "."): value for key, value in settings.items()}
+        if overrides["task"] == "classify":
+            overrides.setdefault("num_classes", 5)
+        return load(None, overrides)
+
+    return make

@@ -1,0 +1,100 @@
+"""F-DP-004: backend fallback CUDA -> wgpu -> CPU always ends in finite output, and says why."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.data.tokens import Encoded
+from trainer.errors import InputError
+from trainer.initialization import initial_weights
+from trainer.layout import GradientLayout, build_layout
+from trainer.replica.backend import OPENERS, Choice, Opener, UnusableError, choose
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig, TinyModel
+    from trainer.config import Backend, RunConfig
+    from trainer.replica.base import Replica
+
+BATCH = [Encoded(np.array([5, 6, 7], np.int32), 1), Encoded(np.array([8], np.int32), 0)]
+
+
+def trained_step(choice: Choice, weights: np.ndarray) -> np.ndarray:
+    choice.replica.write_trainable(weights)
+    gradient = np.full(choice.replica.layout.size, np.nan, np.float32)
+    blocks = choice.replica.layout.blocks
+
+    def on_block(index: int, values: np.ndarray) -> None:
+        gradient[blocks[index].start : blocks[index].stop] = values
+
+    result = choice.replica.forward_backward(BATCH, on_block)
+    assert np.isfinite(result.loss_sum)
+    return gradient
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cuda", "wgpu", "cpu"])
+def test_every_request_ends_in_finite_output(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    wanted: Backend,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder)
+    layout = build_layout(folder, config)
+    with caplog.at_level(logging.WARNING):
+        choice = choose(wanted, "", folder, config, layout, 1)
+    assert np.isfinite(trained_step(choice, initial_weights(layout, folder, config))).all()
+    if not torch.cuda.is_available():
+        assert choice.backend == "cpu"
+        assert choice.replica.device == "cpu"
+        assert ("cuda: " in choice.reason) == (wanted in ("auto", "cuda"))
+        assert ("wgpu: " in choice.reason) == (wanted != "cpu")
+        assert ("falling back to cpu" in caplog.text) == (wanted in ("cuda", "wgpu"))
+
+
+def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder)
+    layout = build_layout(folder, config)
+    asked: list[str] = []
+
+    def broken(reason: str):
+        def open_(
+            model_dir: Path,
+            config: RunConfig,
+            layout: GradientLayout,
+            gpu: str,
+            threads: int | None,
+        ) -> Replica:
+            asked.append(gpu)
+            raise UnusableError(reason)
+
+        return open_
+
+    openers: dict[Backend, Opener] = {
+        "cuda": broken("driver mismatch"),
+        "wgpu": broken("no adapter"),
+        "cpu": OPENERS["cpu"],
+    }
+    choice = choose("auto", "GPU-1234", folder, config, layout, 1, openers)
+    assert choice.backend == "cpu"
+    assert choice.reason == "cuda: driver mismatch; wgpu: no adapter"
+    assert asked == ["GPU-1234", "GPU-1234"]
+
+
+def test_a_model_that_is_unusable_everywhere_is_no_reason_to_fall_back(
+    tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder)
+    layout = build_layout(folder, config)
+    with pytest.raises(InputError):
+        choose("auto", "", tmp_path, config, layout, 1)

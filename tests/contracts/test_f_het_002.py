@@ -1,0 +1,69 @@
+"""F-HET-002: planned memory <= device memory, refused before start.
+
+That the plan covers what torch really keeps is measured in tests/trainer/test_memory.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trainer.architecture import read_architecture
+from trainer.errors import InputError
+from trainer.layout import build_layout, read_headers
+from trainer.memory import MemoryPlan, check_fits, fitting_tokens, plan_memory
+from trainer.replica import torch as torch_replica
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeConfig, TinyModel
+    from trainer.config import RunConfig
+
+
+def plan_of(folder: Path, config: RunConfig) -> MemoryPlan:
+    return plan_memory(
+        read_architecture(folder),
+        read_headers(folder),
+        build_layout(folder, config),
+        config,
+        accelerator=False,
+        recompute=False,
+    )
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_plan_above_the_device_is_refused_in_one_line(
+    tiny_model: TinyModel, make_config: MakeConfig, method: str
+) -> None:
+    folder = tiny_model()
+    plan = plan_of(folder, make_config(folder, method=method))
+    check_fits(plan, 2 * plan.least, "cuda:0")
+    with pytest.raises(InputError, match=r"cuda:0: the run needs .* GiB .* are free") as caught:
+        check_fits(plan, plan.least, "cuda:0")
+    assert "\n" not in str(caught.value)
+
+
+def test_micro_batches_stay_within_the_device(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    folder = tiny_model()
+    plan = plan_of(folder, make_config(folder))
+    for left in (plan.least, 2**27, 2**30):
+        tokens = fitting_tokens(plan, left)
+        assert tokens == 1 or (
+            plan.per_token * tokens + plan.gradients + plan.state + plan.workspace <= left
+        )
+    assert fitting_tokens(plan, 2**40) > fitting_tokens(plan, 2**30)
+
+
+def test_the_replica_refuses_before_it_loads(
+    tiny_model: TinyModel, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder)
+    monkeypatch.setattr(torch_replica, "_available", lambda _device: 1 << 20)
+    monkeypatch.delattr(torch_replica, "load_model")  # any attempt to load would fail otherwise
+    with pytest.raises(InputError, match=r"cpu: the run needs .* GiB"):
+        torch_replica.TorchReplica(folder, config, build_layout(folder, config))

@@ -1,0 +1,35 @@
+"""Small processes for supervisors to keep, and a way to wait for an event."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.plan import ProcessPlan
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Wait until a condition holds; the deadline only ends a test that has failed."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.01)
+
+
+def python_process(folder: Path, code: str, name: str = "worker-0") -> ProcessPlan:
+    """Return a plan that runs a piece of Python."""
+    return ProcessPlan(
+        name=name,
+        role="worker",
+        rank=0,
+        local_rank=0,
+        host="localhost",
+        device="cpu",
+        backend="cpu",
+        threads=1,
+        address="127.0.0.1:9000",
+        argv=(sys.executable, "-c", code),
+        env={"PYTHONUNBUFFERED": "1"},
+        folder=str(folder / name),
+        names=(),
+    )

@@ -1,0 +1,215 @@
+"""The command line: light imports, one line for an error, exit codes, JSON and completion."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import cli, run
+
+ROOT = Path(__file__).parents[2]
+HEAVY = (
+    "torch",
+    "transformers",
+    "peft",
+    "numpy",
+    "ansible",
+    "fabric",
+    "pydantic",
+    "rich",
+    "cryptography",
+    "yaml",
+    "trainer",
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["cluster", "--help"], ["cluster", "up", "--help"]]
+)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom launcher.cli import run\n"
+        f"code = run({arguments!r})\n"
+        f"print('LOADED', *[name for name in {HEAVY!r} if name in sys.modules])\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines()[0].startswith("Usage: launch")
+    assert done.stdout.splitlines()[-1] == "LOADED"
+
+
+def test_every_listed_command_exists_and_its_help_line_is_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import click
+
+    def visit(group: click.Group, path: list[str]) -> int:
+        context = click.Context(group)
+        count = 0
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            assert command.help
+            if isinstance(command, click.Group):
+                count += visit(command, [*path, name])
+            else:
+                assert run([*path, name, "--help"]) == 0
+                assert "Usage: launch" in capsys.readouterr().out
+                count += 1
+        return count
+
+    assert visit(cli, []) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nope"], 2, "No such command 'nope'"),
+        (["cluster", "up", "--expect-workers", "0"], 2, "0 is not in the range"),
+        (["cluster", "up", "--preset", "a", "--config", "b"], 2, "not both"),
+        (["cluster", "up", "--config", "absent.yaml"], 2, "no config file and no preset"),
+        (["cluster", "up", "--set", "training.epochs"], 2, "--set takes KEY=VALUE"),
+        (["cluster", "up", "--set", "training.epoch=2"], 2, "training.epoch: unknown key"),
+        (["cluster", "up", "--set", "training.epochs=many"], 2, "training.epochs:"),
+        (
+            ["cluster", "up", "--set", "training.epochs=null"],
+            2,
+            "training.epochs=null: input should",
+        ),
+        (["cluster", "up", "--set", "nope.x=null"], 2, "nope.x=null: there is no such setting"),
+        (["cluster", "up", "-e", "=1"], 2, "-e takes KEY=VALUE"),
+        (["cluster", "up", "--inventory", "absent.yml"], 2, "absent.yml: the file does not exist"),
+        (["cluster", "up", "-e", "motley_prot=1"], 2, "unknown variable motley_prot"),
+        (["logs", "worker-2"], 2, "nothing has been started here"),
+        (["status", "--run", "nope-1"], 2, "no run nope-1"),
+        (["status", "--run", "../../etc"], 2, "no run ../../etc"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_documented_code(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
+    assert run(arguments) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("launch: ")
+
+
+def test_json_errors_are_objects_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--run", "nope-1", "--json"]) == 2
+    tree = json.loads(capsys.readouterr().out)
+    assert (tree["schema"], tree["exit_code"]) == ("motley.error/1", 2)
+
+
+def test_a_defect_is_one_line_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("launcher.observation.find_run", broken)
+    assert run(["status"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "launch: a defect in Motley: RuntimeError: two lines (set MOTLEY_DEBUG=1 for the traceback)"
+    ]
+
+
+def test_nothing_started_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "none"
+    assert run(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": "motley.runs/1", "runs": []}
+    assert run(["cluster", "down"]) == 0
+    assert capsys.readouterr().out == "nothing was running\n"
+
+
+def test_a_dry_run_prints_the_commands_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["cluster", "up", "-n", "2", "--dry-run", "--set", "training.epochs=7"]
+    assert run([*arguments, "-e", "motley_devices=[{backend: cpu, threads: 3}]"]) == 0
+    out = capsys.readouterr().out
+    assert "--role coordinator" in out
+    assert "--rank 0" in out
+    assert "--threads 3" in out
+    assert "--rank 1" in out
+    assert not (tmp_path / "state").exists()
+    assert run([*arguments, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["schema"] == "motley.plan/1"
+    assert len(tree["processes"]) == 3
+
+
+def test_hosts_over_ssh_are_planned_but_not_driven(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(
+        "all:\n  hosts:\n    intel:\n      ansible_host: 10.0.0.2\n"
+        "      motley_devices: [{backend: cpu}]\n"
+    )
+    arguments = ["cluster", "up", "-i", str(inventory)]
+    assert run([*arguments, "--dry-run"]) == 0
+    assert "# intel (SSH to 10.0.0.2)" in capsys.readouterr().out
+    assert run(arguments) == 3
+    assert "host intel: this release drives only the local machine" in capsys.readouterr().err
+
+
+def test_doctor_shows_every_check_with_its_remedy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "absent")
+    assert run(["doctor", "--model", missing, "--data", missing, "--json"]) == 4
+    captured = capsys.readouterr()
+    tree, _ = json.JSONDecoder().raw_decode(captured.out)
+    checks = {check["name"]: check for check in tree["checks"]}
+    assert {"trainer", "devices", "state", "port", "model", "data", "output", "memory"} <= set(
+        checks
+    )
+    assert checks["model"]["status"] == "fail"
+    assert checks["model"]["remedy"]
+    assert "checks failed" in captured.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert run(["completion", shell]) == 0
+    assert "_LAUNCH_COMPLETE" in capsys.readouterr().out
+
+
+def test_completion_answers() -> None:
+    environment = os.environ | {
+        "_LAUNCH_COMPLETE": "bash_complete",
+        "COMP_WORDS": "launch cluster ",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [Path(sys.executable).with_name("launch")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "plain,up" in done.stdout.split()
+    assert "plain,down" in done.stdout.split()
+
+
+def test_output_to_a_closed_pipe_is_quiet() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m launcher.cli completion bash | true"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.stderr == ""

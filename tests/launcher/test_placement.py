@@ -1,0 +1,212 @@
+"""Placement over tables of easy and nasty clusters. It is pure: no machine is asked."""
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.devices import Device
+from launcher.errors import ConfigError, PreflightError
+from launcher.inventory import Host
+from launcher.placement import Setting, place
+from launcher.plan import LaunchPlan
+from trainer.config import RunConfig, load
+
+SETTING = Setting(
+    run_id="quickstart-20261120-110300-7f3a",
+    trainer_command=("/venv/bin/trainer",),
+    state_folder="/state",
+    routes={},
+)
+LOCAL = Host(
+    name="localhost",
+    connection="local",
+    coordinator=True,
+    bind_address="127.0.0.1",
+    devices=(Device("cpu", "cpu"),),
+    fill_with_cpu=True,
+    cores=8,
+)
+RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
+RADEONS = (Device("wgpu", "0000:0b:00.0"), Device("wgpu", "0000:0e:00.0"))
+INTEL = Host(
+    name="intel",
+    address="10.0.0.2",
+    coordinator=True,
+    bind_address="10.0.0.2",
+    devices=RADEONS,
+)
+LAMBDA = Host(name="lambda", address="10.0.0.3", devices=(RTX,))
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return load("quickstart", {"output": "/out"})
+
+
+def seats(plan: LaunchPlan) -> list[tuple[str, str, int | None]]:
+    return [(worker.host, worker.device, worker.local_rank) for worker in plan.workers]
+
+
+def flag(argv: tuple[str, ...], name: str) -> str:
+    return argv[argv.index(name) + 1]
+
+
+def test_this_machine_is_filled_up_and_its_cores_divided(config: RunConfig) -> None:
+    plan = place([LOCAL], config, 3, SETTING)
+    assert [p.name for p in plan.processes] == ["coordinator", "worker-0", "worker-1", "worker-2"]
+    assert [worker.threads for worker in plan.workers] == [3, 3, 2]
+    assert [worker.rank for worker in plan.workers] == [0, 1, 2]
+    assert plan.coordinator.address == "127.0.0.1:9000"
+    for worker in plan.workers:
+        assert flag(worker.argv, "--coordinator") == "127.0.0.1:9000"
+        assert flag(worker.argv, "--threads") == str(worker.threads)
+        assert worker.env["OMP_NUM_THREADS"] == str(worker.threads)
+        assert flag(worker.argv, "--tls") == f"{worker.folder}/tls"
+    assert LaunchPlan.from_json(plan.to_json()) == plan
+
+
+def test_more_workers_than_cores_get_one_thread_each(config: RunConfig) -> None:
+    plan = place([replace(LOCAL, cores=2)], config, 5, SETTING)
+    assert [worker.threads for worker in plan.workers] == [1] * 5
+
+
+def test_the_reference_cluster_keeps_inventory_order(config: RunConfig) -> None:
+    plan = place([INTEL, LAMBDA], config, None, SETTING)
+    assert seats(plan) == [
+        ("intel", "0000:0b:00.0", 0),
+        ("intel", "0000:0e:00.0", 1),
+        ("lambda", "GPU-4090", 0),
+    ]
+    assert [worker.backend for worker in plan.workers] == ["wgpu", "wgpu", "cuda"]
+    assert flag(plan.workers[2].argv, "--gpus") == "GPU-4090"
+    assert plan.workers[2].argv[0] == "/opt/motley/current/bin/trainer"
+    assert flag(plan.coordinator.argv, "--bind") == "10.0.0.2:9000"
+    assert flag(plan.coordinator.argv, "--expect-workers") == "3"
+    assert {worker.address for worker in plan.workers} == {"10.0.0.2:9000"}
+    assert "10.0.0.2" in plan.coordinator.names
+
+
+def test_a_gpu_comes_before_cpu_workers_and_keeps_a_core(config: RunConfig) -> None:
+    plan = place([replace(LOCAL, devices=(RTX,))], config, 3, SETTING)
+    assert [(w.backend, w.threads) for w in plan.workers] == [
+        ("cuda", None),
+        ("cpu", 4),
+        ("cpu", 3),
+    ]
+
+
+def test_unequal_hosts_are_filled_where_the_most_cores_are_left(config: RunConfig) -> None:
+    big = Host(name="big", bind_address="10.0.0.1", coordinator=True, devices=(), cores=32)
+    small = Host(name="small", devices=(), cores=4)
+    hosts = [replace(host, fill_with_cpu=True) for host in (small, big)]
+    plan = place(hosts, config, 5, SETTING)
+    assert [host for host, _, _ in seats(plan)] == ["big"] * 5
+    plan = place(hosts, config, 10, SETTING)
+    assert [host for host, _, _ in seats(plan)] == ["small"] + ["big"] * 9
+
+
+def test_fewer_workers_than_devices_take_the_first(config: RunConfig) -> None:
+    plan = place([INTEL, LAMBDA], config, 1, SETTING)
+    assert seats(plan) == [("intel", "0000:0b:00.0", 0)]
+    assert [host.name for host in plan.hosts] == ["intel"]
+
+
+def test_threads_of_the_inventory_stay(config: RunConfig) -> None:
+    fixed = Device("cpu", "cpu", threads=6)
+    plan = place([replace(LOCAL, devices=(fixed,))], config, 2, SETTING)
+    assert [worker.threads for worker in plan.workers] == [6, 2]
+
+
+def test_unknown_cores_leave_the_threads_to_the_worker(config: RunConfig) -> None:
+    plan = place([replace(LOCAL, cores=None)], config, 2, SETTING)
+    assert all("--threads" not in worker.argv for worker in plan.workers)
+
+
+def test_ipv6_is_bracketed_on_command_lines_only(config: RunConfig) -> None:
+    plan = place([replace(INTEL, bind_address="fd00::2"), LAMBDA], config, None, SETTING)
+    assert flag(plan.coordinator.argv, "--bind") == "[fd00::2]:9000"
+    assert plan.workers[0].address == "[fd00::2]:9000"
+    assert "fd00::2" in plan.coordinator.names
+
+
+def test_two_networks_an_explicit_address_beats_the_route_and_ansible_host(
+    config: RunConfig,
+) -> None:
+    management = replace(INTEL, address="192.168.1.2", bind_address="10.0.0.2")
+    setting = replace(SETTING, routes={"intel": "172.16.0.2"})
+    plan = place([management, LAMBDA], config, None, setting)
+    assert plan.bind_address == "10.0.0.2"
+    plan = place([replace(management, bind_address=None), LAMBDA], config, None, setting)
+    assert plan.bind_address == "172.16.0.2"
+    plan = place([replace(management, bind_address=None), LAMBDA], config, None, SETTING)
+    assert plan.bind_address == "192.168.1.2"
+
+
+def test_a_worker_on_another_network_connects_elsewhere_and_the_certificate_knows(
+    config: RunConfig,
+) -> None:
+    far = replace(LAMBDA, connect_address="gateway.example")
+    plan = place([INTEL, far], config, None, SETTING)
+    assert plan.workers[2].address == "gateway.example:9000"
+    assert plan.workers[0].address == "10.0.0.2:9000"
+    assert {"gateway.example", "10.0.0.2"} <= set(plan.coordinator.names)
+
+
+def test_a_trainer_and_a_state_folder_of_its_own(config: RunConfig) -> None:
+    host = replace(LOCAL, trainer_command=("/x/python", "-m", "t"), state_folder="/data/motley")
+    plan = place([host], config, 1, SETTING)
+    assert plan.coordinator.argv[:4] == ("/x/python", "-m", "t", "finetune")
+    assert plan.coordinator.folder.startswith("/data/motley/runs/quickstart-")
+
+
+NASTY = {
+    "too few": ([INTEL, LAMBDA], 4, PreflightError, "4 workers are expected.*has 3 devices"),
+    "nothing": ([replace(INTEL, devices=())], None, PreflightError, "has 0 devices"),
+    "no head": (
+        [replace(INTEL, coordinator=False), LAMBDA],
+        None,
+        ConfigError,
+        "motley_coordinator: true on one of the hosts intel, lambda",
+    ),
+    "loopback for others": (
+        [replace(INTEL, bind_address="127.0.1.1"), LAMBDA],
+        None,
+        ConfigError,
+        "127.0.1.1 is loopback; workers on lambda",
+    ),
+    "loopback by address": (
+        [replace(INTEL, bind_address=None, address="127.0.0.1"), LAMBDA],
+        None,
+        ConfigError,
+        "is loopback",
+    ),
+    "a name is no address": (
+        [replace(INTEL, bind_address=None, address="intel.home"), LAMBDA],
+        None,
+        ConfigError,
+        "host intel: set motley_bind_address",
+    ),
+    "not asked": ([INTEL, replace(LAMBDA, devices=None)], None, ConfigError, "has not been asked"),
+    "one card twice": (
+        [
+            replace(LOCAL, devices=(RTX,)),
+            replace(LOCAL, name="me", coordinator=False, devices=(RTX,)),
+        ],
+        None,
+        ConfigError,
+        "localhost and me are the same machine and both claim GPU-4090",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NASTY)
+def test_what_cannot_be_placed_is_one_line(config: RunConfig, case: str) -> None:
+    hosts, expect, kind, message = NASTY[case]
+    with pytest.raises(kind, match=message) as error:
+        place(hosts, config, expect, SETTING)
+    assert "\n" not in str(error.value)
+
+
+def test_the_same_cluster_always_gives_the_same_ranks(config: RunConfig) -> None:
+    hosts = [INTEL, replace(LAMBDA, fill_with_cpu=True)]
+    assert place(hosts, config, 5, SETTING) == place(hosts, config, 5, SETTING)

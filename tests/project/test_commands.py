@@ -1,0 +1,100 @@
+"""Every command, option and make target that the documents show exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+# A command in a code span or at the start of a line of a code block, with its lower-case words.
+COMMAND = re.compile(
+    r"(?:`|^\s*(?:\$ )?)(?:\.venv/bin/)?(?P<words>(?:launch|trainer)(?: [a-z][a-z-]+)*)"
+    r"(?P<rest>[^`\n|]*)",
+    re.MULTILINE,
+)
+TARGET = re.compile(r"(?:`|^\s*(?:\$ )?)make (?P<target>[a-z-]+)", re.MULTILINE)
+
+
+def documented() -> dict[str, set[str]]:
+    """Return the documented commands, each with the options it is shown with."""
+    found: dict[str, set[str]] = {}
+    for file in DOCUMENTS:
+        for match in COMMAND.finditer(_code(file.read_text(encoding="utf-8"))):
+            options = re.findall(r"(?<!\S)--[a-z][a-z-]+", match["rest"])
+            if " " in match["words"] or options:
+                found.setdefault(match["words"], set()).update(options)
+    return found
+
+
+def _code(text: str) -> str:
+    """Return a document's code: its blocks, and its spans one a line."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return "\n".join([*blocks, *re.findall(r"`[^`\n]+`", rest)])
+
+
+COMMANDS = documented()
+
+
+@pytest.mark.parametrize("words", sorted(COMMANDS))
+def test_documented_commands_exist(words: str) -> None:
+    program, *arguments = words.split()
+    result = subprocess.run(
+        [Path(sys.executable).with_name(program), *arguments, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    missing = [option for option in COMMANDS[words] if option not in result.stdout]
+    assert not missing, f"{words} has no {', '.join(missing)}"
+
+
+def test_the_reference_names_every_command_schema_and_variable() -> None:
+    import click
+
+    from launcher.cli import cli
+    from launcher.inventory import VARIABLES
+    from trainer.cli import COMMANDS as TRAINER
+
+    def visit(group: click.Group, path: str) -> list[str]:
+        found: list[str] = []
+        for name in group.list_commands(click.Context(group)):
+            command = group.get_command(click.Context(group), name)
+            inner = isinstance(command, click.Group)
+            found += visit(command, f"{path} {name}") if inner else [f"{path} {name}"]
+        return found
+
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    sources = [*(ROOT / "launcher").glob("commands/*.py")]
+    sources += [ROOT / "launcher" / f"{name}.py" for name in ("cli", "logs", "plan", "render")]
+    sources += [ROOT / "trainer" / f"{name}.py" for name in ("scoring", "status")]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    schemas = set(re.findall(r'"(motley\.[a-z.]+/\d+)"', text))
+    assert len(schemas) == 10
+    words = [*visit(cli, "launch"), *(f"trainer {name}" for name in TRAINER), *schemas, *VARIABLES]
+    missing = [word for word in words if not re.search(rf"`{re.escape(word)}\b", page)]
+    assert not missing
+
+
+def test_documented_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = {
+        match["target"]
+        for file in DOCUMENTS
+        for match in TARGET.finditer(_code(file.read_text(encoding="utf-8")))
+    }
+    assert shown
+    assert shown <= targets
+
+
+def test_makefile_scripts_exist() -> None:
+    scripts = re.findall(r"scripts/\w+\.sh", (ROOT / "Makefile").read_text())
+    assert scripts
+    assert [name for name in scripts if not (ROOT / name).is_file()] == []

@@ -1,0 +1,67 @@
+"""The import rules of docs/architecture.md hold, and each of them bites when it is broken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINT = Path(sys.executable).with_name("lint-imports")
+
+
+def lint(folder: Path, *contracts: str) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on the packages in a folder: the named contracts, or all."""
+    return subprocess.run(
+        [LINT, "--no-cache", *(f"--contract={name}" for name in contracts)],
+        cwd=folder,
+        env=os.environ | {"NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_contracts_hold() -> None:
+    result = lint(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("launcher/errors.py", "import launcher.commands", "launcher-layers"),
+        ("launcher/brand_new.py", "", "launcher-layers"),
+        ("trainer/errors.py", "import trainer.config", "trainer-layers"),
+        ("trainer/brand_new.py", "", "trainer-layers"),
+        ("trainer/data/order.py", "import trainer.replica", "trainer-layers"),
+        ("launcher/commands/__init__.py", "import trainer.exchange", "launcher-of-trainer"),
+        ("trainer/exchange/__init__.py", "import launcher", "trainer-of-launcher"),
+        ("launcher/commands/__init__.py", "import torch", "light-launcher"),
+        ("trainer/config.py", "import torch", "light-launcher"),
+        ("trainer/config.py", "import torch", "light-coordinator"),
+        ("trainer/exchange/__init__.py", "import wgpu", "light-coordinator"),
+        ("trainer/layout.py", "import torch", "light-coordinator"),
+        ("trainer/optimizer.py", "import transformers", "light-coordinator"),
+        ("trainer/checkpoint.py", "import peft", "light-coordinator"),
+        ("trainer/exchange/coordinator.py", "import socket", "sans-io"),
+        ("trainer/exchange/ledger.py", "import time", "sans-io"),
+        ("trainer/replica/torch.py", "import wgpu", "torch-beside-wgpu"),
+        ("launcher/commands/__init__.py", "import fabric", "one-ssh-door"),
+    ],
+)
+def test_each_contract_bites(tmp_path: Path, module: str, line: str, contract: str) -> None:
+    for package in ("launcher", "trainer"):
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    broken = tmp_path / module
+    before = broken.read_text() if broken.exists() else ""
+    broken.write_text(f"{before}\n{line}\n")
+    result = lint(tmp_path, contract)
+    assert "0 kept, 1 broken" in result.stdout, result.stdout + result.stderr

@@ -1,0 +1,57 @@
+"""pyproject.toml, the Makefile and the folders tell the same story."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def requirements() -> list[str]:
+    """Return every requirement of the distribution and its extras."""
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    return [*PROJECT["project"]["dependencies"], *(item for extra in extras for item in extra)]
+
+
+def test_the_packages_listed_are_the_packages_on_disk() -> None:
+    on_disk = {
+        ".".join(file.parent.relative_to(ROOT).parts)
+        for top in ("launcher", "trainer")
+        for file in (ROOT / top).rglob("__init__.py")
+    }
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == on_disk
+
+
+def test_tests_are_no_packages() -> None:
+    # A tests/trainer/__init__.py would shadow the real trainer.
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_package_data_exists() -> None:
+    for package, patterns in PROJECT["tool"]["setuptools"]["package-data"].items():
+        folder = ROOT.joinpath(*package.split("."))
+        for pattern in patterns:
+            assert list(folder.glob(pattern)), f"{package}: nothing matches {pattern}"
+
+
+def test_the_makefile_installs_the_torch_that_the_project_requires() -> None:
+    version = re.search(r"^TORCH_VERSION\s*:=\s*(\S+)$", (ROOT / "Makefile").read_text(), re.M)
+    assert version
+    assert f"torch=={version[1]}" in requirements()
+
+
+def test_a_plain_launcher_install_pulls_no_torch() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    light = [*PROJECT["project"]["dependencies"], *extras["launcher"], *extras["coordinator"]]
+    heavy = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "motley[trainer]")
+    assert not [item for item in light if item.startswith(heavy)]
+
+
+def test_every_dependency_has_its_reason() -> None:
+    reasons = (ROOT / "docs" / "dependencies.md").read_text()
+    for requirement in requirements():
+        name = re.split(r"[\[<>=;,! ]", requirement, maxsplit=1)[0]
+        assert name == "motley" or f"`{name}`" in reasons, f"{name} is not in docs/dependencies.md"

@@ -1,0 +1,85 @@
+"""What holds for every file of the project: small rooms, and nothing of one person's machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MOST_LINES = 350
+PUBLIC_INDEXES = ("pypi.org", "files.pythonhosted.org", "download.pytorch.org")
+
+# Paths and addresses that exist on one machine or in one network only.
+MACHINE_PATHS = re.compile(
+    r"(?<![\w.$}~/-])/(?:work|scratch|mnt/data)/\w"
+    r"|/home/(?!(?:motley|user|you|\{|<|\$))\w+"
+    r"|/root/\.\w"
+    r"|/opt/\w*(?:wheel|pypi)"
+)
+INDEX_OPTIONS = re.compile(
+    r"(?:index[-_]url|find[-_]links|CPU_INDEX)\W{1,6}(?P<url>\w+://[^\s\"')]+)"
+)
+
+
+def tracked() -> list[Path]:
+    """Return the text files under version control."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git checkout")
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    files = [ROOT / name for name in listing.stdout.split("\0") if name]
+    return [file for file in files if file.is_file() and b"\0" not in file.read_bytes()[:1024]]
+
+
+def test_no_file_names_a_machine() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {match[0]}"
+        for file in tracked()
+        if file != Path(__file__)
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        for match in MACHINE_PATHS.finditer(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_file_names_a_private_package_index() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {match['url']}"
+        for file in tracked()
+        for match in INDEX_OPTIONS.finditer(file.read_text(encoding="utf-8"))
+        if urlsplit(match["url"]).hostname not in PUBLIC_INDEXES
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_rooms_stay_small() -> None:
+    sizes = {
+        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines())
+        for file in tracked()
+        if file.suffix in (".py", ".sh")
+    }
+    large = [f"{name}: {lines} lines" for name, lines in sizes.items() if lines > MOST_LINES]
+    assert not large, f"split these, {MOST_LINES} lines at most:\n" + "\n".join(large)
+
+
+def test_no_module_is_a_drawer() -> None:
+    drawers = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
+    assert not [file for file in tracked() if file.suffix == ".py" and file.stem in drawers]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["see /home/" + "alice/models", "cd /work/" + "project", "find-links = /opt/my" + "wheels"],
+)
+def test_machine_paths_are_recognised(line: str) -> None:
+    assert MACHINE_PATHS.search(line)
+
+
+@pytest.mark.parametrize("line", ["see docs/work/flow", "/home/motley/.ssh", "~/work/models"])
+def test_ordinary_paths_are_not(line: str) -> None:
+    assert not MACHINE_PATHS.search(line)

@@ -1,0 +1,129 @@
+import json
+
+import pytest
+from blake3 import blake3
+
+from trainer.data import samples
+from trainer.data.samples import DataError, Message, Sample, read_file, read_samples
+from trainer.errors import InputError
+
+
+def write(path, *lines):
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def row(**keys):
+    return json.dumps(keys).encode() + b"\n"
+
+
+def test_classify_keeps_the_order_and_the_labels(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl", row(input="one", label=4), b"\n", row(label=0, input="ü", id=7)
+    )
+    assert read_samples(path, "classify", 5) == [
+        Sample("one", 4, line=1),
+        Sample("ü", 0, line=3),
+    ]
+
+
+def test_causal_lm_reads_text_messages_and_input(tmp_path):
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    path = write(
+        tmp_path / "a.jsonl", row(text="t"), row(messages=turns), row(input="i", label="whatever")
+    )
+    text, chat, given = read_samples(path, "causal-lm")
+    assert (text.text, given.text, given.label) == ("t", "i", None)
+    assert chat.messages == (Message("user", "q"), Message("assistant", "a"))
+
+
+def test_the_digest_covers_every_byte(tmp_path):
+    content = b"\xef\xbb\xbf" + row(input="x", label=0) + b"\r\n" + row(input="y", label=1)[:-1]
+    path = write(tmp_path / "a.jsonl", content)
+    file = read_file(path, "classify", 2)
+    assert file.digest == blake3(content).hexdigest()
+    assert [sample.text for sample in file.samples] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{oops\n", "not JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b"[1]\n", "expected an object, got a list"),
+        (b"null\n", "expected an object, got null"),
+        (b"\xff{}\n", "not valid UTF-8 at byte 0"),
+        (b"[" * 100_000 + b"\n", "nested too deep"),
+        (b'{"label": ' + b"9" * 5000 + b"}\n", "a number too long"),
+        (b'{"input": "\\ud800", "label": 0}\n', "lone surrogate"),
+        (row(label=0), "lacks the key 'input'"),
+        (row(input="x"), "lacks the key 'label'"),
+        (row(input=3, label=0), "'input' must be a string, got an integer"),
+        (row(input=" \n", label=0), "'input' is empty"),
+        (row(input="x", label="0"), "'label' must be an integer, got a string"),
+        (row(input="x", label=True), "'label' must be an integer, got a boolean"),
+        (row(input="x", label=1.0), "'label' must be an integer, got a number"),
+        (row(input="x", label=5), "'label' must be from 0 to 4, got 5"),
+        (row(input="x", label=-1), "'label' must be from 0 to 4, got -1"),
+    ],
+)
+def test_a_bad_classify_line_is_named(tmp_path, line, problem):
+    path = write(tmp_path / "a.jsonl", row(input="fine", label=0), line)
+    with pytest.raises(DataError) as caught:
+        read_samples(path, "classify", 5)
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "problem"),
+    [
+        ({"txt": "x"}, "needs one of the keys"),
+        ({"text": ""}, "'text' is empty"),
+        ({"messages": []}, "must be a non-empty list"),
+        ({"messages": "hi"}, "must be a non-empty list"),
+        ({"messages": ["hi"]}, "'messages[0]' must be an object"),
+        ({"messages": [{"role": "user"}]}, "'messages[0]': lacks the key 'content'"),
+        ({"messages": [{"role": "user", "content": None}]}, "must be a string, got null"),
+        ({"messages": [{"role": "boss", "content": "x"}]}, "got 'boss'"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no assistant turn"),
+    ],
+)
+def test_a_bad_causal_lm_line_is_named(tmp_path, tree, problem):
+    path = write(tmp_path / "a.jsonl", row(**tree))
+    with pytest.raises(DataError, match=r"a\.jsonl:1: ") as caught:
+        read_samples(path, "causal-lm")
+    assert problem in str(caught.value)
+
+
+def test_every_bad_line_is_counted_and_ten_are_shown(tmp_path):
+    path = write(tmp_path / "a.jsonl", row(input="x", label=0), *[b"?\n"] * 23)
+    with pytest.raises(DataError) as caught:
+        read_samples(path, "classify", 2)
+    lines = str(caught.value).splitlines()
+    assert [line.split(": ")[0] for line in lines[:10]] == [f"{path}:{n}" for n in range(2, 12)]
+    assert lines[10:] == ["and 13 more bad lines"]
+
+
+def test_a_line_above_the_limit_is_named_and_the_next_one_still_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "MAX_LINE_BYTES", 2 << 20)
+    exact = b'{"input": "x", "label": 0}'.ljust(2 << 20) + b"\n"
+    content = exact + b" " * (5 << 20) + b"\n" + b"?\n" + b"y" * (3 << 20)
+    path = write(tmp_path / "a.jsonl", content)
+    with pytest.raises(DataError) as caught:
+        read_samples(path, "classify", 2)
+    assert [line.removeprefix(f"{path}:") for line in str(caught.value).splitlines()] == [
+        "2: line is above 2 MiB",
+        "3: not JSON: Expecting value at column 1",
+        "4: line is above 2 MiB",
+    ]
+
+
+def test_files_that_hold_nothing(tmp_path):
+    with pytest.raises(InputError, match="no such data file"):
+        read_samples(tmp_path / "none.jsonl", "causal-lm")
+    with pytest.raises(InputError, match="is a folder"):
+        read_samples(tmp_path, "causal-lm")
+    for content in (b"", b"\n \n"):
+        with pytest.raises(InputError, match="holds no samples"):
+            read_samples(write(tmp_path / "empty.jsonl", content), "causal-lm")

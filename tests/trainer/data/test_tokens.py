@@ -1,0 +1,142 @@
+import json
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from trainer.data.samples import DataError
+from trainer.data.tokens import IGNORED, load_dataset
+from trainer.errors import InputError
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_tokenizer(folder, special=SPECIAL, eos: str | None = "<|endoftext|>", bos=None):
+    """One token a byte, so that ids are easy to count."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    # A folder's own settings must not reach training.
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=64)
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    return tokenizer
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_classify_ids_and_labels(tmp_path):
+    tokenizer = byte_tokenizer(tmp_path)
+    path = write(
+        tmp_path / "a.jsonl", {"input": "echo hi", "label": 2}, {"input": "ls", "label": 0}
+    )
+    data = load_dataset(path, tmp_path, "classify", 5, max_seq_len=64)
+    assert [data[i].labels for i in range(len(data))] == [2, 0]
+    assert data[0].input_ids.dtype == np.int32
+    assert tokenizer.decode(data[0].input_ids.tolist()) == "echo hi"
+    assert (data.tokens, data.truncated) == (9, 0)
+    with pytest.raises(IndexError):
+        data[2]
+    with pytest.raises(IndexError):
+        data[-1]
+
+
+def test_samples_are_cut_at_the_end(tmp_path):
+    tokenizer = byte_tokenizer(tmp_path)
+    path = write(tmp_path / "a.jsonl", {"input": "abcdef", "label": 1}, {"input": "ab", "label": 1})
+    data = load_dataset(path, tmp_path, "classify", 2, max_seq_len=4)
+    assert tokenizer.decode(data[0].input_ids.tolist()) == "abcd"
+    assert data.truncated == 1
+
+
+def test_causal_lm_text_ends_and_predicts_all_but_its_first_token(tmp_path):
+    tokenizer = byte_tokenizer(tmp_path)
+    path = write(tmp_path / "a.jsonl", {"text": "abc"}, {"input": "abcdef", "label": 0})
+    data = load_dataset(path, tmp_path, "causal-lm", None, max_seq_len=5)
+    end = tokenizer.token_to_id("<|endoftext|>")
+    short, cut = data[0], data[1]
+    assert isinstance(short.labels, np.ndarray)
+    assert short.input_ids[-1] == end
+    assert short.labels.tolist() == [IGNORED, *short.input_ids[1:].tolist()]
+    assert tokenizer.decode(cut.input_ids.tolist()) == "abcde"
+    assert short.labels.dtype == np.int32
+
+
+def test_only_the_assistant_is_learned(tmp_path):
+    tokenizer = byte_tokenizer(tmp_path)
+    turns = [
+        {"role": "user", "content": "hi<|im_end|>"},  # a forged end stays text
+        {"role": "assistant", "content": "yes"},
+    ]
+    path = write(tmp_path / "a.jsonl", {"messages": turns})
+    sample = load_dataset(path, tmp_path, "causal-lm", None, max_seq_len=256)[0]
+    text = tokenizer.decode(sample.input_ids.tolist(), skip_special_tokens=False)
+    assert text == (
+        "<|im_start|>user\nhi<|im_end|><|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
+    )
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert sample.input_ids.tolist().count(end) == 2
+    assert isinstance(sample.labels, np.ndarray)
+    learned = sample.labels[sample.labels != IGNORED].tolist()
+    assert tokenizer.decode(learned, skip_special_tokens=False) == "yes<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("special", "expected"),
+    [
+        (
+            ["<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+            "<s><|start_header_id|>assistant<|end_header_id|>\n\nyes<|eot_id|>",
+        ),
+        (["<s>"], "<s>assistant: yes\n"),
+    ],
+)
+def test_the_chat_format_follows_the_special_tokens(tmp_path, special, expected):
+    tokenizer = byte_tokenizer(tmp_path, special, eos=None, bos="<s>")
+    path = write(tmp_path / "a.jsonl", {"messages": [{"role": "assistant", "content": "yes"}]})
+    sample = load_dataset(path, tmp_path, "causal-lm", None, max_seq_len=256)[0]
+    assert tokenizer.decode(sample.input_ids.tolist(), skip_special_tokens=False) == expected
+
+
+def test_mixed_lines_keep_their_order(tmp_path):
+    tokenizer = byte_tokenizer(tmp_path)
+    turn = {"messages": [{"role": "assistant", "content": "m"}]}
+    path = write(tmp_path / "a.jsonl", {"text": "one"}, turn, {"text": "two"})
+    data = load_dataset(path, tmp_path, "causal-lm", None, max_seq_len=64)
+    assert [tokenizer.decode(data[i].input_ids.tolist()) for i in (0, 2)] == ["one", "two"]
+
+
+def test_ids_equal_those_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the launcher-only install has none")
+    byte_tokenizer(tmp_path, bos="<|im_start|>")
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    text = 'rm -rf "$DIR" # ü <|im_end|>'
+    path = write(tmp_path / "a.jsonl", {"input": text, "label": 0})
+    data = load_dataset(path, tmp_path, "classify", 2, max_seq_len=64)
+    assert data[0].input_ids.tolist() == reference(text)["input_ids"]
+
+
+def test_what_cannot_be_used_gives_one_line(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"text": "abc"})
+    folder = tmp_path / "model"
+    with pytest.raises(InputError, match=r"tokenizer\.json: no such file"):
+        load_dataset(path, folder, "causal-lm", None, 8)
+    byte_tokenizer(folder)
+    with pytest.raises(InputError, match="no token is left to learn from"):
+        load_dataset(path, folder, "causal-lm", None, 1)
+    with pytest.raises(DataError, match="lacks the key 'input'"):
+        load_dataset(path, folder, "classify", 2, 8)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="not a usable tokenizer"):
+        load_dataset(path, folder, "causal-lm", None, 8)

@@ -1,0 +1,185 @@
+"""A training problem whose every bit is known beforehand, whoever computes which sample.
+
+Gradients and losses are small integers: their sums are exact in fp32 (and, for batches of up to
+8, in bf16) in any order and any partition. So there is one right sequence of weights, and whatever
+faults a test injects, every member must be on it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from trainer.config import RunConfig, load
+from trainer.exchange.compression import make_codec
+from trainer.exchange.messages import JoinRequest
+from trainer.exchange.roster import Job
+from trainer.exchange.schedule import StepPlan
+from trainer.layout import Block, GradientLayout, TensorSlot
+from trainer.optimizer import AdamW, TrainState, learning_rate_at
+
+NUM_CLASSES = 5
+JOB = Job("run-1", "agreement", "layout", "model", "data", "version")
+
+
+def tiny_layout() -> GradientLayout:
+    """Return two layers of two tensors, a norm and a head: 30 elements."""
+    shapes = {
+        "layers.0": {"q": (2, 3), "v": (4,)},
+        "layers.1": {"q": (2, 3), "v": (4,)},
+        "norm": {"weight": (4,)},
+        "head": {"weight": (3, 2)},
+    }
+    blocks: list[Block] = []
+    start = 0
+    for index, (name, tensors) in enumerate(shapes.items()):
+        slots: list[TensorSlot] = []
+        for tensor, shape in tensors.items():
+            slots.append(TensorSlot(f"{name}.{tensor}", shape, start))
+            start = slots[-1].stop
+        blocks.append(Block(index, name, slots[0].start, start, tuple(slots)))
+    return GradientLayout(tuple(blocks), 2)
+
+
+def join_request(rank: int | None = None, **changes: Any) -> JoinRequest:
+    """Return the request of a worker that fits `JOB`."""
+    fields: dict[str, Any] = {
+        "run_id": JOB.run_id,
+        "rank": rank,
+        "version": JOB.version,
+        "agreement": JOB.agreement,
+        "layout": JOB.layout,
+        "model": JOB.model,
+        "data": JOB.data,
+        "host": f"host-{rank}",
+        "backend": "cpu",
+        "device": "cpu",
+    }
+    return JoinRequest(**{**fields, **changes})
+
+
+class ExactProblem:
+    """Samples, their gradients and losses, and the weights that must come out after every step."""
+
+    def __init__(self, *, samples: int = 20, validation_samples: int = 7, **overrides: Any) -> None:
+        settings: dict[str, Any] = {
+            "training.epochs": 2,
+            "training.batch_size": 8,
+            "training.evaluate_every": 4,
+            "exchange.shares": "equal",
+            "exchange.hash_every": 2,
+            "checkpoint.every": 2,
+            "optimizer.learning_rate": 0.01,
+        }
+        settings |= {key.replace("__", "."): value for key, value in overrides.items()}
+        self.config: RunConfig = load("quickstart", settings)
+        assert self.config.training.batch_size <= 8, "bf16 holds sums of 8 powers of two exactly"
+        self.layout = tiny_layout()
+        self.samples = samples
+        self.validation_samples = validation_samples
+        training = self.config.training
+        self.plan = StepPlan(samples, training.batch_size, training.epochs, training.max_steps)
+        self.trajectory: list[bytes] = []
+        """The weights after 0, 1, ... updates, as bytes."""
+        self.norms: list[float] = []
+        self._compute()
+
+    def fresh_state(self) -> TrainState:
+        """Return the state before the first update."""
+        weights = np.linspace(-1, 1, self.layout.size, dtype=np.float32)
+        return TrainState.fresh(weights)
+
+    def gradient(self, epoch: int, position: int) -> np.ndarray:
+        """Return a sample's gradient, fp32 `[N]`.
+
+        The first element of each block is a power of two of its own within the step, so a sample
+        that is missing or counts twice cannot be made up for by others.
+        """
+        index = np.arange(self.layout.size)
+        flat = ((position * 31 + epoch * 17 + index * 7) % 9 - 4).astype(np.float32)
+        for block in self.layout.blocks:
+            flat[block.start] = 2.0 ** (position % 8)
+        return flat
+
+    def weight(self, position: int) -> int:
+        """Return a sample's target tokens."""
+        return 1 + position % 3
+
+    def loss(self, epoch: int, position: int) -> float:
+        """Return a sample's loss, summed over its tokens."""
+        return float(1 + (epoch * 7 + position * 3) % 5)
+
+    def shard_gradient(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """Return the gradient sum over positions `start..stop`, fp32 `[N]`."""
+        total = np.zeros(self.layout.size, np.float32)
+        for position in range(start, stop):
+            total += self.gradient(epoch, position)
+        return total
+
+    def shard_weight(self, start: int, stop: int) -> int:
+        """Return the weight of positions `start..stop`."""
+        return sum(self.weight(position) for position in range(start, stop))
+
+    def shard_loss(self, epoch: int, start: int, stop: int) -> float:
+        """Return the loss sum of positions `start..stop`."""
+        return sum(self.loss(epoch, position) for position in range(start, stop))
+
+    def step_loss(self, step: int) -> float:
+        """Return the mean loss that a step must report."""
+        at = self.plan.at(step)
+        return self.shard_loss(at.epoch, at.start, at.stop) / self.shard_weight(at.start, at.stop)
+
+    def validation_loss(self) -> float:
+        """Return the mean loss that a validation must report."""
+        return self.shard_loss(0, 0, self.validation_samples) / self.validation_samples
+
+    def confusion(self, start: int, stop: int) -> list[list[int]]:
+        """Return the confusion matrix of validation samples `start..stop`."""
+        table = [[0] * NUM_CLASSES for _ in range(NUM_CLASSES)]
+        for position in range(start, stop):
+            table[position % NUM_CLASSES][position * 2 % NUM_CLASSES] += 1
+        return table
+
+    def _compute(self) -> None:
+        state = self.fresh_state()
+        optimizer = AdamW(self.config.optimizer, self.layout)
+        codec = make_codec(self.config.exchange.codec)
+        total = self.plan.total_steps
+        self.trajectory.append(state.weights.tobytes())
+        for step in range(total):
+            at = self.plan.at(step)
+            weight = self.shard_weight(at.start, at.stop)
+            average = self.shard_gradient(at.epoch, at.start, at.stop)
+            np.divide(average, np.float32(weight), out=average)
+            squares: list[float] = []
+            for block in self.layout.blocks:
+                span = average[block.start : block.stop]
+                codec.decode(codec.encode(block.index, span), span)
+                squares.append(float(np.square(span, dtype=np.float64).sum()))
+            norm = math.sqrt(math.fsum(squares))
+            limit = self.config.optimizer.max_grad_norm
+            scale = 1.0 if norm <= limit else limit / norm
+            rate = learning_rate_at(step, total, self.config.optimizer)
+            optimizer.apply(state, average, rate, scale)
+            self.norms.append(norm)
+            self.trajectory.append(state.weights.tobytes())
+
+    def check_event(self, event: dict[str, Any], applied: int) -> None:
+        """Check what a step or a validation says of itself, after `applied` updates."""
+        if event["event"] == "step":
+            step = event["step"] - 1
+            at = self.plan.at(step)
+            covered = at.start
+            for _, start, stop in event["shares"]:
+                assert start == covered < stop, f"step {step}: shares {event['shares']}"
+                covered = stop
+            assert covered == at.stop, f"step {step}: shares {event['shares']}"
+            assert event["loss"] == self.step_loss(step)
+            assert event["grad_norm"] == self.norms[step]
+            assert applied == step + 1
+        elif event["event"] == "validation":
+            assert event["count"] == self.validation_samples
+            assert event["loss"] == self.validation_loss()
+            assert applied == event["at"]

@@ -1,0 +1,224 @@
+"""A worker process in virtual time: the real Session, and a loop that pauses after every block."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from exact_problem import ExactProblem, join_request
+
+from trainer.exchange.messages import (
+    JoinRequest,
+    Message,
+    ShardAssignment,
+    Shutdown,
+    WeightsReport,
+)
+from trainer.exchange.session import Committed, Event, Restored, Session, result_message
+from trainer.exchange.wire import Frame, FrameDecoder, FrameEncoder, run_tag
+from trainer.optimizer import AdamW, TrainState, weights_digest
+
+
+class Pipe:
+    """One direction of a connection: frames go in, bytes come out in pieces of any size.
+
+    Like a socket's queue it draws frames only when their bytes are wanted.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.encoder = FrameEncoder(run_tag(run_id))
+        self.decoder = FrameDecoder(run_tag(run_id))
+        self.last_frame = b""
+        self._frames: deque[Iterator[Frame]] = deque()
+        self._bytes = bytearray()
+
+    def send(self, frames: Iterable[Frame]) -> None:
+        self._frames.append(iter(frames))
+
+    def send_raw(self, data: bytes) -> None:
+        """Put bytes behind everything that was sent so far."""
+        self._draw(None)
+        self._bytes += data
+
+    def take(self, count: int | None) -> bytes:
+        """Return up to `count` bytes (None for all)."""
+        self._draw(count)
+        taken = bytes(self._bytes[:count])
+        del self._bytes[: len(taken)]
+        return taken
+
+    @property
+    def empty(self) -> bool:
+        self._draw(1)
+        return not self._bytes
+
+    def received(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that these bytes complete."""
+        while data:
+            space = self.decoder.free_space()
+            count = min(len(space), len(data))
+            space[:count] = data[:count]
+            data = data[count:]
+            yield from self.decoder.received(count)
+
+    def _draw(self, count: int | None) -> None:
+        while self._frames and (count is None or len(self._bytes) < count):
+            frame = next(self._frames[0], None)
+            if frame is None:
+                self._frames.popleft()
+            else:
+                self.last_frame = self.encoder.encode(frame)
+                self._bytes += self.last_frame
+
+
+class Wire:
+    """A connection between one worker and the coordinator."""
+
+    def __init__(self, number: int, run_id: str) -> None:
+        self.number = number
+        self.up = Pipe(run_id)
+        self.down = Pipe(run_id)
+        self.closing = False
+        """Whether the coordinator closes it once everything was sent."""
+        self.cut = False
+        """Whether no byte passes any more, and neither side knows."""
+
+
+class SimulatedWorker:
+    """A process that joins, computes, applies; `step()` lets its loop do one small thing."""
+
+    def __init__(
+        self, problem: ExactProblem, rank: int | None, request: JoinRequest | None = None
+    ) -> None:
+        self.problem = problem
+        self.request = request or join_request(rank)
+        self.alive = True
+        self.stalled = False
+        self.ended: Shutdown | None = None
+        self.refused: str | None = None
+        self.seconds_per_sample = 0.01
+        self.poison: tuple[int, int, float] | None = None
+        """(block, offset, value) to put into its next gradient, or (-1, 0, loss)."""
+        self.careless = False
+        """Whether its loop sends through the membership of the moment, not that of the shard."""
+        self.corrupt = False
+        """Whether its memory is bad: the next update goes wrong by one bit."""
+        self.wire: Wire | None = None
+        self.session: Session | None = None
+        self.heard = self.beat = 0.0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what a process forgets when it dies."""
+        self.state: TrainState | None = None
+        self.events: deque[tuple[Session, Event]] = deque()
+        self.wire = self.session = None
+        self.commits: list[Committed] = []
+        self._optimizer = AdamW(self.problem.config.optimizer, self.problem.layout)
+        self._running = self._loop()
+
+    @property
+    def present(self) -> bool:
+        """Whether the process is there and runs."""
+        return not self.gone and not self.stalled
+
+    @property
+    def gone(self) -> bool:
+        """Whether there is no process: killed, or left by itself."""
+        return not self.alive or self.ended is not None or self.refused is not None
+
+    @property
+    def rank(self) -> int | None:
+        return self.session.rank if self.session and self.session.accepted else None
+
+    def step(self) -> bool:
+        """Do one small piece of work: a block, a result, an update; return whether there was."""
+        return next(self._running)
+
+    def send(self, message: Message) -> None:
+        """Send a message of the present session, if there is one."""
+        if self.session and self.session.accepted:
+            self._send(self.session, [self.session.message(message)])
+
+    def _send(self, session: Session, frames: Iterable[Frame]) -> None:
+        """Send for a membership; dropped when that membership is gone."""
+        if session is self.session and self.wire:
+            self.wire.up.send(frames)
+
+    def _sender(self, session: Session) -> Session | None:
+        if not self.careless:
+            return session
+        return self.session if self.session and self.session.accepted else None
+
+    def _loop(self) -> Iterator[bool]:
+        while True:
+            if not self.events:
+                yield False
+                continue
+            session, event = self.events.popleft()
+            if isinstance(event, Shutdown):
+                self.ended = event
+            elif session is not self.session:
+                continue  # of a membership that is gone
+            elif isinstance(event, Restored):
+                self.state = event.state
+            elif isinstance(event, Committed):
+                self._apply(session, event)
+            elif event.kind == "train":
+                yield from self._train(session, event)
+            else:
+                self._evaluate(session, event)
+            yield True
+
+    def _train(self, session: Session, shard: ShardAssignment) -> Iterator[bool]:
+        problem = self.problem
+        assert self.state is not None
+        assert self.state.step == shard.step, "it computes with the weights of another step"
+        total = problem.shard_gradient(shard.epoch, shard.start, shard.stop)
+        weight = problem.shard_weight(shard.start, shard.stop)
+        loss = problem.shard_loss(shard.epoch, shard.start, shard.stop)
+        buffer = np.empty(problem.layout.size, np.float32)
+        if self.careless:
+            yield True  # forward takes a while, and much can happen in it
+        for index in problem.layout.send_order:
+            if shard.blocks is not None and index not in shard.blocks:
+                continue
+            block = problem.layout.blocks[index]
+            gradient = buffer[: block.size]
+            gradient[...] = total[block.start : block.stop]
+            if self.poison and self.poison[0] == index:
+                gradient[self.poison[1]] = self.poison[2]
+            sender = self._sender(session)
+            if sender:
+                self._send(sender, sender.block(shard, index, gradient, weight))
+            gradient[...] = 777.0  # the array is the replica's own: it changes after the call
+            yield True
+        if self.poison and self.poison[0] == -1:
+            loss = self.poison[2]
+        seconds = self.seconds_per_sample * (shard.stop - shard.start)
+        result = result_message(shard, loss, weight, weight, seconds)
+        if sender := self._sender(session):
+            self._send(sender, [sender.message(result, shard.step)])
+
+    def _evaluate(self, session: Session, shard: ShardAssignment) -> None:
+        assert self.state is not None
+        assert self.state.step == shard.step, "it evaluates the weights of another step"
+        count = shard.stop - shard.start
+        loss = self.problem.shard_loss(0, shard.start, shard.stop)
+        table = self.problem.confusion(shard.start, shard.stop)
+        result = result_message(shard, loss, count, count, 0.01, table)
+        self._send(session, [session.message(result, shard.step)])
+
+    def _apply(self, session: Session, event: Committed) -> None:
+        assert self.state is not None
+        commit = event.commit
+        assert commit.step == self.state.step, "a commit was left out or came twice"
+        self._optimizer.apply(self.state, event.gradient, commit.learning_rate, commit.clip_scale)
+        if self.corrupt:
+            self.state.weights.view(np.uint32)[3] ^= 1
+        self.commits.append(event)
+        if commit.report:
+            digest = weights_digest(self.state.weights)
+            report = WeightsReport(step=commit.step, digest=digest)
+            self._send(session, [session.message(report, commit.step)])

@@ -1,0 +1,57 @@
+"""Brings a simulated cluster to a chosen moment of a step."""
+
+from __future__ import annotations
+
+from exact_problem import ExactProblem
+from simulated_cluster import SimulatedCluster
+from simulated_worker import SimulatedWorker
+
+from trainer.exchange.ledger import Shard
+from trainer.exchange.rounds import Round
+
+
+def started(problem: ExactProblem, workers: int = 3, expect: int | None = None) -> SimulatedCluster:
+    """Return a cluster whose workers hold their first assignment and have done nothing yet."""
+    cluster = SimulatedCluster(problem, workers, expect)
+    for worker in cluster.workers:
+        cluster.connect(worker)
+    for worker in cluster.workers:
+        cluster.deliver_up(worker)  # requests
+    for worker in cluster.workers:
+        cluster.deliver_down(worker)  # states
+    for worker in cluster.workers:
+        cluster.deliver_up(worker)  # proofs; the last one begins the step
+    assert cluster.coordinator
+    assert cluster.coordinator.phase == "running"
+    return cluster
+
+
+def assign(cluster: SimulatedCluster, *workers: SimulatedWorker) -> None:
+    """Bring the assignments and let the loops take them up."""
+    for worker in workers or cluster.workers:
+        cluster.deliver_down(worker)
+        worker.step()  # Restored
+
+
+def compute(worker: SimulatedWorker, blocks: int | None = None) -> None:
+    """Let a worker compute so many blocks, or all and the result."""
+    count = 0
+    while (blocks is None or count < blocks) and worker.step():
+        count += 1
+
+
+def open_round(cluster: SimulatedCluster) -> Round:
+    assert cluster.coordinator
+    assert cluster.coordinator.training.round
+    return cluster.coordinator.training.round
+
+
+def covered(shards: list[Shard]) -> set[int]:
+    """Return the samples of shards that do not overlap."""
+    samples = [position for shard in shards for position in range(shard.start, shard.stop)]
+    assert len(samples) == len(set(samples))
+    return set(samples)
+
+
+def redealt(cluster: SimulatedCluster) -> list[tuple[int, list[int]]]:
+    return [(event["rank"], event["to"]) for event in cluster.named("redealt")]

@@ -1,0 +1,116 @@
+"""Sums of contributions: in the order of samples, weighted, checked, and nothing kept too long."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from exact_problem import tiny_layout
+
+from trainer.errors import NonFiniteError, ProtocolError
+from trainer.exchange.compression import make_codec
+from trainer.exchange.gradients import GradientSum, block_frames
+from trainer.exchange.ledger import Shard
+from trainer.exchange.wire import MessageType
+
+pytestmark = pytest.mark.usefixtures("small_frames")
+
+LAYOUT = tiny_layout()
+SHARDS = [Shard(7, 2, 0, 3), Shard(3, 0, 3, 4), Shard(5, 1, 4, 9)]
+
+
+def frames(values: np.ndarray, shard: Shard, weight: int, codec: str = "fp32", block: int = 0):
+    chosen = make_codec(codec)
+    encoded = chosen.encode(block, values)
+    kind = MessageType.BLOCK_GRADIENT
+    return list(block_frames(kind, encoded, 1, 3, block, chosen, weight, shard.rank, shard.id))
+
+
+def drawn(shard: Shard, scale: float = 1.0) -> np.ndarray:
+    random = np.random.default_rng(shard.id)
+    return (scale * random.standard_normal(LAYOUT.blocks[0].size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_the_order_of_arrival_does_not_matter(codec: str):
+    results: set[bytes] = set()
+    for arrival in permutations(SHARDS):
+        sums = GradientSum(LAYOUT, make_codec(codec), step=3)
+        for shard in arrival:
+            whole = [sums.add(f) for f in frames(drawn(shard), shard, shard.size, codec)]
+            assert whole == [False] * (len(whole) - 1) + [True]
+        average = sums.average(0, SHARDS)
+        assert average.weight == 9
+        results.add(average.encoded.tobytes())
+    assert len(results) == 1
+
+
+def test_pieces_of_several_contributions_may_alternate():
+    sums = GradientSum(LAYOUT, make_codec("fp32"), step=3)
+    streams = [frames(drawn(shard), shard, shard.size) for shard in SHARDS]
+    for pieces in zip(*streams, strict=True):
+        for frame in pieces:
+            sums.add(frame)
+    sums.average(0, SHARDS)
+    total = sum((drawn(shard).astype(np.float64) for shard in SHARDS), np.zeros(10))
+    np.testing.assert_allclose(sums.flat[:10], total / 9, rtol=1e-6)
+    assert sums.norm == pytest.approx(np.linalg.norm(total / 9), rel=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_what_is_sent_is_what_is_applied_here(codec: str):
+    sums = GradientSum(LAYOUT, make_codec(codec), step=3)
+    for frame in frames(drawn(SHARDS[0]), SHARDS[0], 3, codec):
+        sums.add(frame)
+    average = sums.average(0, SHARDS[:1])
+    received = np.empty(10, np.float32)
+    make_codec(codec).decode(average.encoded.copy(), received)
+    assert received.tobytes() == sums.flat[:10].tobytes()
+    assert len(list(sums.frames(average, generation=1))) == len(average.encoded) // 16 + 1
+
+
+def test_no_weight_at_all_divides_by_nothing():
+    """A shard can hold no target token; its gradient is zero then."""
+    sums = GradientSum(LAYOUT, make_codec("fp32"), step=3)
+    for frame in frames(np.zeros(10, np.float32), SHARDS[0], 0):
+        sums.add(frame)
+    assert not sums.average(0, SHARDS[:1]).encoded.any()
+
+
+def test_what_a_lost_worker_left_unfinished_is_dropped():
+    sums = GradientSum(LAYOUT, make_codec("fp32"), step=3)
+    lost, other = SHARDS[:2]
+    for shard in (lost, other):
+        first, *rest = frames(drawn(shard), shard, 1)
+        sums.add(first)
+    sums.forget(lost.id)
+    assert {shard for _, shard in sums._partial} == {other.id}
+    for frame in rest:
+        sums.add(frame)
+    assert not sums._partial
+    with pytest.raises(ProtocolError, match=r"bytes 16\.\.32 came, 0 of 40 are here"):
+        sums.add(frames(drawn(lost), lost, 1)[1])
+
+
+def test_sums_that_overflow_halt_and_do_not_warn():
+    sums = GradientSum(LAYOUT, make_codec("fp32"), step=3)
+    largest = np.full(10, np.finfo(np.float32).max, np.float32)
+    for shard in SHARDS:
+        for frame in frames(largest, shard, 1):
+            sums.add(frame)
+    with pytest.raises(NonFiniteError, match=r"step 4: the average .* layers.0, tensor layers.0.q"):
+        sums.average(0, SHARDS)
+
+
+@pytest.mark.parametrize("offset", range(10))
+def test_the_tensor_of_a_nan_is_named(offset: int):
+    sums = GradientSum(LAYOUT, make_codec("bf16"), step=3)
+    values = drawn(SHARDS[0])
+    values[offset] = np.nan
+    tensor = "layers.1.q" if offset < 6 else "layers.1.v"
+    *some, last = frames(values, SHARDS[0], 1, "bf16", block=1)
+    for frame in some:
+        sums.add(frame)
+    with pytest.raises(NonFiniteError, match=f"rank 2 sent nan in block layers.1, tensor {tensor}"):
+        sums.add(last)

@@ -1,0 +1,38 @@
+"""Freed arrays leave the process, also when glibc has seen large ones come and go."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import numpy as np
+from trainer.exchange.heap import return_freed_arrays
+
+def resident():
+    for line in open("/proc/self/status"):
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) // 1024
+
+if sys.argv[1] == "with":
+    return_freed_arrays()
+before = resident()
+large = np.ones(6 << 20, np.float32)  # 24 MiB: glibc would raise its threshold to it
+del large
+arrays = [np.ones(1 << 18, np.float32) for _ in range(128)]  # 128 MiB
+del arrays[:-1]  # the last one keeps the heap from shrinking
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no glibc here")
+@pytest.mark.parametrize(("how", "stays"), [("with", False), ("without", True)])
+def test_freed_arrays_leave_the_process(how: str, stays: bool):
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, how], check=True, capture_output=True, text=True
+    )
+    assert (int(run.stdout) > 64) == stays, f"{run.stdout} MiB are still resident"

@@ -1,0 +1,312 @@
+"""From the first step to the last: checkpoints, validations, stopping, restarting, same bits."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from exact_problem import ExactProblem
+from simulated_cluster import TICK, SimulatedCluster
+
+from trainer.exchange.messages import Shutdown
+
+pytestmark = pytest.mark.usefixtures("small_frames")
+
+
+@pytest.fixture(scope="module")
+def problem() -> ExactProblem:
+    return ExactProblem()
+
+
+def until_step(cluster: SimulatedCluster, step: int) -> None:
+    while cluster.step < step:
+        cluster.go_on()
+
+
+def until_validating(cluster: SimulatedCluster) -> None:
+    assert cluster.coordinator
+    while not (round_ := cluster.coordinator.training.round) or round_.kind == "train":
+        cluster.go_on()
+
+
+def saved(cluster: SimulatedCluster) -> list[tuple[int, bool]]:
+    """Return step and whether there was a validation, for each checkpoint."""
+    return [(save.snapshot.step, save.validation is not None) for save in cluster.saves]
+
+
+# Cadence
+
+
+@pytest.mark.parametrize(
+    ("evaluate_every", "every", "validation", "expected"),
+    [
+        (0, 2, 0, [(2, False), (4, False), (6, False)]),
+        (0, 2, 7, [(2, False), (4, False), (6, True)]),
+        (2, 4, 7, [(2, True), (4, True), (6, True)]),
+        (4, 5, 7, [(4, True), (5, False), (6, True)]),
+        (2, 100, 0, [(6, False)]),
+        (6, 100, 7, [(6, True)]),
+    ],
+)
+def test_checkpoints_and_validations(
+    evaluate_every: int, every: int, validation: int, expected: list[tuple[int, bool]]
+):
+    problem = ExactProblem(
+        validation_samples=validation,
+        training__evaluate_every=evaluate_every,
+        checkpoint__every=every,
+    )
+    cluster = SimulatedCluster(problem, workers=2)
+    cluster.run_to_end()
+    assert saved(cluster) == expected
+    validated = [event["at"] for event in cluster.named("validation")]
+    assert validated == [step for step, scored in expected if scored]
+    assert [event["step"] for event in cluster.named("step")] == list(range(1, 7))
+
+
+def test_hashes_are_proved_every_few_steps_and_at_the_end():
+    problem = ExactProblem(samples=56, training__epochs=1, exchange__hash_every=3)
+    cluster = SimulatedCluster(problem, workers=3)
+    cluster.run_to_end()
+    assert [event["at"] for event in cluster.named("verified")] == [3, 6, 7]
+    assert all(event["ranks"] == [0, 1, 2] for event in cluster.named("verified"))
+
+
+def test_a_checkpoint_never_changes_while_it_is_written(problem: ExactProblem):
+    cluster = SimulatedCluster(problem, workers=2)
+    cluster.run_to_end()
+    assert len(cluster.saves) == 3
+    for save in cluster.saves:
+        assert save.snapshot.weights.tobytes() == problem.trajectory[save.snapshot.step]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 9])
+def test_any_number_of_workers_ends_with_the_same_weights(problem: ExactProblem, workers: int):
+    cluster = SimulatedCluster(problem, workers)
+    cluster.run_to_end()
+    ends = [worker.ended for worker in cluster.workers]
+    assert all(end and end.exit_code == 0 and end.reason == "done" for end in ends)
+    for worker in cluster.workers:
+        assert worker.state
+        assert worker.state.weights.tobytes() == problem.trajectory[-1]
+
+
+# Stopping
+
+
+def test_stopped_while_waiting(problem: ExactProblem):
+    cluster = SimulatedCluster(problem, workers=1, expect=2)
+    cluster.start()
+    cluster.stop("stopped by SIGTERM")
+    cluster.pass_time(2 * TICK)
+    assert cluster.finish
+    assert (cluster.finish.exit_code, cluster.finish.reason) == (0, "stopped by SIGTERM")
+    assert cluster.saves == [], "there is nothing to save yet"
+    assert cluster.workers[0].ended
+
+
+@pytest.mark.parametrize("pieces", range(1, 12))
+def test_stopped_in_a_step_finishes_it_and_saves(problem: ExactProblem, pieces: int):
+    cluster = SimulatedCluster(problem, workers=3)
+    until_step(cluster, 1)
+    cluster.go_on(pieces)
+    assert cluster.coordinator
+    round_ = cluster.coordinator.training.round
+    training = round_ is not None and round_.kind == "train"
+    step = cluster.step
+    cluster.stop()
+    cluster.settle_down()
+    cluster.pass_time(2 * TICK)
+    assert cluster.finish
+    assert cluster.finish.exit_code == 0
+    assert cluster.step == step + training
+    assert cluster.saves[-1].snapshot.step == cluster.step
+    assert all(worker.ended and worker.ended.exit_code == 0 for worker in cluster.workers)
+    cluster.run_to_end()
+
+
+def test_stopped_while_validating_drops_the_validation_but_nobody(problem: ExactProblem):
+    cluster = SimulatedCluster(problem, workers=2)
+    until_validating(cluster)
+    # A proof of the weights is still out, so the end is not at once.
+    for worker in cluster.workers:
+        cluster.deliver_down(worker)
+    cluster.stop()
+    for worker in cluster.workers:
+        while worker.step():
+            pass
+        cluster.deliver_up(worker)
+    cluster.pass_time(2 * TICK)
+    assert not cluster.named("lost")
+    assert not cluster.named("validation")
+    assert cluster.finish
+    assert cluster.finish.exit_code == 0
+    assert saved(cluster)[-1] == (4, False)
+    cluster.run_to_end()
+
+
+def test_stopped_together_with_its_workers(problem: ExactProblem):
+    """`down` stops everyone at once; a step that all have left is not waited for."""
+    cluster = SimulatedCluster(problem, workers=3)
+    until_step(cluster, 3)
+    step = cluster.step
+    cluster.stop()
+    for worker in cluster.workers:
+        cluster.kill(worker)
+    cluster.pass_time(2 * TICK)
+    assert cluster.finish
+    assert cluster.finish.exit_code == 0
+    assert cluster.saves[-1].snapshot.step == step
+    cluster.run_to_end()
+
+
+def test_stopped_with_nobody_there(problem: ExactProblem):
+    cluster = SimulatedCluster(problem, workers=2)
+    until_step(cluster, 3)
+    for worker in cluster.workers:
+        cluster.kill(worker)
+    cluster.stop()
+    cluster.pass_time(2 * TICK)
+    assert cluster.finish
+    assert cluster.finish.exit_code == 0
+    assert cluster.saves[-1].snapshot.step == 3
+
+
+def test_the_end_waits_for_the_last_proofs_but_not_for_ever():
+    problem = ExactProblem(validation_samples=0)
+    lost_after = problem.config.exchange.lost_after
+    cluster = SimulatedCluster(problem, workers=2)
+    until_step(cluster, problem.plan.total_steps)
+    assert cluster.workers[1].wire
+    cluster.workers[1].wire.cut = True  # its proof never arrives
+    cluster.go_on(5)
+    assert cluster.complete, "the checkpoint does not wait"
+    assert cluster.finish is None
+    cluster.pass_time(lost_after - 2 * TICK)
+    assert cluster.finish is None
+    cluster.pass_time(4 * TICK)
+    assert cluster.finish
+    assert cluster.finish.exit_code == 0
+
+
+def test_nobody_joins_a_run_that_is_over(problem: ExactProblem):
+    cluster = SimulatedCluster(problem, workers=2)
+    until_step(cluster, problem.plan.total_steps)
+    assert cluster.coordinator
+    cluster.coordinator.training.audit.expect(99, "nobody proves this")
+    while cluster.coordinator.phase != "finishing":
+        cluster.go_on()
+    late = cluster.workers[1]
+    cluster.kill(late)
+    cluster.revive(late)
+    cluster.connect(late)
+    cluster.deliver_up(late)
+    cluster.deliver_down(late)
+    assert late.refused is None
+    _, event = late.events[-1]
+    assert event == Shutdown(reason="the run is over", exit_code=0)
+
+
+# Restarting
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_a_killed_coordinator_goes_on_from_its_checkpoint(problem: ExactProblem, step: int):
+    cluster = SimulatedCluster(problem, workers=3)
+    until_step(cluster, step)
+    last = saved(cluster)[-1][0] if cluster.saves else 0
+    generation = cluster.coordinator.roster.generation if cluster.coordinator else 0
+    cluster.kill_coordinator(delivered=50)
+    cluster.start_coordinator()
+    assert cluster.step == last
+    assert cluster.coordinator
+    assert cluster.coordinator.roster.generation <= generation
+    cluster.run_to_end()
+    steps = [event["step"] for event in cluster.named("step")]
+    assert steps == [*range(1, step + 1), *range(last + 1, 7)]
+
+
+@pytest.mark.parametrize("shares", ["equal", (3.0, 1.0, 2.0)])
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_gradients_that_round_give_the_same_bits_for_the_same_split(
+    codec: str, shares: str | tuple[float, ...]
+):
+    """Also across a restart of the coordinator, and whatever order contributions come in."""
+
+    class Rounding(ExactProblem):
+        """Gradients whose sums depend on the order of adding."""
+
+        def gradient(self, epoch: int, position: int) -> np.ndarray:
+            drawn = np.random.default_rng([epoch, position]).standard_normal(self.layout.size)
+            return (drawn * 10.0 ** (position % 5)).astype(np.float32)
+
+    problem = Rounding(exchange__codec=codec, exchange__shares=shares)
+
+    def run(seed: int, restart_at: int | None = None) -> dict[int, bytes]:
+        order = random.Random(seed)
+        weights: dict[int, bytes] = {}
+        cluster = SimulatedCluster(problem, workers=3)
+        # Here the right weights are those of the first run, not those of exact sums.
+        cluster.check = lambda: None  # type: ignore[method-assign]
+        cluster._record = cluster.events.append  # type: ignore[method-assign]
+        problem.trajectory = [b""] * 99
+        while not cluster.finish:
+            for worker in order.sample(cluster.workers, 3):
+                cluster.connect(worker)
+                cluster.deliver_up(worker, order.choice([None, 30, 300]))
+                cluster.deliver_down(worker, order.choice([None, 30, 300]))
+                worker.step()
+                weights[cluster.step] = cluster.coordinator.training.state.weights.tobytes()  # type: ignore[union-attr]
+            if restart_at is not None and cluster.step == restart_at:
+                restart_at = None
+                problem.trajectory = [weights.get(step, b"") for step in range(99)]
+                cluster.kill_coordinator()
+                cluster.start_coordinator()
+            cluster.pass_time(TICK, flowing=False)
+        for worker in cluster.workers:
+            assert worker.state
+            assert worker.state.weights.tobytes() == weights[6], "F-DP-001"
+        return weights
+
+    backwards = [problem.gradient(0, position) for position in reversed(range(8))]
+    forwards = problem.shard_gradient(0, 0, 8)
+    assert sum(backwards, np.float32(0)).tobytes() != forwards.tobytes(), "else nothing is shown"
+    uninterrupted = run(seed=1)
+    assert run(seed=2) == uninterrupted
+    assert run(seed=3, restart_at=3) == uninterrupted
+    assert run(seed=4, restart_at=5) == uninterrupted
+
+
+# Averages
+
+
+@pytest.mark.parametrize("shares", [(1.0,), (1.0, 1.0), (5.0, 1.0, 2.0), (1.0, 0.0, 7.0)])
+def test_unequal_shares_average_like_one_worker(shares: tuple[float, ...]):
+    """Sums and weights, not means of means: exact here, since the sums are."""
+    problem = ExactProblem(exchange__shares=shares)
+    cluster = SimulatedCluster(problem, workers=len(shares))
+    cluster.run_to_end()
+    for event, following in pairwise(cluster.named("step")):
+        assert following["step"] == event["step"] + 1
+    sizes = [[stop - start for _, start, stop in e["shares"]] for e in cluster.named("step")]
+    assert len(sizes[0]) == sum(share > 0 for share in shares)
+
+
+# Balance
+
+
+def test_a_worker_that_would_slow_the_run_is_benched_and_comes_back():
+    problem = ExactProblem(samples=400, exchange__shares="measured", training__evaluate_every=0)
+    cluster = SimulatedCluster(problem, workers=2)
+    fast, slow = cluster.workers
+    fast.seconds_per_sample, slow.seconds_per_sample = 0.1, 5.0
+    until_step(cluster, 6)
+    assert [event["rank"] for event in cluster.named("benched")] == [1], "said once"
+    assert [rank for rank, *_ in cluster.named("step")[-1]["shares"]] == [0]
+    slow.seconds_per_sample = 0.1
+    until_step(cluster, 95)
+    assert {rank for rank, *_ in cluster.named("step")[-1]["shares"]} == {0, 1}
+    assert len(slow.commits) >= 94, "benched or not, it applies every step"
+    cluster.run_to_end()

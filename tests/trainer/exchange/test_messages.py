@@ -1,0 +1,194 @@
+"""Control messages: exactly the fields they name, or a ProtocolError of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from exact_problem import join_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.errors import ProtocolError
+from trainer.exchange import messages
+from trainer.exchange.messages import (
+    Heartbeat,
+    JoinAccepted,
+    JoinRefused,
+    Leave,
+    Message,
+    ShardAssignment,
+    ShardResult,
+    Shutdown,
+    StateLoaded,
+    StepCommit,
+    WeightsReport,
+    parse,
+)
+from trainer.exchange.session import result_message
+from trainer.exchange.wire import MAX_CONTROL, TENSOR_TYPES, Frame, MessageType
+
+ASSIGNMENT = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=3, stop=9, blocks=(1, 0))
+ALL: list[Message] = [
+    join_request(3),
+    join_request(None),
+    JoinAccepted(
+        rank=2, generation=9, step=7, moments=True, digest="ab", heartbeat=0.5, lost_after=3
+    ),
+    JoinRefused(reason="another model", retry=False),
+    StateLoaded(step=7, digest="ab"),
+    ASSIGNMENT,
+    ShardResult(
+        shard=4, loss_sum=-1.5, weight=6, tokens=60, seconds=0.1, confusion=((1, 0), (2, 3))
+    ),
+    StepCommit(
+        step=2,
+        loss=-0.1,
+        grad_norm=1,
+        clip_scale=1,
+        learning_rate=0.1,
+        report=True,
+        next=ASSIGNMENT,
+    ),
+    WeightsReport(step=2, digest="ab"),
+    Heartbeat(),
+    Leave(reason="SIGTERM"),
+    Shutdown(reason="done", exit_code=0),
+]
+
+
+def refused(kind: MessageType, payload: bytes | str) -> str:
+    """Return why a payload is refused, having checked that it is said in one short line."""
+    data = payload.encode() if isinstance(payload, str) else payload
+    with pytest.raises(ProtocolError) as caught:
+        parse(Frame(kind, data))
+    reason = str(caught.value)
+    assert "\n" not in reason
+    assert reason.isprintable()
+    assert len(reason) < 300
+    assert reason.startswith(kind.name)
+    return reason
+
+
+def fields(message: Message) -> dict[str, Any]:
+    return json.loads(message.model_dump_json())
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_round_trip(message: Message):
+    frame = message.frame(generation=5, step=2, rank=1)
+    assert (frame.generation, frame.step, frame.rank) == (5, 2, 1)
+    assert len(frame.payload) <= MAX_CONTROL
+    assert parse(frame) == message
+    assert parse(Frame(frame.type, memoryview(bytearray(frame.payload)))) == message
+
+
+def test_every_control_type_has_a_message():
+    assert {message.type for message in ALL} | TENSOR_TYPES == set(MessageType)
+    for kind in TENSOR_TYPES:
+        assert "not a control message" in refused(kind, b"{}")
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_unknown_and_missing_fields(message: Message):
+    tree = fields(message)
+    assert "surprise" in refused(message.type, json.dumps({**tree, "surprise": 1}))
+    for name, info in type(message).model_fields.items():
+        if info.is_required():
+            rest = {key: value for key, value in tree.items() if key != name}
+            assert name in refused(message.type, json.dumps(rest))
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_wrong_types_are_never_converted(message: Message):
+    tree = fields(message)
+    for name, value in tree.items():
+        wrong: list[Any] = [{"a": 1}, [[["x"]]]]
+        if not isinstance(value, str):
+            wrong += ["1", "true"]
+        if not isinstance(value, bool):
+            wrong += [True]
+        if isinstance(value, int) and not isinstance(value, bool):
+            wrong += [-1]
+        if isinstance(value, str) and name != "kind":
+            wrong += [1, None, "x" * 1001]
+        for bad in wrong:
+            assert name in refused(message.type, json.dumps({**tree, name: bad}))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "clip_scale", "learning_rate"])
+def test_numbers_that_are_none(name: str, number: str):
+    commit = fields(ALL[7])
+    text = json.dumps({**commit, name: "HERE"}).replace('"HERE"', number)
+    assert name in refused(MessageType.STEP_COMMIT, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("shard", 2**63), ("weight", -1), ("seconds", -0.001), ("tokens", 1.5), ("confusion", [[-1]])],
+)
+def test_out_of_range(name: str, value: Any):
+    assert name in refused(MessageType.SHARD_RESULT, json.dumps({**fields(ALL[6]), name: value}))
+
+
+def test_ranks_and_exit_codes_have_their_range():
+    assert "rank" in refused(
+        MessageType.JOIN_REQUEST, json.dumps({**fields(ALL[0]), "rank": 2**16})
+    )
+    shutdown = {"reason": "", "exit_code": 256}
+    assert "exit_code" in refused(MessageType.SHUTDOWN, json.dumps(shutdown))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"7",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"reason": "\xff"}',
+        b'{"reason": "\\ud800"}',
+        b"{} trailing",
+        b"[" * 60_000,
+        b'{"a":' * 10_000,
+        b'{"reason": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        b'{"reason": "x", "exit_code": ' + b"9" * 60_000 + b"}",
+        b"\x00" * MAX_CONTROL,
+    ],
+    ids=range(15),
+)
+def test_not_json(payload: bytes):
+    refused(MessageType.SHUTDOWN, payload)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_raise_anything_else(payload: bytes):
+    for kind in set(MessageType) - TENSOR_TYPES:
+        with contextlib.suppress(ProtocolError):
+            parse(Frame(kind, payload))
+
+
+def test_what_a_peer_wrote_is_not_echoed_at_length():
+    secret = "x" * 50_000
+    assert secret[:400] not in refused(MessageType.LEAVE, json.dumps({"reason": secret}))
+    assert secret[:400] not in refused(MessageType.LEAVE, json.dumps({"reason": "", secret: 1}))
+    refused(MessageType.LEAVE, json.dumps({"reason": "", "\x1b[31m\nforged log line": 1}))
+
+
+def test_a_loss_that_is_not_finite_travels_as_null():
+    for loss in (float("nan"), float("inf"), float("-inf")):
+        result = result_message(ASSIGNMENT, loss, 6, 60, 0.1)
+        assert result.loss_sum is None
+        assert parse(result.frame(1)) == result
+
+
+def test_a_reason_fits_its_message():
+    """What others wrote goes into our messages; it must not break them."""
+    with pytest.raises(ValueError):
+        messages.JoinRefused(reason="x" * 1001, retry=True)

@@ -1,0 +1,58 @@
+"""Whatever a member sends that makes no sense ends its membership, and nothing else."""
+
+import pytest
+from exact_problem import ExactProblem
+from misbehaviour import MISBEHAVIOUR
+from simulated_cluster import SimulatedCluster
+
+pytestmark = pytest.mark.usefixtures("small_frames")
+
+REASONS = {
+    "an old generation": "HEARTBEAT of generation 2, the member is of 3",
+    "another's shard": "shard 0 is not with rank 2 now",
+    "an unknown shard": "shard 2147483648 is not with rank 2 now",
+    "another step": "a gradient of step 1, which is not under way",
+    "another rank": "a gradient of step 0, which is not under way",
+    "a block that is not there": "block 4000 of 4",
+    "a layer as another block": "NON_BLOCK_GRADIENT for block 0",
+    "another codec": "codec 9 came, fp32 was agreed",
+    "a gap in a block": "block 0: bytes 8..24 came, 0 of 40 are here",
+    "an empty piece": "block 0: bytes 0..0 came, 0 of 40 are here",
+    "a block too long": "block 0: bytes 0..1000 came, 0 of 40 are here",
+    "another weight within a block": "shard 2: its blocks differ in weight",
+    "a contribution twice": "block 1 of shard 2 is here already",
+    "a result too early": "a result of shard 2 out of turn",
+    "a report ahead": "a report on step 1000, which was not asked for",
+    "a command": "STEP_COMMIT is not for the coordinator",
+    "a state": "STATE is not a control message",
+    "a replay": "STATE_LOADED: frame 1 came, 2 was due",
+    "garbage": "the peer does not speak Motley's protocol (bad magic)",
+    "a broken checksum": "HEARTBEAT: checksum does not match",
+}
+
+
+@pytest.fixture(scope="module")
+def problem() -> ExactProblem:
+    return ExactProblem()
+
+
+@pytest.mark.parametrize("kind", sorted(MISBEHAVIOUR))
+def test_it_ends_the_membership_and_the_run_goes_on(problem: ExactProblem, kind: str):
+    cluster = SimulatedCluster(problem, workers=3)
+    for worker in cluster.workers:
+        cluster.connect(worker)
+        cluster.deliver_up(worker)
+        cluster.deliver_down(worker)
+        cluster.deliver_up(worker)
+    bad = cluster.workers[2]
+    cluster.deliver_down(bad)
+    MISBEHAVIOUR[kind](cluster, bad)
+    cluster.deliver_up(bad)
+    assert [(event["rank"], event["reason"]) for event in cluster.named("lost")] == [
+        (2, REASONS[kind])
+    ]
+    assert cluster.named("redealt")[0]["to"] == [0, 1]
+    cluster.deliver_down(bad)
+    assert bad.wire is None
+    cluster.run_to_end()
+    assert len(cluster.named("lost")) == 1

@@ -1,0 +1,23 @@
+"""The plan of steps covers every epoch exactly."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.exchange.schedule import StepPlan
+
+
+@given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 3))
+def test_every_sample_of_every_epoch_once(samples: int, batch_size: int, epochs: int):
+    plan = StepPlan(samples, batch_size, epochs)
+    seen = [
+        (at.epoch, position)
+        for at in map(plan.at, range(plan.total_steps))
+        for position in range(at.start, at.stop)
+    ]
+    assert seen == [(epoch, position) for epoch in range(epochs) for position in range(samples)]
+
+
+@pytest.mark.parametrize(("max_steps", "total"), [(None, 6), (4, 4), (100, 6)])
+def test_an_early_end(max_steps: int | None, total: int):
+    assert StepPlan(20, 8, 2, max_steps).total_steps == total

@@ -1,0 +1,54 @@
+"""Run a torch replica and collect what it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.config import RunConfig
+from trainer.data.tokens import Encoded
+from trainer.initialization import initial_weights, uniform
+from trainer.layout import build_layout
+from trainer.replica.base import StepResult
+from trainer.replica.torch import TorchReplica
+
+if TYPE_CHECKING:
+    pass
+
+METHODS = [("lora", "none"), ("lora", "nf4"), ("full", "none")]
+TASKS = ["classify", "causal-lm"]
+
+
+def start(folder: Path, config: RunConfig, **settings: Any) -> tuple[TorchReplica, np.ndarray]:
+    """Return a replica and its weights; B of LoRA is drawn too, or A would have no gradient."""
+    layout = build_layout(folder, config)
+    replica = TorchReplica(folder, config, layout, threads=1, **settings)
+    weights = initial_weights(layout, folder, config)
+    for slot in layout.tensors():
+        if slot.name.endswith("lora_B.weight"):
+            weights[slot.start : slot.stop] = uniform(5, slot.name, slot.size, 0.1)
+    replica.write_trainable(weights)
+    return replica, weights
+
+
+def gradient(
+    replica: TorchReplica, batch: Sequence[Encoded]
+) -> tuple[np.ndarray, StepResult, list[int]]:
+    flat = np.full(replica.layout.size, np.nan, dtype=np.float32)
+    order: list[int] = []
+
+    def on_block(index: int, values: np.ndarray) -> None:
+        block = replica.layout.blocks[index]
+        assert values.dtype == np.float32
+        assert values.shape == (block.size,)
+        flat[block.start : block.stop] = values
+        order.append(index)
+
+    return flat, replica.forward_backward(batch, on_block), order
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))

@@ -1,0 +1,157 @@
+"""The torch replica at its limits: NaN, memory, odd models and devices."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, start
+from trainer.data.tokens import Encoded
+from trainer.errors import InputError
+from trainer.layout import build_layout
+from trainer.memory import CPU_TOKENS
+from trainer.replica.torch import TorchReplica
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.replica.conftest import MakeBatch
+
+
+def test_nan_is_passed_on(
+    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
+) -> None:
+    folder = tiny_model()
+    replica, weights = start(folder, make_config(folder))
+    poisoned = weights.copy()
+    poisoned[0] = np.nan
+    replica.write_trainable(poisoned)
+    flat, result, order = gradient(replica, make_batch(3))
+    assert order == list(replica.layout.send_order)
+    assert np.isnan(flat).any()
+    assert np.isnan(result.loss_sum)
+
+
+def test_running_out_of_memory_halves_and_remembers(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device that holds three samples, also when it gives in after blocks were sent."""
+    from trainer.replica import objective
+
+    folder = tiny_model()
+    replica, _ = start(folder, make_config(folder, training__micro_batch_size="auto"))
+    batch = make_batch(12)
+    whole = gradient(replica, batch)[0]
+    real = objective.classify
+
+    def crowded(model: Any, micro: Any, autocast: Any) -> Any:
+        if micro.input_ids.shape[0] > 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(model, micro, autocast)
+
+    monkeypatch.setattr(objective, "classify", crowded)
+    flat, _, order = gradient(replica, batch)
+    assert order == list(replica.layout.send_order)
+    assert relative(flat, whole) < 1e-6
+    assert replica.limit.samples == 3
+
+    failures = iter([True])
+
+    def late(index: int, values: np.ndarray) -> None:
+        sent.append(index)
+        if index == 1 and next(failures, False):
+            raise torch.OutOfMemoryError("out of memory")
+
+    sent: list[int] = []
+    replica.forward_backward(batch, late)
+    assert sent == list(replica.layout.send_order)
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(objective, "classify", full)
+    with pytest.raises(InputError, match=r"one sample of \d+ tokens does not fit"):
+        replica.forward_backward(batch, lambda *_: None)
+
+
+def test_automatic_micro_batches_on_the_cpu_are_bounded(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    folder = tiny_model()
+    replica, _ = start(folder, make_config(folder, training__micro_batch_size="auto"))
+    assert 64 <= replica.limit.tokens <= CPU_TOKENS
+
+
+def test_a_pad_token_that_also_ends_texts(
+    tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The last token is found by length, so a text's own end counts."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model(), folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token_id": 7}))
+    replica, _ = start(folder, make_config(folder))
+    long = Encoded(np.arange(20, 60, dtype=np.int32), 0)
+    ended = Encoded(np.array([3, 4, 7], dtype=np.int32), 1)
+    alone = replica.evaluate([ended]).loss_sum + replica.evaluate([long]).loss_sum
+    assert replica.evaluate([long, ended]).loss_sum == pytest.approx(alone, rel=1e-5)
+
+
+def test_damaged_weights_are_one_line(
+    tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model(), folder)
+    config = make_config(folder)
+    layout = build_layout(folder, config)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(InputError, match="truncated") as caught:
+        TorchReplica(folder, config, layout)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("tpu", "must be cpu or cuda:N"),
+        ("cuda:x", "must be cpu or cuda:N"),
+        ("cuda:99", r"cuda:99: torch sees \d+ CUDA devices"),
+    ],
+)
+def test_devices_that_are_not_there(
+    tiny_model: TinyModel, make_config: MakeConfig, device: str, message: str
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder)
+    with pytest.raises(InputError, match=message):
+        TorchReplica(folder, config, build_layout(folder, config), device)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize(("method", "quantization"), METHODS)
+@pytest.mark.parametrize("task", TASKS)
+def test_cuda_agrees_with_the_cpu(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    method: str,
+    quantization: str,
+    task: str,
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder, task=task, method=method, model__quantization=quantization)
+    batch = make_batch(8, task)
+    host = gradient(start(folder, config)[0], batch)
+    card = gradient(start(folder, config, device="cuda:0")[0], batch)
+    assert card[2] == host[2]
+    assert relative(card[0], host[0]) < 0.05  # bf16 autocast
+    assert card[1].loss_sum == pytest.approx(host[1].loss_sum, rel=0.02)

@@ -1,0 +1,34 @@
+"""What build.py promises about order: nobody joins a run before being able to work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer import build
+from trainer.config import load
+from trainer.errors import InputError
+from trainer.init_model import ModelSizes, init_model
+from trainer.replica.backend import Choice
+
+
+class _Nothing:
+    device = "cpu"
+
+
+def test_a_worker_reads_its_data_before_it_connects(tmp_path: Path) -> None:
+    """A member is dealt samples at once; one that still reads would miss the deadline."""
+    data = tmp_path / "train.jsonl"
+    data.write_text(json.dumps({"input": "ls -l", "label": 0}) + "\n")
+    model = init_model(data, tmp_path / "model", ModelSizes(hidden_size=64, num_layers=1), 0)
+    settings = {"model.path": str(model), "data.train": str(data), "num_classes": 2}
+    inputs = build.read_inputs(load(None, settings), "run")
+    data.write_text("no JSON\n")
+
+    def connect() -> None:
+        pytest.fail("connected without data")
+
+    with pytest.raises(InputError, match=r"train\.jsonl:1"):
+        build.make_worker(inputs, Choice(_Nothing(), "cpu", ""), connect)  # type: ignore[arg-type]

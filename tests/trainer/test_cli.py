@@ -1,0 +1,59 @@
+"""The `trainer` program: light to start, one line for what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.cli import COMMANDS, trainer
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainer.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
+
+
+def test_help_lists_every_command_and_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['trainer', '--help']\n"
+        "from trainer.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_be_asked_for_help(name: str):
+    command = trainer.get_command(None, name)  # type: ignore[arg-type]  # it is not used
+    assert command is not None
+    assert command.name == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bogus"], "trainer: No such command 'bogus'"),
+        (["finetune", "--bogus"], "No such option '--bogus'"),
+        (["finetune"], "trainer: give MODEL_DIR and --data FILE, or --config FILE|PRESET"),
+        (["finetune", "--config", "nope"], "trainer: no config file and no preset 'nope'"),
+        (["finetune", "--config", "quickstart", "--set", "x"], "--set x: give KEY=VALUE"),
+        (["finetune", "--config", "quickstart", "--role", "worker"], "needs --coordinator"),
+        (["finetune", "nope", "--data", "d", "--num-classes", "3"], "nope"),
+        (["evaluate", "nope", "--data", "d"], "nope"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(arguments: list[str], message: str, tmp_path: Path):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not done.stdout
+    assert not list(tmp_path.iterdir()), "nothing is written"

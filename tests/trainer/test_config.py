@@ -1,0 +1,114 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.config import RunConfig, load, presets
+from trainer.errors import InputError
+
+
+def config(**overrides: object) -> RunConfig:
+    base = {"num_classes": 5, "model.path": "model", "data.train": "train.jsonl"}
+    return load(None, base | overrides)
+
+
+def test_yaml_round_trip():
+    original = config(**{"exchange.shares": (1.0, 2.0), "training.micro_batch_size": 4})
+    assert load(None, yaml.safe_load(original.to_yaml())) == original
+
+
+def test_a_file_and_the_flags_over_it(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "num_classes: 3\nmodel: {path: m}\ndata: {train: t}\noptimizer: {learning_rate: 5e-5}\n"
+    )
+    loaded = load(path, {"training.epochs": 7, "data.validation": None})
+    assert (loaded.training.epochs, loaded.optimizer.learning_rate) == (7, 5e-5)
+    assert loaded.data.validation is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"training.epoch": 1}, "training.epoch: unknown key (allowed: epochs, max_steps, "),
+        ({"training.epochs": 0}, "training.epochs: input should be greater than 0; got 0"),
+        ({"training.epochs": "x"}, "training.epochs: input should be a valid integer"),
+        ({"task": "x"}, "task: input should be 'classify' or 'causal-lm'; got 'x'"),
+        ({"lora.target_modules": ["z"]}, "lora.target_modules.0: input should be 'q_proj'"),
+        ({"lora.target_modules": []}, "lora.target_modules: "),
+        ({"exchange.shares": "fast"}, "exchange.shares: input should be 'measured' or 'equal', or"),
+        ({"training.micro_batch_size": "all"}, "training.micro_batch_size: "),
+        ({"training": 3}, "training: "),
+        ({"name": "no spaces"}, "name: "),
+        ({"exchange.lost_after": 0.6}, "exchange: lost_after must be more than twice heartbeat"),
+        ({"task": "causal-lm"}, "config: num_classes is only allowed when task is classify"),
+        ({"method": "full", "model.quantization": "nf4"}, "config: method full needs"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_with_its_path(overrides: dict, message: str):
+    with pytest.raises(InputError) as caught:
+        config(**overrides)
+    text = str(caught.value)
+    assert f"flags: {message}" in text
+    assert "\n" not in text
+
+
+def test_a_missing_setting_is_named():
+    with pytest.raises(InputError, match=r"model: field required \(and 1 more\)"):
+        load(None, {"num_classes": 5})
+    with pytest.raises(InputError, match="num_classes is required when task is classify"):
+        load(None, {"model.path": "m", "data.train": "t"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", r":1:\d+: not valid YAML"),
+        ("- 1", "a run config is a mapping"),
+        ("", "a run config is a mapping"),
+        ("model: 3", "model: "),
+        ("a: !!python/object:os.system {}", "not valid YAML"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_file_lists_the_presets():
+    with pytest.raises(
+        InputError, match=r"no config file and no preset 'nope' \(presets: .*quickstart"
+    ):
+        load("nope")
+    assert "quickstart" in presets()
+
+
+def test_bytes_that_are_no_text(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="cannot be read"):
+        load(path)
+
+
+def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
+    base = config()
+    same = config(**{"output": "elsewhere", "model.path": "other/place", "checkpoint.every": 7})
+    assert same.agreement() == base.agreement()
+    for change in (
+        {"training.batch_size": 8},
+        {"training.seed": 1},
+        {"data.max_seq_len": 64},
+        {"lora.lora_rank": 8},
+        {"exchange.codec": "bf16"},
+        {"optimizer.learning_rate": 1.0},
+        {"num_classes": 4},
+    ):
+        assert config(**change).agreement() != base.agreement(), change
+
+
+def test_lora_settings_do_not_matter_for_full_fine_tuning():
+    full = {"method": "full"}
+    assert config(**full).agreement() == config(**full, **{"lora.lora_rank": 2}).agreement()

@@ -1,0 +1,84 @@
+"""What a journal does when the disk cannot keep up."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_run import tiny_config, tiny_layout, tiny_state
+
+from trainer.exchange.actions import Save
+from trainer.exchange.schedule import StepPlan
+from trainer.journal import Journal
+
+
+class StuckStore:
+    """Stands for a CheckpointStore on a disk that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.free = threading.Event(), threading.Event()
+        self.saved: list[int] = []
+
+    def save(self, snapshot: Any, progress: Any, metric: float | None) -> Path:
+        self.begun.set()
+        assert self.free.wait(30)
+        self.saved.append(snapshot.step)
+        snapshot.close()
+        return Path(f"step-{snapshot.step:06d}")
+
+
+class BrokenStore(StuckStore):
+    """Has a defect."""
+
+    def save(self, snapshot: Any, progress: Any, metric: float | None) -> Path:
+        raise AssertionError("a defect")
+
+
+@pytest.fixture
+def store() -> StuckStore:
+    return StuckStore()
+
+
+@pytest.fixture
+def journal(store: StuckStore, tmp_path: Path) -> Journal:
+    job: Any = SimpleNamespace(run_id="run", data="d" * 64)
+    stands: Any = store
+    return Journal(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+
+
+def save_of(step: int, validation: dict[str, Any] | None = None) -> Save:
+    return Save(tiny_state(step, tiny_layout()).snapshot(), 1, validation)
+
+
+def test_a_slow_disk_does_not_pile_up_snapshots(journal: Journal, store: StuckStore) -> None:
+    """A checkpoint that waits gives way to a newer one: each would keep three gradients alive."""
+    saves = [save_of(step) for step in range(1, 6)]
+    journal.save(saves[0])
+    assert store.begun.wait(30)
+    for save in saves[1:]:
+        journal.save(save)
+    assert [save.snapshot.closed for save in saves] == [False, True, True, True, False]
+    store.free.set()
+    assert journal.close(0, "done") == 0
+    assert store.saved == [1, 5]
+
+
+def test_a_defect_in_the_last_save_is_no_success(journal: Journal) -> None:
+    journal._store = BrokenStore()  # type: ignore[assignment]
+    journal.save(save_of(1))
+    assert journal.close(0, "done") == 6
+
+
+def test_a_rated_checkpoint_does_not_give_way(journal: Journal, store: StuckStore) -> None:
+    """It may be the best one."""
+    journal.save(save_of(1))
+    assert store.begun.wait(30)
+    journal.save(save_of(2, {"loss": 1.0, "accuracy": 0.5}))
+    journal.save(save_of(3))
+    journal.save(save_of(4))
+    store.free.set()
+    assert journal.close(0, "done") == 0
+    assert store.saved == [1, 2, 4]

@@ -1,0 +1,97 @@
+"""The plan covers what torch keeps, without being far above it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.architecture import read_architecture
+from trainer.data.tokens import Encoded
+from trainer.initialization import initial_weights
+from trainer.layout import build_layout, read_headers
+from trainer.memory import plan_memory
+from trainer.replica.microbatch import Limit, split
+from trainer.replica.torch import TorchReplica
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeConfig, TinyModel
+    from trainer.config import RunConfig
+    from trainer.memory import MemoryPlan
+
+
+def plan_of(folder: Path, config: RunConfig, **settings: bool) -> MemoryPlan:
+    return plan_memory(
+        read_architecture(folder),
+        read_headers(folder),
+        build_layout(folder, config),
+        config,
+        **{"accelerator": False, "recompute": False, **settings},
+    )
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_are_counted(
+    tiny_model: TinyModel, make_config: MakeConfig, model_type: str, method: str, dtype: str
+) -> None:
+    """Counts the bytes that autograd saves for each further sample."""
+    # Wide enough that the terms of the estimate carry their real weight.
+    folder = tiny_model(model_type, hidden_size=256, intermediate_size=768)
+    config = make_config(folder, method=method, model__dtype=dtype)
+    layout = build_layout(folder, config)
+    replica = TorchReplica(folder, config, layout, threads=1)
+    replica.write_trainable(initial_weights(layout, folder, config))
+    length = 64
+
+    def saved(samples: int) -> int:
+        sizes: dict[int, int] = {}
+        alive: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)  # or its address would be given out again
+            return tensor
+
+        batch = [Encoded(np.arange(length, dtype=np.int32), 0)] * samples
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            replica.forward_backward(batch, lambda *_: None)
+        return sum(sizes.values())
+
+    # Weights and their copies are in both and cancel out.
+    measured = (saved(4) - saved(2)) / (2 * length)
+    planned = plan_of(folder, config).per_token
+    assert measured <= planned <= 1.6 * measured
+
+
+def test_parts(tiny_model: TinyModel, make_config: MakeConfig) -> None:
+    folder = tiny_model()
+    plain = plan_of(folder, make_config(folder))
+    layout = build_layout(folder, make_config(folder))
+    stored = sum(header.end - header.begin for header in read_headers(folder).values())
+    assert plain.frozen == stored
+    assert plain.trainable == plain.gradients == 4 * layout.size
+    quantised = plan_of(folder, make_config(folder, model__quantization="nf4"))
+    assert quantised.frozen < plain.frozen / 2
+    full = plan_of(folder, make_config(folder, method="full"))
+    assert (full.frozen, full.state) == (0, 4 * full.trainable)
+    card = plan_of(folder, make_config(folder, method="full"), accelerator=True, recompute=True)
+    assert card.state == 0
+    assert card.per_token < full.per_token
+
+
+def test_split_keeps_every_sample_once_within_the_limit() -> None:
+    lengths = [5, 40, 3, 40, 0, 17, 90, 8]
+    groups = split(lengths, Limit(3, 100))
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    for group in groups:
+        width = max(lengths[index] for index in group)
+        assert len(group) == 1 or (len(group) <= 3 and width * len(group) <= 100)
+    assert groups[0] == [6]
+    assert split([], Limit(1, 1)) == []

@@ -1,0 +1,147 @@
+"""`trainer finetune --role local`: the loop and the state machine without a network."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.small_model import write_data, write_model
+from trainer import build, roles
+from trainer.config import RunConfig, load
+from trainer.errors import InputError
+from trainer.metrics import read_metrics
+from trainer.roles import Place
+
+ALONE = Place(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("roles")
+    write_data(folder / "train.jsonl", count=20)
+    return write_model(folder / "model", folder / "train.jsonl")
+
+
+def config(model: Path, output: Path, **settings: object) -> RunConfig:
+    data = str(model.parent / "train.jsonl")
+    overrides = {
+        "num_classes": 3,
+        "method": "full",
+        "model.path": str(model),
+        "data.train": data,
+        "data.validation": data,
+        "output": str(output),
+        "training.batch_size": 8,
+        "training.epochs": 2,
+        "training.micro_batch_size": 4,
+        "exchange.hash_every": 2,
+        "checkpoint.every": 2,
+    }
+    return load(None, overrides | settings)
+
+
+def weights(output: Path) -> str:
+    return json.loads((output / "checkpoints/latest/run.json").read_bytes())["weights"]
+
+
+def test_a_run_from_data_to_checkpoint(model: Path, tmp_path: Path):
+    assert roles.run_local(config(model, tmp_path), "run", ALONE) == 0
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    steps = [record for record in metrics if record["kind"] == "step"]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step["samples"] for step in steps[:3]] == [[[0, 0, 8]], [[0, 8, 16]], [[0, 16, 20]]]
+    assert {r["at"] for r in metrics if r.get("event") == "verified"} >= {2, 4, 6}
+    status = json.loads((tmp_path / "status.json").read_bytes())
+    assert (status["state"], status["step"], status["validation"]["step"]) == ("finished", 6, 6)
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"latest", "best", "step-000002", "step-000004", "step-000006"}
+
+
+def test_resuming_continues_with_the_same_bits(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A run that is stopped during its third step ends like one that never was."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert roles.run_local(config(model, whole), "run", ALONE) == 0
+
+    class StopInThird(build.Journal):
+        interrupt = None
+
+        def emit(self, event: dict) -> None:
+            super().emit(event)
+            if event["event"] == "step" and event["step"] == 2:
+                assert StopInThird.interrupt
+                StopInThird.interrupt("the test says so")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "Journal", StopInThird)
+        patch.setattr(roles, "_on_signal", lambda f: setattr(StopInThird, "interrupt", f))
+        assert roles.run_local(config(model, parts), "run", ALONE) == 0
+    status = json.loads((parts / "status.json").read_bytes())
+    assert (status["step"], status["reason"]) == (3, "the test says so")
+    assert weights(parts) != weights(whole)
+
+    monkeypatch.setattr(roles, "_on_signal", lambda _interrupt: None)
+    assert roles.run_local(config(model, parts), "run", ALONE) == 0
+    assert weights(parts) == weights(whole)
+    losses = [
+        [
+            (r["step"], r["loss"])
+            for r in read_metrics(output / "metrics.jsonl")
+            if r["kind"] == "step"
+        ]
+        for output in (whole, parts)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_another_run_keeps_out_of_the_output_folder(model: Path, tmp_path: Path):
+    settings = config(model, tmp_path, **{"training.max_steps": 1})
+    assert roles.run_local(settings, "first", ALONE) == 0
+    inputs = build.read_inputs(settings, "second")
+    with pytest.raises(InputError, match="holds the checkpoints of run first; give another -o"):
+        build.make_coordinator(inputs, 1, 0.0)
+    changed = build.read_inputs(
+        config(model, tmp_path, **{"optimizer.learning_rate": 1.0}), "first"
+    )
+    with pytest.raises(InputError, match="cannot go on from here: its settings have changed"):
+        build.make_coordinator(changed, 1, 0.0)
+    same = build.read_inputs(settings, "first")
+    moved = replace(same, job=replace(same.job, data="0" * 64))
+    with pytest.raises(InputError, match="cannot go on from here: its data has changed"):
+        build.make_coordinator(moved, 1, 0.0)
+
+
+def test_addresses_off_loopback_need_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MOTLEY_TLS_DIR", raising=False)
+    monkeypatch.setattr(roles, "TLS_HOME", tmp_path / "none")
+    assert ALONE.certificates("coordinator", "127.0.0.1") is None
+    with pytest.raises(InputError, match="TLS is needed: give --tls DIR"):
+        ALONE.certificates("coordinator", "192.168.1.5")
+    (tmp_path / "rank-1").mkdir()
+    given = replace(ALONE, tls_dir=str(tmp_path))
+    assert given.certificates("rank-1", "192.168.1.5") == tmp_path / "rank-1"
+    assert given.certificates("rank-2", "192.168.1.5") == tmp_path
+
+
+def test_a_worker_without_a_rank_takes_its_only_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MOTLEY_TLS_DIR", raising=False)
+    monkeypatch.setattr(roles, "TLS_HOME", tmp_path)
+    assert ALONE.worker_certificates("127.0.0.1") is None
+    with pytest.raises(InputError, match="TLS is needed: give --tls DIR"):
+        ALONE.worker_certificates("192.168.1.5")
+    (tmp_path / "coordinator").mkdir()
+    (tmp_path / "rank-2").mkdir()
+    for place in (ALONE, replace(ALONE, tls_dir=str(tmp_path)), replace(ALONE, rank=2)):
+        assert place.worker_certificates("192.168.1.5") == tmp_path / "rank-2"
+    (tmp_path / "rank-3").mkdir()
+    with pytest.raises(InputError, match="certificates of 2 ranks: give --rank"):
+        ALONE.worker_certificates("192.168.1.5")
+    assert replace(ALONE, rank=3).worker_certificates("192.168.1.5") == tmp_path / "rank-3"
+    monkeypatch.setenv("MOTLEY_TLS_DIR", str(tmp_path / "rank-3"))
+    assert ALONE.worker_certificates("192.168.1.5") == tmp_path / "rank-3"  # its own folder
