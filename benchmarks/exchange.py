@@ -1,0 +1,206 @@
+"""The exchange: all-reduce time of one step over what the wire alone would need.
+
+    python benchmarks/exchange.py [--rate 200 --rate 1000] [--megabytes 5.3] [--steps 20]
+
+Three hosts in network namespaces, every link shaped to the rate both ways; real processes, mutual
+TLS. Two placements: the coordinator beside two workers and one remote worker, and the coordinator
+beside one worker and two remote ones. Measured from the first block that any worker hands over to
+the last average that reaches the slowest worker; the workers start together and do not compute.
+
+A ratio is that time over the limit of a pipelined star, max(S / B_worker, remote workers * S /
+B_coordinator), with S the encoded gradient and B the nominal rate of the links: TCP/IP headers
+alone make it 1.046 (1,448 of 1,514 bytes). gloo's ring runs beside it on the same hosts, over its
+own limit 2 (H - 1) / H * S / B. Needs root. JSON: benchmarks/results/exchange.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+from rig.cluster import Cluster, end_on_terminate, write_certificates
+from rig.member import Spec
+from rig.network import Network, missing
+from rig.report import Ratio, Report, skip
+
+HOSTS = 3
+WORKERS = 3
+WARM_UP = 3
+FREE = 6
+"""Steps at the end without a common start, for the time from commit to commit."""
+REST = 0.05
+"""Seconds between steps with a common start: everyone, the coordinator too, has applied."""
+TARGET = 1.15
+TARGET_RATE = 200
+ITEM = {"fp32": 4, "bf16": 2}
+PLACEMENTS = {"2 local + 1 remote": (0, 0, 1), "1 local + 2 remote": (0, 1, 2)}
+"""The host of each worker; the coordinator is on host 0."""
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rate", type=int, action="append", help="Mbit/s; may be repeated")
+    parser.add_argument("--megabytes", type=float, action="append", help="of the fp32 gradient")
+    parser.add_argument("--codec", choices=ITEM, action="append")
+    parser.add_argument("--placement", choices=PLACEMENTS, action="append")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--no-ring", action="store_true")
+    parser.add_argument("--no-plaintext", action="store_true")
+    parser.add_argument("--result", default="exchange", help="name of the JSON file")
+    options = parser.parse_args()
+    end_on_terminate()
+    if reason := missing():
+        skip(reason)
+    report = Report(options.result)
+    sizes: list[float] = options.megabytes or [5.3, 23.6]
+    codecs: list[str] = options.codec or list(ITEM)
+    for rate in options.rate or [200, 1000]:
+        with Network(HOSTS, rate * 10**6) as network, tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            names = [network.address(host) for host in range(HOSTS)]
+            write_certificates(folder, WORKERS, names)
+            for megabytes, codec in product(sizes, codecs):
+                for placement in options.placement or PLACEMENTS:
+                    bench = Star(network, rate, megabytes, codec, placement, options.steps)
+                    encrypted = bench.measure(report, folder)
+                    if (megabytes, codec) == (sizes[0], codecs[0]) and not options.no_plaintext:
+                        plain = bench.measure(report, None)
+                        name = f"{bench.name}, time with TLS"
+                        report.add(Ratio(name, encrypted / plain, "the time without"))
+                if not options.no_ring:
+                    measure_ring(report, network, rate, megabytes, codec, options.steps)
+    return report.write()
+
+
+class Star:
+    """One size, codec and placement on a network of one rate."""
+
+    def __init__(
+        self,
+        network: Network,
+        rate: int,
+        megabytes: float,
+        codec: str,
+        placement: str,
+        steps: int,
+    ) -> None:
+        self.name = f"{rate} Mbit/s, {megabytes:g} MB as {codec}, {placement}"
+        self._network = network
+        self._rate = rate
+        self._codec = codec
+        self._hosts = PLACEMENTS[placement]
+        self._steps = steps
+        self._spec = Spec(
+            role="worker",
+            elements=elements_of(megabytes),
+            workers=WORKERS,
+            steps=WARM_UP + steps + FREE,
+            address=(network.address(0), 0),
+            settings={"exchange.codec": codec, "exchange.shares": "equal"},
+            gated=WARM_UP + steps,
+            rest=REST,
+        )
+
+    @property
+    def limit(self) -> float:
+        """The seconds that the wire needs when the star is pipelined."""
+        remote = sum(host != 0 for host in self._hosts)
+        return max(1, remote) * ITEM[self._codec] * self._spec.elements * 8 / (self._rate * 1e6)
+
+    def measure(self, report: Report, certificates: Path | None) -> float:
+        """Run all steps once, report the ratio, and return the median seconds."""
+        spec = replace(self._spec, tls=str(certificates) if certificates else None)
+        stamps: dict[int, list[dict[str, float]]] = {}
+        waiting: set[int] = set()
+        with Cluster() as cluster:
+            inside = self._network.inside(0)
+            port = cluster.start_coordinator(spec.as_coordinator(), inside)
+            for rank, host in enumerate(self._hosts):
+                cluster.start_worker(spec.as_worker(rank, port), self._network.inside(host))
+            for _, event in cluster.events(timeout=60):
+                if event["event"] == "ready":
+                    waiting.add(event["rank"])
+                    if len(waiting) == WORKERS:
+                        for rank in waiting:
+                            cluster.tell(f"worker {rank}", "go")
+                        waiting.clear()
+                elif event["event"] == "stamps":
+                    stamps[event["rank"]] = event["stamps"]
+        together = [list(step) for step in zip(*stamps.values(), strict=True)]
+        measured = together[WARM_UP : WARM_UP + self._steps]
+        seconds = sorted(span(step, "last_average") for step in measured)
+        commits = [max(worker["committed"] for worker in step) for step in together[-FREE:]]
+        free = statistics.median(b - a for a, b in pairwise(commits))
+        median = statistics.median(seconds)
+        wanted = self._rate == TARGET_RATE and certificates is not None
+        report.add(
+            Ratio(
+                f"{self.name}, {'TLS' if certificates else 'plaintext'}",
+                median / self.limit,
+                f"the wire's limit ({1e3 * self.limit:.1f} ms)",
+                target=TARGET if wanted else None,
+            ),
+            milliseconds=round(1e3 * median, 2),
+            tenth=round(1e3 * seconds[len(seconds) // 10], 2),
+            ninetieth=round(1e3 * seconds[len(seconds) * 9 // 10], 2),
+            limit_milliseconds=round(1e3 * self.limit, 2),
+            until_commit_milliseconds=round(
+                1e3 * statistics.median(span(step, "committed") for step in measured), 2
+            ),
+            commit_to_commit_milliseconds=round(1e3 * free, 2),
+            bucket_bytes=self._network.bucket,
+        )
+        return median
+
+
+def span(step: list[dict[str, float]], until: str) -> float:
+    """Return the seconds from the first worker's start to the last one's `until`."""
+    return max(w[until] for w in step) - min(w["first_send"] for w in step)
+
+
+def measure_ring(
+    report: Report, network: Network, rate: int, megabytes: float, codec: str, steps: int
+) -> None:
+    """Run gloo's ring on all hosts and report its ratio."""
+    try:
+        import torch.distributed  # noqa: F401 - only to know whether it is there
+    except ImportError:
+        print("gloo's ring: skipped: no torch here")
+        return
+    elements = elements_of(megabytes)
+    result: dict[str, Any] = {}
+    with Cluster() as cluster:
+        for rank in range(HOSTS):
+            words = [rank, HOSTS, f"{network.address(0)}:29611", elements, codec, steps]
+            command = [sys.executable, "-m", "rig.ring", *map(str, words)]
+            cluster.start(f"ring {rank}", command, network.inside(rank))
+        for _, event in cluster.events(timeout=120):
+            result = event
+    median = statistics.median(result["seconds"])
+    limit = 2 * (HOSTS - 1) / HOSTS * ITEM[codec] * elements * 8 / (rate * 1e6)
+    report.add(
+        Ratio(
+            f"{rate} Mbit/s, {megabytes:g} MB as {codec}, gloo's ring on {HOSTS} hosts",
+            median / limit,
+            f"its limit ({1e3 * limit:.1f} ms)",
+        ),
+        milliseconds=round(1e3 * median, 2),
+        limit_milliseconds=round(1e3 * limit, 2),
+    )
+
+
+def elements_of(megabytes: float) -> int:
+    """Return the elements of an fp32 gradient of that size, whole blocks of even size."""
+    per_block = int(megabytes * 1e6 / ITEM["fp32"]) // 72 * 2
+    return 36 * per_block
+
+
+if __name__ == "__main__":
+    sys.exit(main())

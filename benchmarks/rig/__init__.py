@@ -1,0 +1,1 @@
+"""What the benchmarks share: a report, a synthetic worker, real processes, shaped networks."""

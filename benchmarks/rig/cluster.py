@@ -1,0 +1,141 @@
+"""Starts a coordinator and workers as real processes, talks to them, and ends them for certain."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from launcher.certificates import Authority
+from rig.member import Spec
+
+_HERE = Path(__file__).parents[1]
+COORDINATOR = "coordinator"
+
+
+class MemberFailedError(Exception):
+    """A member ended in a way that the benchmark did not expect."""
+
+
+class Cluster:
+    """The processes of one measurement; use as a context."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._lines: queue.SimpleQueue[tuple[str, dict[str, Any] | subprocess.Popen[str]]]
+        self._lines = queue.SimpleQueue()
+        """What members say, and the process itself once it has said everything."""
+        self._open = 0
+        self._killed: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait(10)
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+            except BrokenPipeError:
+                continue
+
+    def start(self, name: str, command: Sequence[str], inside: Sequence[str] = ()) -> None:
+        """Start a process as a member; `inside` is put before its command."""
+        process = subprocess.Popen(
+            [*inside, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_HERE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its members
+        )
+        self._processes[name] = process
+        self._open += 1
+        threading.Thread(target=self._read, args=(name, process), daemon=True).start()
+
+    def start_coordinator(self, spec: Spec, inside: Sequence[str] = ()) -> int:
+        """Start the coordinator and return its port once it listens."""
+        self.start(COORDINATOR, spec.arguments(), inside)
+        for _, event in self.events(timeout=60):
+            if event["event"] == "listening":
+                return int(event["address"].rpartition(":")[2])
+        raise MemberFailedError("the coordinator did not listen")
+
+    def start_worker(self, spec: Spec, inside: Sequence[str] = ()) -> None:
+        """Start a worker."""
+        self.start(f"worker {spec.rank}", spec.arguments(), inside)
+
+    def tell(self, name: str, command: str) -> None:
+        """Send a command to a member."""
+        stdin = self._processes[name].stdin
+        assert stdin is not None
+        stdin.write(command + "\n")
+        stdin.flush()
+
+    def kill(self, name: str) -> None:
+        """Kill a member with SIGKILL and wait until it is gone."""
+        process = self._processes.pop(name)
+        self._killed.add(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+
+    def events(self, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what members say until all of them ended.
+
+        Raises:
+            MemberFailedError: one ended with an error, or nobody said anything for too long.
+        """
+        while self._open:
+            try:
+                name, event = self._lines.get(timeout=timeout)
+            except queue.Empty:
+                raise MemberFailedError(f"silence for {timeout:g} s") from None
+            if isinstance(event, dict):
+                yield name, event
+                continue
+            self._open -= 1
+            if (code := event.wait(10)) and event.pid not in self._killed:
+                raise MemberFailedError(f"{name} ended with {code}")
+
+    def _read(self, name: str, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines.put((name, json.loads(line)))
+        self._lines.put((name, process))
+
+
+def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None:
+    """Make a CA and a folder of certificates for the coordinator and every rank."""
+    authority = Authority.create()
+    roles = {COORDINATOR: "urn:motley:coordinator"}
+    roles |= {f"rank-{rank}": f"urn:motley:rank:{rank}" for rank in range(workers)}
+    for role, identity in roles.items():
+        target = folder / role
+        target.mkdir(parents=True)
+        for name, content in authority.issue(identity, names).files().items():
+            (target / name).write_bytes(content)
+
+
+def end_on_terminate() -> None:
+    """Let SIGTERM unwind the benchmark as Ctrl-C does, so that it cleans up."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)

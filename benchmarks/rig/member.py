@@ -1,0 +1,275 @@
+"""A real coordinator or worker process around a synthetic job: `python -m rig.member SPEC`.
+
+It prints JSON lines on standard output and takes commands on standard input: `go` opens the gate
+that a gated worker waits at, `cost X` changes its seconds a sample. When standard input closes it
+ends at once, so that nothing outlives the benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rig import synthetic
+from trainer.checkpoint import CheckpointStore, RunProgress
+from trainer.config import RunConfig
+from trainer.exchange import tls
+from trainer.exchange.actions import Save
+from trainer.exchange.client import WorkerClient
+from trainer.exchange.coordinator import Coordinator
+from trainer.exchange.link import Link
+from trainer.exchange.messages import JoinRequest, ShardAssignment
+from trainer.exchange.schedule import StepPlan
+from trainer.exchange.server import GradientServer
+from trainer.exchange.session import Committed, Event
+from trainer.exchange.wire import Frame, MessageType
+from trainer.loop import Worker
+from trainer.optimizer import AdamW, TrainState
+
+_AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a member is told; all members of a cluster share most of it."""
+
+    role: Literal["coordinator", "worker"]
+    elements: int
+    workers: int
+    steps: int
+    address: tuple[str, int]
+    """Where the coordinator listens (port 0: any) or is found."""
+    batch: int = 3
+    tls: str | None = None
+    """Folder of certificates; None for plaintext, which a benchmark may use anywhere."""
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """More of the run config: dotted keys."""
+    rank: int = 0
+    cost: float = 0.0
+    """Seconds a sample."""
+    gated: int = 0
+    """So many first steps wait for `go` between computing and sending."""
+    rest: float = 0.0
+    """Seconds that a gated step rests before it waits, so that the others are done applying."""
+    checkpoints: str | None = None
+    """Where the coordinator saves; None for nowhere."""
+
+    def as_coordinator(self) -> Spec:
+        """Return the spec of the coordinator of the same cluster."""
+        return replace(self, role="coordinator")
+
+    def as_worker(self, rank: int, port: int, cost: float = 0.0) -> Spec:
+        """Return the spec of one worker of the same cluster."""
+        address = (self.address[0], port)
+        return replace(self, role="worker", rank=rank, address=address, cost=cost)
+
+    def arguments(self) -> list[str]:
+        """Return the command line of the member."""
+        return [sys.executable, "-m", "rig.member", json.dumps(asdict(self))]
+
+    def config(self) -> RunConfig:
+        """Return the run config that all members share."""
+        defaults = {"checkpoint.every": 10**6, "exchange.hash_every": 10**6}
+        run = {"training.batch_size": self.batch, "training.max_steps": self.steps}
+        return synthetic.config(defaults | run | self.settings)
+
+
+def main() -> None:
+    """Run the member that the command line describes."""
+    given = json.loads(sys.argv[1])
+    spec = Spec(**{**given, "address": tuple(given["address"])})
+    if spec.tls is None:
+        # A benchmark also measures plaintext between hosts, which the product refuses.
+        tls.is_loopback = lambda _host: True
+    run = coordinate if spec.role == "coordinator" else work
+    run(spec)
+
+
+def say(**details: Any) -> None:
+    """Print one line for the benchmark."""
+    print(json.dumps({**details, "at": time.monotonic()}), flush=True)
+
+
+class Commands:
+    """Standard input, read in a thread."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Semaphore(0)
+        self.on_cost: Callable[[float], None] = lambda _cost: None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            word, _, value = line.strip().partition(" ")
+            if word == "go":
+                self.gate.release()
+            elif word == "cost":
+                self.on_cost(float(value))
+        os._exit(1)
+
+
+class PrintingKeeper:
+    """A Keeper that prints events and, with a store, saves in a thread as a run's journal does."""
+
+    def __init__(self, spec: Spec, of: synthetic.GradientLayout) -> None:
+        self._spec = spec
+        self._store: CheckpointStore | None = None
+        if spec.checkpoints:
+            folder = Path(spec.checkpoints)
+            self._store = CheckpointStore(folder, of, spec.config(), folder)
+        self._saving: threading.Thread | None = None
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Print an event."""
+        say(**event)
+
+    def save(self, save: Save) -> None:
+        """Save in a thread; a newer checkpoint waits for an older one."""
+        if self._store:
+            before = self._saving
+            self._saving = threading.Thread(target=self._write, args=(self._store, save, before))
+            self._saving.start()
+
+    def close(self, exit_code: int, reason: str) -> int:
+        """Wait for the last checkpoint."""
+        if self._saving:
+            self._saving.join()
+        say(event="closed", reason=reason)
+        return exit_code
+
+    def _write(self, store: CheckpointStore, save: Save, before: threading.Thread | None) -> None:
+        if before:
+            before.join()
+        store.save(
+            save.snapshot,
+            RunProgress("benchmark", save.snapshot.step, 0, 0, save.generation, 0, {}),
+        )
+        say(event="saved", step=save.snapshot.step)
+
+
+def coordinate(spec: Spec) -> None:
+    """Be the coordinator, and say at the end how much memory that took."""
+    Commands()
+    reset_peak()
+    before = memory("VmRSS")
+    of = synthetic.layout(spec.elements)
+    keeper = PrintingKeeper(spec, of)
+    coordinator = Coordinator(
+        config=spec.config(),
+        job=synthetic.job(of),
+        layout=of,
+        plan=StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps),
+        validation_samples=0,
+        state=TrainState.fresh(np.ones(of.size, np.float32)),
+        expect_workers=spec.workers,
+        score=lambda _table: {},
+        now=time.monotonic(),
+    )
+    folder = Path(spec.tls) / "coordinator" if spec.tls else None
+    code = GradientServer(coordinator, keeper, spec.address, folder).run()
+    say(event="memory", before=before, peak=memory("VmHWM"))
+    sys.exit(code)
+
+
+def work(spec: Spec) -> None:
+    """Be a worker, and say at the end when its steps began and ended."""
+    commands = Commands()
+    of = synthetic.layout(spec.elements)
+    job = synthetic.job(of)
+    replica = synthetic.SleepingReplica(of, spec.rank, spec.cost)
+    commands.on_cost = lambda cost: setattr(replica, "cost", cost)
+    gated = iter(range(spec.gated))
+
+    def pass_gate() -> None:
+        if next(gated, None) is not None:
+            time.sleep(spec.rest)
+            say(event="ready", rank=spec.rank)
+            commands.gate.acquire()
+
+    replica.before_blocks = pass_gate
+    client = StampingClient(
+        spec.address,
+        JoinRequest(
+            run_id=job.run_id,
+            rank=spec.rank,
+            version=job.version,
+            agreement=job.agreement,
+            layout=job.layout,
+            model=job.model,
+            data=job.data,
+            host="benchmark",
+            backend="cpu",
+            device="cpu",
+        ),
+        of,
+        codec=spec.config().exchange.codec,
+        folder=Path(spec.tls) / f"rank-{spec.rank}" if spec.tls else None,
+        patience=30.0,
+    )
+    optimizer = AdamW(spec.config().optimizer, of)
+    samples: Any = synthetic.Samples(spec.batch * spec.steps)
+    end = Worker(replica, client, optimizer, samples, None, seed=0).run()
+    say(event="stamps", rank=spec.rank, stamps=client.stamps)
+    sys.exit(end.exit_code)
+
+
+class StampingClient(WorkerClient):
+    """A WorkerClient that notes when things happen, in monotonic seconds."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.stamps: list[dict[str, float]] = []
+        """A dict a step: `first_send`, `last_average`, `committed`."""
+        self._first_send: dict[int, float] = {}
+        self._last_average = 0.0
+        super().__init__(*arguments, **named)
+
+    def send_block(
+        self, shard: ShardAssignment, index: int, gradient: NDArray[np.float32], weight: int
+    ) -> None:
+        """Note when a step's first block is handed over."""
+        self._first_send.setdefault(shard.step, time.monotonic())
+        super().send_block(shard, index, gradient, weight)
+
+    def next_event(self) -> Event | None:
+        """Note when a commit reaches the loop."""
+        event = super().next_event()
+        if isinstance(event, Committed):
+            step = event.commit.step
+            now = time.monotonic()
+            first = self._first_send.pop(step, now)
+            self.stamps.append(
+                {"first_send": first, "last_average": self._last_average, "committed": now}
+            )
+        return event
+
+    def _frame(self, link: Link, frame: Frame) -> None:
+        super()._frame(link, frame)
+        if frame.type in _AVERAGES:
+            self._last_average = time.monotonic()
+
+
+def memory(field_name: str) -> int:
+    """Return a size of this process in bytes, as /proc/self/status names it."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(field_name + ":"):
+            return 1024 * int(line.split()[1])
+    raise KeyError(field_name)
+
+
+def reset_peak() -> None:
+    """Let VmHWM count from now on."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

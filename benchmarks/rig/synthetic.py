@@ -1,0 +1,96 @@
+"""A job without a model: gradients out of thin air, computing that is slept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from trainer.config import RunConfig, load
+from trainer.data.tokens import Encoded
+from trainer.exchange.roster import Job
+from trainer.layout import Block, GradientLayout, TensorSlot
+from trainer.replica.base import EvalResult, OnBlock, StepResult
+
+BLOCKS = 36
+"""Transformer layers of the imitated model, as in Qwen3-4B."""
+FORWARD = 1 / 3
+"""Share of a shard's computing before the first block is ready."""
+TOKENS = 8
+"""Tokens of every sample."""
+
+
+def layout(elements: int, blocks: int = BLOCKS) -> GradientLayout:
+    """Return a layout of equal layer blocks, each one `[.., 2]` matrix; `elements` rounded down."""
+    rows = elements // blocks // 2
+    made: list[Block] = []
+    for index in range(blocks):
+        name = f"layers.{index}"
+        start = index * rows * 2
+        slot = TensorSlot(f"{name}.weight", (rows, 2), start)
+        made.append(Block(index, name, start, slot.stop, (slot,)))
+    return GradientLayout(tuple(made), blocks)
+
+
+def config(settings: Mapping[str, object]) -> RunConfig:
+    """Return a run config with dotted settings of its own."""
+    return load("quickstart", settings)
+
+
+def job(of: GradientLayout) -> Job:
+    """Return what coordinator and workers agree on."""
+    return Job("benchmark", "agreement", of.digest, "model", "data", "version")
+
+
+class Samples:
+    """As many samples as anyone asks for, all alike; stands in for a Dataset."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._sample = Encoded(np.zeros(TOKENS, np.int32), 0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Encoded:
+        return self._sample
+
+
+class SleepingReplica:
+    """A Replica that sleeps `cost` seconds a sample and sends the same gradient each time."""
+
+    device = "cpu"
+
+    def __init__(self, of: GradientLayout, rank: int, cost: float) -> None:
+        self.layout = of
+        self.cost = cost
+        self.before_blocks: Callable[[], None] = lambda: None
+        """Called when the shard is computed and nothing was sent yet."""
+        largest = max(block.size for block in of.blocks)
+        self._gradient = np.random.default_rng(rank).standard_normal(largest, dtype=np.float32)
+
+    def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
+        """Sleep, and hand out the blocks in order over the second part, as backward does."""
+        began = time.perf_counter()
+        seconds = self.cost * len(batch)
+        self._sleep_until(began + FORWARD * seconds)
+        self.before_blocks()
+        for done, index in enumerate(self.layout.send_order, 1):
+            part = FORWARD + (1 - FORWARD) * done / len(self.layout.blocks)
+            self._sleep_until(began + part * seconds)
+            on_block(index, self._gradient[: self.layout.blocks[index].size])
+        seconds = time.perf_counter() - began
+        return StepResult(float(len(batch)), len(batch), TOKENS * len(batch), seconds)
+
+    def _sleep_until(self, moment: float) -> None:
+        # Until a moment, not for a time: what sleeps overrun does not add up.
+        if self.cost and (left := moment - time.perf_counter()) > 0:
+            time.sleep(left)
+
+    def write_trainable(self, flat: np.ndarray) -> None:
+        """Nothing depends on the weights."""
+
+    def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
+        """Not part of any benchmark."""
+        raise NotImplementedError
