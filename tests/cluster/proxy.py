@@ -22,7 +22,11 @@ class Fault:
 
 
 class FaultProxy:
-    """Forwards connections to a port of this machine; each takes the next fault of `faults`."""
+    """Forwards connections to a port of this machine; each takes the next fault of `faults`.
+
+    A fault whose byte never came (the connection ended before) waits for the next connection, so
+    that each of them happens once, however the timing falls.
+    """
 
     def __init__(self, target: int, *faults: Fault) -> None:
         self._target = target
@@ -37,7 +41,7 @@ class FaultProxy:
         self._lock = threading.Lock()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
-        self.connections = 0
+        self.happened: list[Fault] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -80,9 +84,8 @@ class FaultProxy:
                 client.close()
                 continue
             target.settimeout(None)
-            fault = self._faults.pop(0) if self._faults else Fault()
-            self.connections += 1
             with self._lock:
+                fault = self._faults.pop(0) if self._faults else Fault()
                 self._sockets += [client, target]
             up: tuple[socket.socket, socket.socket, Direction] = (client, target, "up")
             down: tuple[socket.socket, socket.socket, Direction] = (target, client, "down")
@@ -105,6 +108,7 @@ class FaultProxy:
                 here = fault.at - passed
                 passed += len(data)
                 if fault.kind != "none" and 0 <= here < len(data):
+                    self.happened.append(fault)
                     if fault.kind == "corrupt":
                         data[here] ^= 0xFF
                     else:
@@ -113,6 +117,9 @@ class FaultProxy:
                         _reset(source)
                         return
                 sink.sendall(data)
+        if fault.kind != "none" and fault not in self.happened:
+            with self._lock:
+                self._faults.insert(0, fault)
         _finish(sink)
 
 

@@ -168,15 +168,15 @@ def test_connections_that_break_at_a_byte(cluster: Cluster) -> None:
         Fault("corrupt", 1_500_000, "down"),
         Fault("cut", 900_000),
     ]
-    cluster.configure(training__epochs=8)
+    cluster.configure(training__epochs=25)
     coordinator = cluster.coordinator(1)
     with FaultProxy(cluster.port, *faults) as proxy:
         workers = [cluster.worker(0, "--seconds", "0.005")]
         workers.append(cluster.worker(1, address=proxy.address))
         codes = [process.wait() for process in (coordinator, *workers)]
-        assert proxy.connections > len(faults)
+        assert set(proxy.happened) == set(faults)
     assert codes == [0, 0, 0]
-    assert len(cluster.events("lost", rank=1)) >= 6  # the others broke before it was in
+    assert len(cluster.events("lost", rank=1)) >= 7  # three broke before it was in
     assert not cluster.events("lost", rank=0)
     cluster.check_contracts([0, 1])
 
