@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from launcher.configuration import DEFAULT_PRESET
 from launcher.devices import available_memory
@@ -31,7 +33,7 @@ def job_probes(plan: LaunchPlan, config: RunConfig) -> list[Probe]:
     probes = [
         Probe("model", host, partial(check_model, config)),
         Probe("output", host, partial(check_output, Path(config.output), plan.run_id)),
-        Probe("memory", host, partial(check_memory, plan, config)),
+        Probe("memory", host, partial(check_memory, plan, config, _local_hosts(plan))),
         Probe("data", host, train),
     ]
     if config.data.validation is not None:
@@ -39,6 +41,10 @@ def job_probes(plan: LaunchPlan, config: RunConfig) -> list[Probe]:
         check = partial(check_data, Path(config.data.validation), remedy)
         probes.append(Probe("validation", host, check))
     return probes
+
+
+def _local_hosts(plan: LaunchPlan) -> list[str]:
+    return [host.name for host in plan.hosts if host.is_local]
 
 
 def model_folder(config: RunConfig) -> Path | None:
@@ -131,10 +137,23 @@ def check_output(folder: Path, run_id: str) -> Finding:
     return check_folder(folder, _LEAST_OUTPUT_SPACE)
 
 
-def check_memory(plan: LaunchPlan, config: RunConfig) -> Finding:
-    """F-HET-002: whether what the workers of this machine will take fits its memory.
+def read_config(tree: Mapping[str, Any]) -> RunConfig:
+    """Return the run config that another machine sent as plain data."""
+    return RunConfig.model_validate(dict(tree))
+
+
+def read_plan(tree: Mapping[str, Any]) -> LaunchPlan:
+    """Return the plan that another machine sent as plain data."""
+    return LaunchPlan.from_json(json.dumps(tree).encode())
+
+
+def check_memory(plan: LaunchPlan, config: RunConfig, hosts: Sequence[str]) -> Finding:
+    """F-HET-002: whether what this machine's share of a plan will take fits its memory.
 
     CPU workers and the coordinator share the main memory; each GPU worker has its card's.
+
+    Args:
+        hosts: the inventory's names of this machine.
     """
     folder = model_folder(config)
     if folder is None:
@@ -145,24 +164,28 @@ def check_memory(plan: LaunchPlan, config: RunConfig) -> Finding:
         headers = trainer_layout.read_headers(folder)
     except InputError:
         return Finding("warn", "not planned: the model cannot be read")
-    local = [worker for worker in plan.workers if plan.host(worker.host).is_local]
-    on_cpu = [worker for worker in local if worker.backend == "cpu"]
+    own = [worker for worker in plan.workers if worker.host in hosts]
+    on_cpu = [worker for worker in own if worker.backend == "cpu"]
     needed = {
         accelerator: plan_memory(
             model, headers, layout, config, accelerator=accelerator, recompute=accelerator
         ).least
         for accelerator in (False, True)
     }
-    for worker in local:
+    for worker in own:
         known = plan.host(worker.host).devices or ()
         size = next((device.memory for device in known if device.id == worker.device), None)
         if worker.backend != "cpu" and size is not None and needed[True] > size * USABLE:
             return _too_little(f"{worker.name} on {worker.device}", needed[True], size)
-    # The coordinator holds one gradient a worker and about four more vectors of that size.
-    main = needed[False] * len(on_cpu) + 4 * layout.size * (len(plan.workers) + 4)
+    main = needed[False] * len(on_cpu)
+    who = f"{len(on_cpu)} CPU worker{'' if len(on_cpu) == 1 else 's'}"
+    if plan.coordinator.host in hosts:
+        # One gradient a worker, and about four more vectors of that size.
+        main += 4 * layout.size * (len(plan.workers) + 4)
+        who = f"{who} and the coordinator" if on_cpu else "the coordinator"
     available = available_memory()
     if available is not None and main > available * USABLE:
-        return _too_little(f"{len(on_cpu)} CPU workers and the coordinator", main, available)
+        return _too_little(who, main, available)
     free = "" if available is None else f" of {available / _GIB:.1f}"
     return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned")
 

@@ -214,14 +214,14 @@ def test_a_plan_above_the_memory_is_refused(
         devices=(Device("cuda", "GPU-1", "small", 1 << 30), Device("cpu", "cpu")),
     )
     monkeypatch.setattr("launcher.job_checks.available_memory", lambda: 1 << 40)
-    finding = check_memory(place([host], config, None, SETTING), config)
+    finding = check_memory(place([host], config, None, SETTING), config, ["localhost"])
     assert finding.status == "fail"
     assert "worker-0 on GPU-1 need" in finding.detail
     cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),) * 3)
     plan = place([cpu], config, None, SETTING)
-    assert check_memory(plan, config).status == "ok"
+    assert check_memory(plan, config, ["localhost"]).status == "ok"
     monkeypatch.setattr("launcher.job_checks.available_memory", lambda: 4 << 30)
-    finding = check_memory(plan, config)
+    finding = check_memory(plan, config, ["localhost"])
     assert finding.status == "fail"
     assert "3 CPU workers and the coordinator need" in finding.detail
 

@@ -1,0 +1,93 @@
+"""What a host can be asked by name: JSON in, JSON out. Its agent answers, or this very process.
+
+The functions are those of the checks; this file only names them and turns their answers into plain
+data. It runs on every host: nothing here may need the launcher's extras (Ansible, Fabric,
+cryptography), and what takes long to import is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher import devices, host_checks
+from launcher.preflight import Finding
+
+
+def answer(name: str, arguments: Mapping[str, Any]) -> Any:
+    """Return this machine's answer to a question: JSON values only.
+
+    Raises:
+        ValueError: there is no such question: the asking side is of another version.
+    """
+    ask = _QUESTIONS.get(name)
+    if ask is None:
+        raise ValueError(f"no question {name!r} is known here (known: {', '.join(_QUESTIONS)})")
+    return _plain(ask(**arguments))
+
+
+def _plain(value: Any) -> Any:
+    """Return a dataclass as a mapping, whatever depth it hides in; JSON knows neither tuples."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _clock() -> float:
+    return time.time()
+
+
+def _cores() -> int:
+    return devices.usable_cores()
+
+
+def _folder(path: str, least: int) -> Finding:
+    return host_checks.check_folder(Path(path), least)
+
+
+def _model(config: Mapping[str, Any]) -> Finding:
+    from launcher import job_checks
+
+    return job_checks.check_model(job_checks.read_config(config))
+
+
+def _data(path: str, remedy: str) -> Finding:
+    from launcher import job_checks
+
+    return job_checks.check_data(Path(path), remedy)
+
+
+def _output(path: str, run_id: str) -> Finding:
+    from launcher import job_checks
+
+    return job_checks.check_output(Path(path), run_id)
+
+
+def _memory(plan: Mapping[str, Any], config: Mapping[str, Any], hosts: Sequence[str]) -> Finding:
+    from launcher import job_checks
+
+    share = job_checks.read_plan(plan)
+    return job_checks.check_memory(share, job_checks.read_config(config), hosts)
+
+
+_QUESTIONS: dict[str, Callable[..., Any]] = {
+    "clock": _clock,
+    "cores": _cores,
+    "devices": devices.detect,
+    "trainer": host_checks.check_trainer,
+    "cuda": host_checks.check_cuda,
+    "port": host_checks.check_port,
+    "folder": _folder,
+    "model": _model,
+    "data": _data,
+    "output": _output,
+    "memory": _memory,
+}
+"""Every question. A function's arguments are the question's; what it returns is the answer."""
