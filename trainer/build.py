@@ -84,15 +84,15 @@ def make_coordinator(
         config.training.max_steps,
     )
     output = Path(config.output)
-    store = CheckpointStore(output / FOLDER, layout, config, inputs.model_dir)
+    store = CheckpointStore(_checkpoint_folder(config), layout, config, inputs.model_dir)
     restored = store.restore(inputs.job.run_id)
     if restored:
         _check_continues(inputs, restored)
         state, generation = restored.state, restored.progress.generation + 1
     elif owner := store.owner():
         raise InputError(
-            f"{output}: holds the checkpoints of run {owner}; give another -o, or --run-id {owner} "
-            "to go on with that one"
+            f"{store.folder}: holds the checkpoints of run {owner}; give another -o, or "
+            f"--run-id {owner} to go on with that one"
         )
     else:
         state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
@@ -171,6 +171,35 @@ def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange])
         validation=validation,
         seed=config.training.seed,
     )
+
+
+def _checkpoint_folder(config: RunConfig) -> Path:
+    """Return where checkpoints go; one elsewhere is linked from where readers look.
+
+    Raises:
+        InputError: something else is in the link's place.
+    """
+    usual = Path(config.output) / FOLDER
+    if config.checkpoint.folder is None:
+        if usual.is_symlink():
+            raise InputError(
+                f"{usual}: a link to {usual.readlink()}, from a run with checkpoint.folder; give "
+                "that setting again, or another -o"
+            )
+        return usual
+    folder = Path(config.checkpoint.folder).absolute()
+    if usual.is_symlink() and usual.readlink() == folder:
+        return folder
+    if usual.is_symlink() or usual.exists():
+        raise InputError(
+            f"{usual}: holds other checkpoints than checkpoint.folder {folder}; give another -o"
+        )
+    try:
+        usual.parent.mkdir(parents=True, exist_ok=True)
+        usual.symlink_to(folder)
+    except OSError as error:
+        raise InputError(f"{usual}: cannot be written: {error.strerror}") from None
+    return folder
 
 
 def _check_continues(inputs: Inputs, restored: Restored) -> None:

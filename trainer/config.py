@@ -122,6 +122,11 @@ class CheckpointConfig(Section):
     every: Positive = 50
     """Steps between checkpoints; one more is written at the end."""
     keep_last: Positive = 3
+    folder: str | None = Field(default=None, min_length=1)
+    """Where they lie, such as a share; `output`/checkpoints when null.
+
+    Metrics and status stay in `output`: a share that hangs holds up a checkpoint, not the run.
+    """
 
 
 class RunConfig(Section):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.trainer.small_model import write_data, write_model
 from trainer import build, roles
+from trainer.checkpoint import find_checkpoint
 from trainer.config import RunConfig, load
 from trainer.errors import InputError
 from trainer.metrics import read_metrics
@@ -96,6 +97,26 @@ def test_resuming_continues_with_the_same_bits(
         for output in (whole, parts)
     ]
     assert losses[0] == losses[1]
+
+
+def test_checkpoints_may_lie_elsewhere_and_are_found_from_the_output(model: Path, tmp_path: Path):
+    """Metrics and status stay in the output folder, which links to the other place."""
+    output, share = tmp_path / "output", tmp_path / "share" / "run"
+    short: dict[str, object] = {"training.max_steps": 1}
+    elsewhere = config(model, output, **short, **{"checkpoint.folder": str(share)})
+    assert roles.run_local(elsewhere, "run", ALONE) == 0
+    assert find_checkpoint(output).resolve().parent == share
+    assert {path.name for path in output.iterdir() if not path.is_symlink()} >= {
+        "metrics.jsonl",
+        "status.json",
+    }
+    assert roles.run_local(elsewhere, "run", ALONE) == 0  # goes on where it stands: at its end
+    inputs = build.read_inputs(config(model, output, **short), "run")
+    with pytest.raises(InputError, match=r"from a run with checkpoint\.folder"):
+        build.make_coordinator(inputs, 1, 0.0)
+    other = config(model, output, **short, **{"checkpoint.folder": str(tmp_path / "other")})
+    with pytest.raises(InputError, match=r"holds other checkpoints than checkpoint\.folder"):
+        build.make_coordinator(build.read_inputs(other, "run"), 1, 0.0)
 
 
 def test_another_run_keeps_out_of_the_output_folder(model: Path, tmp_path: Path):
