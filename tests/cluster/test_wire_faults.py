@@ -168,7 +168,7 @@ def test_connections_that_break_at_a_byte(cluster: Cluster) -> None:
         Fault("corrupt", 1_500_000, "down"),
         Fault("cut", 900_000),
     ]
-    cluster.configure(training__epochs=25)
+    cluster.configure(training__epochs=16)
     coordinator = cluster.coordinator(1)
     with FaultProxy(cluster.port, *faults) as proxy:
         workers = [cluster.worker(0, "--seconds", "0.005")]
@@ -184,7 +184,7 @@ def test_connections_that_break_at_a_byte(cluster: Cluster) -> None:
 def test_a_half_open_and_a_slow_line(cluster: Cluster) -> None:
     """Silence is noticed on both sides; a slow line is no reason to be thrown out."""
     cluster.configure(
-        training__epochs=6, exchange__heartbeat=0.2, exchange__lost_after=1.5,
+        training__epochs=6, exchange__heartbeat=0.2, exchange__lost_after=3.0,
     )  # fmt: skip
     coordinator = cluster.coordinator(2)
     with FaultProxy(cluster.port) as proxy:

@@ -11,7 +11,8 @@ from real_cluster import STEPS, Cluster
 
 pytestmark = pytest.mark.cluster
 
-QUICK = {"exchange__heartbeat": 0.2, "exchange__lost_after": 1.5, "exchange__step_deadline": 1.5}
+QUICK = {"exchange__heartbeat": 0.2, "exchange__lost_after": 2.5, "exchange__step_deadline": 2.5}
+"""Soon noticed, and yet no busy machine makes a worker late that nobody stopped."""
 
 
 def assert_every_sample_once(cluster: Cluster) -> None:
@@ -28,7 +29,7 @@ def assert_every_sample_once(cluster: Cluster) -> None:
 @pytest.mark.parametrize("point", ["block", "uploaded"])
 def test_kill_9_in_the_middle_of_a_step(cluster: Cluster, point: str) -> None:
     """Before its gradients are whole its samples are dealt again, afterwards they count."""
-    cluster.configure(**QUICK)
+    cluster.configure(**QUICK, training__epochs=2)  # time for a new process to come in
     coordinator = cluster.coordinator(3)
     dying = cluster.worker(1, "--die", f"3:{point}", "--seconds", "0.01")
     others = [cluster.worker(rank, "--seconds", "0.03") for rank in (0, 2)]
@@ -70,7 +71,7 @@ def test_sigstop_past_the_deadline_then_sigcont(cluster: Cluster) -> None:
 
 def test_a_worker_that_beats_but_does_not_finish(cluster: Cluster) -> None:
     """Heartbeats keep a busy worker in, but do not excuse a shard that misses the deadline."""
-    cluster.configure(**QUICK | {"exchange__step_deadline": 2.5}, training__epochs=4)
+    cluster.configure(**QUICK, training__epochs=4)
     coordinator = cluster.coordinator(2)
     workers = [cluster.worker(0, "--seconds", "0.01"), cluster.worker(1, "--stall", "4:4")]
     lost = cluster.wait_event("lost", rank=1)
