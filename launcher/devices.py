@@ -1,12 +1,15 @@
-"""The devices of this machine: NVIDIA GPUs as nvidia-smi names them, and the CPU.
+"""The devices of this machine: NVIDIA GPUs as nvidia-smi names them, Vulkan's GPUs, and the CPU.
 
-A card that is there but cannot be used is a problem to report, never "zero GPUs".
+A card that is there but cannot be used is a problem to report, never "zero GPUs". Which cards are
+there is read in `pci.py`, what Vulkan shows in `vulkan.py`. Standard library only: it runs on
+every host.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import pwd
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from launcher import vulkan
+from launcher.pci import NVIDIA, PCI_DEVICES, Card, cards, in_container, named, normal_address
+
 Backend = Literal["cuda", "wgpu", "cpu"]
 
-PCI_DEVICES = Path("/sys/bus/pci/devices")
-_NVIDIA = "0x10de"
-_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers (PCI class codes)
-_QUERY = "uuid,pci.bus_id,name,memory.total"
+QUERY = "uuid,pci.bus_id,name,memory.total"
+"""What nvidia-smi is asked for; `parse_nvidia_smi` reads these fields in this order."""
 _MIB = 1 << 20
-_CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Device:
 
     backend: Backend
     id: str
-    """UUID (cuda) or PCI address; `cpu` for the CPU."""
+    """UUID (cuda) or PCI address (wgpu); `llvmpipe` for that software, `cpu` for the CPU."""
     name: str = ""
     memory: int | None = None
     """Bytes of device memory; None when the device does not say."""
@@ -38,6 +41,8 @@ class Device:
     """Threads of a CPU worker when the inventory fixes them."""
     pci: str = ""
     """PCI address as `0000:0b:00.0`, where known."""
+    kind: str = ""
+    """What Vulkan calls a wgpu device: discrete, integrated, virtual or software."""
 
     def answers_to(self, identity: str) -> bool:
         """Whether this is the device that the inventory names by UUID or PCI address."""
@@ -50,27 +55,99 @@ class Detection:
     """What was found, and what is there but unusable (one line each, with a remedy)."""
 
     devices: tuple[Device, ...]
+    """What `motley_devices: auto` trains on: every CUDA GPU, else the CPU."""
     problems: tuple[str, ...] = ()
+    """Cards that auto would train on, if they worked. They stop a start."""
+    vulkan: tuple[Device, ...] = ()
+    """wgpu devices, discrete ones first. Auto leaves them out; an inventory may list them."""
+    vulkan_problems: tuple[str, ...] = ()
+    """Cards that Vulkan does not show, although it could. They stop only who lists them."""
 
 
 Runner = Callable[[Sequence[str]], "tuple[int, str]"]
 """Runs a command and returns its exit code and output; 127 when it is not installed."""
 
 
-def detect(run: Runner | None = None, pci: Path = PCI_DEVICES) -> Detection:
-    """Return this machine's GPUs; the CPU only where there is no GPU at all."""
-    cards = nvidia_cards(pci)
-    code, output = (run or run_command)(
-        ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    )
+def detect(
+    run: Runner | None = None, pci: Path = PCI_DEVICES, *, allow_software: bool = False
+) -> Detection:
+    """Return this machine's GPUs; the CPU only where there is no CUDA GPU at all.
+
+    `allow_software` counts a software Vulkan device (llvmpipe) as one, for tests without a GPU.
+    """
+    run = run or run_command
+    found_cards = cards(pci)
+    if found_cards:
+        found_cards = named(found_cards, run(["lspci", "-nn", "-D"])[1])
+    nvidia = [card for card in found_cards if card.vendor == NVIDIA]
+    others = tuple(card for card in found_cards if card.vendor != NVIDIA)
+    cuda = detect_cuda(nvidia, *run(nvidia_query()), confined=in_container())
+    shown, problems = _detect_vulkan(run, others, allow_software)
+    fallback = (Device("cpu", "cpu", cpu_name(), None),)
+    devices = cuda.devices if cuda.devices or cuda.problems else fallback
+    return Detection(devices, cuda.problems, shown, problems)
+
+
+def nvidia_query() -> list[str]:
+    """Return the command whose output `detect_cuda` reads."""
+    return ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
+
+
+def detect_cuda(
+    nvidia: Sequence[Card], code: int, output: str, *, confined: bool = False
+) -> Detection:
+    """Return the CUDA devices, and a problem when fewer answer than there are on the bus.
+
+    `code` and `output` are those of `nvidia_query`; `confined` says that this is a container,
+    whose bus also shows cards that were not handed to it.
+    """
     found = parse_nvidia_smi(output) if code == 0 else Detection(())
     problems = list(found.problems)
     seen = len(found.devices) + len(found.problems)
-    if seen < len(cards) and not (code == 127 and in_container()):
-        problems.append(_missing_driver(cards, code, output, seen))
-    if found.devices or problems:
-        return Detection(found.devices, tuple(problems))
-    return Detection((Device("cpu", "cpu", cpu_name(), None),))
+    if seen < len(nvidia) and not (code == 127 and confined):
+        problems.append(_missing_driver(nvidia, code, output, seen))
+    return Detection(found.devices, tuple(problems))
+
+
+def _detect_vulkan(
+    run: Runner, others: tuple[Card, ...], allow_software: bool
+) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """Ask Vulkan, where there is a card to ask for or software is allowed."""
+    if not others and not allow_software:
+        return (), ()
+    code, output = run(["vulkaninfo", "--summary"])
+    adapters = vulkan.place(vulkan.parse_vulkaninfo(output), others)
+    if any(adapter.is_gpu and not adapter.pci for adapter in adapters):
+        whole = vulkan.parse_vulkaninfo(run(["vulkaninfo"])[1])
+        if [adapter.uuid for adapter in whole] == [adapter.uuid for adapter in adapters]:
+            adapters = vulkan.place(whole, others)
+    seen = {adapter.pci for adapter in adapters}
+    problems = tuple(
+        vulkan.explain_missing(card, code, output, _accessible(card), _user())
+        for card in others
+        if card.address not in seen and (card.node or not in_container())
+    )
+    shown = vulkan.usable(adapters, allow_software)
+    return tuple(_wgpu(adapter, others) for adapter in shown), problems
+
+
+def _wgpu(adapter: vulkan.Adapter, others: Sequence[Card]) -> Device:
+    memory = next((card.memory for card in others if card.address == adapter.pci), None)
+    name = adapter.driver if adapter.kind == "software" else adapter.uuid
+    return Device(
+        "wgpu", adapter.pci or name, adapter.name, memory, pci=adapter.pci, kind=adapter.kind
+    )
+
+
+def _accessible(card: Card) -> bool:
+    return os.access(card.node, os.R_OK | os.W_OK)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def parse_nvidia_smi(output: str) -> Detection:
@@ -88,31 +165,8 @@ def parse_nvidia_smi(output: str) -> Detection:
             continue
         uuid, bus, name, memory = fields
         size = int(memory) * _MIB if memory.isdigit() else None
-        devices.append(Device("cuda", uuid, name, size, pci=normal_pci(bus)))
+        devices.append(Device("cuda", uuid, name, size, pci=normal_address(bus)))
     return Detection(tuple(devices), tuple(problems))
-
-
-def normal_pci(address: str) -> str:
-    """Return the kernel's spelling of a PCI address; NVIDIA pads the domain to 8 digits."""
-    domain, _, rest = address.lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
-
-
-def nvidia_cards(pci: Path = PCI_DEVICES) -> list[str]:
-    """Return the PCI addresses of the NVIDIA GPUs, whether or not a driver is loaded."""
-    if not pci.is_dir():
-        return []
-    return sorted(
-        device.name
-        for device in pci.iterdir()
-        if _read(device / "vendor") == _NVIDIA
-        and _read(device / "class").startswith(_DISPLAY_CLASSES)
-    )
-
-
-def in_container() -> bool:
-    """Whether this is a container: the bus then also shows cards that were not handed to it."""
-    return any(Path(mark).exists() for mark in _CONTAINER_MARKS)
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -162,12 +216,12 @@ def run_command(argv: Sequence[str]) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def _missing_driver(cards: Sequence[str], code: int, output: str, seen: int) -> str:
-    where = ", ".join(cards)
+def _missing_driver(nvidia: Sequence[Card], code: int, output: str, seen: int) -> str:
+    where = ", ".join(card.address for card in nvidia)
     if code == 127:
         reason = "no driver is installed (nvidia-smi is missing)"
     elif code == 0:
-        reason = f"nvidia-smi lists {seen} of {len(cards)}"
+        reason = f"nvidia-smi lists {seen} of {len(nvidia)}"
     else:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         reason = lines[0] if lines else f"nvidia-smi ended with code {code}"

@@ -1,5 +1,6 @@
 """Device detection over recorded outputs: a card that is there but unusable is never zero GPUs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,24 +8,26 @@ import pytest
 from launcher.devices import (
     Detection,
     Device,
+    Runner,
     available_memory,
     detect,
-    normal_pci,
-    nvidia_cards,
     parse_nvidia_smi,
     usable_cores,
 )
+from launcher.pci import normal_address
 
-RTX_4090 = (
-    "GPU-6f1e5a0c-7d1b-0d2a-9f7e-1d1f3c1b2a3d, 00000000:01:00.0, NVIDIA GeForce RTX 4090, 24564"
-)
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text(encoding="utf-8")
+
+
+RTX_4090 = recorded("nvidia-smi-rtx4090.txt").strip()
 H200 = "GPU-11111111-2222-3333-4444-555555555555, 00000000:41:00.0, NVIDIA H200, 143771"
-SHARED_MEMORY = "GPU-aaaaaaaa-2222-3333-4444-555555555555, 0000000F:01:00.0, NVIDIA GB10, [N/A]"
-DRIVER_MISSING = (
-    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
-    "the latest NVIDIA driver is installed and running.\n"
-)
-MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\n"
+SHARED_MEMORY = recorded("nvidia-smi-memory-not-available.txt").strip()
+DRIVER_MISSING = recorded("nvidia-smi-no-driver.txt")
+MISMATCH = recorded("nvidia-smi-version-mismatch.txt")
 
 
 def bus(folder: Path, *cards: tuple[str, str, str]) -> Path:
@@ -34,6 +37,25 @@ def bus(folder: Path, *cards: tuple[str, str, str]) -> Path:
         (folder / address / "vendor").write_text(f"{vendor}\n")
         (folder / address / "class").write_text(f"{kind}\n")
     return folder
+
+
+def add_radeon(pci: Path, address: str, device: str, driver: str = "amdgpu") -> None:
+    """Add a Radeon with a kernel driver and a render node that everyone may open."""
+    bus(pci, (address, "0x1002", "0x030000"))
+    (pci / address / "device").write_text(f"0x{device}\n")
+    (pci / address / "mem_info_vram_total").write_text("17163091968\n")
+    (pci / address / "driver").symlink_to(f"../../drivers/{driver}")
+    (pci / address / "drm" / "renderD128").mkdir(parents=True)
+
+
+def answering(**answers: str) -> Runner:
+    """Return a runner that knows these programs; every other one is not installed."""
+
+    def run(argv: Sequence[str]) -> tuple[int, str]:
+        name = "whole" if list(argv) == ["vulkaninfo"] else argv[0].replace("-", "_")
+        return (0, answers[name]) if name in answers else (127, f"{argv[0]}: not installed")
+
+    return run
 
 
 def test_a_card_is_named_by_uuid_with_memory_in_bytes_and_pci_address() -> None:
@@ -64,7 +86,7 @@ def test_an_unreadable_card_is_a_problem() -> None:
     [
         (9, DRIVER_MISSING, "couldn't communicate"),
         (18, MISMATCH, "version mismatch"),
-        (0, "No devices were found\n", "lists 0 of 1"),
+        (0, recorded("nvidia-smi-no-devices.txt"), "lists 0 of 1"),
         (124, "nvidia-smi: no answer within 20 s", "no answer"),
     ],
 )
@@ -96,7 +118,6 @@ def test_sound_functions_and_other_vendors_are_no_nvidia_gpus(tmp_path: Path) ->
         ("0000:01:00.1", "0x10de", "0x040300"),
         ("0000:0b:00.0", "0x1002", "0x030000"),
     )
-    assert nvidia_cards(pci) == []
     found = detect(lambda _: (127, ""), pci)
     assert [device.backend for device in found.devices] == ["cpu"]
     assert found.problems == ()
@@ -114,9 +135,92 @@ def test_gpus_without_a_pci_bus_are_found(tmp_path: Path) -> None:
     assert [device.backend for device in found.devices] == ["cuda"]
 
 
+def test_two_radeons_are_listed_but_auto_stays_with_the_cpu(tmp_path: Path) -> None:
+    """The wgpu engine is asked for by name until it is the default."""
+    add_radeon(tmp_path, "0000:0c:00.0", "7310")
+    add_radeon(tmp_path, "0000:12:00.0", "7310")
+    found = detect(
+        answering(
+            lspci=recorded("lspci-w5700x-pair.txt"),
+            vulkaninfo=recorded("vulkaninfo-w5700x-pair.txt"),
+        ),
+        tmp_path,
+    )
+    assert [device.backend for device in found.devices] == ["cpu"]
+    assert [(d.backend, d.id, d.kind, d.memory) for d in found.vulkan] == [
+        ("wgpu", "0000:0c:00.0", "discrete", 17163091968),
+        ("wgpu", "0000:12:00.0", "discrete", 17163091968),
+    ]
+    assert found.vulkan[0].answers_to("0000:0C:00.0")
+    assert (found.problems, found.vulkan_problems) == ((), ())
+
+
+def test_an_integrated_gpu_does_not_hide_the_cuda_card(tmp_path: Path) -> None:
+    bus(tmp_path, ("0000:01:00.0", "0x10de", "0x030000"))
+    add_radeon(tmp_path, "0000:6b:00.0", "164e")
+    found = detect(
+        answering(
+            nvidia_smi=recorded("nvidia-smi-rtx4090.txt"),
+            lspci=recorded("lspci-rtx4090-beside-igpu.txt"),
+            vulkaninfo=recorded("vulkaninfo-rtx4090-beside-igpu.txt"),
+        ),
+        tmp_path,
+    )
+    assert [(d.backend, d.pci) for d in found.devices] == [("cuda", "0000:01:00.0")]
+    assert [(d.pci, d.kind) for d in found.vulkan] == [("0000:6b:00.0", "integrated")]
+
+
+def test_a_card_that_only_software_stands_in_for_is_a_problem_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_radeon(tmp_path, "0000:0c:00.0", "7310")
+    monkeypatch.setattr("launcher.devices.in_container", lambda: False)
+    monkeypatch.setattr("launcher.devices.os.access", lambda *_: True)
+    software = answering(
+        vulkaninfo=recorded("vulkaninfo-llvmpipe-debian13.txt"),
+        lspci=recorded("lspci-w5700x-pair.txt"),
+    )
+    found = detect(software, tmp_path)
+    assert found.vulkan == ()
+    assert found.problems == ()
+    assert found.vulkan_problems == (
+        "0000:0c:00.0 Radeon Pro W5700X has no Vulkan driver: install mesa-vulkan-drivers",
+    )
+    monkeypatch.setattr("launcher.devices.os.access", lambda *_: False)
+    (problem,) = detect(software, tmp_path).vulkan_problems
+    assert "add it to group render" in problem
+    (problem,) = detect(answering(), tmp_path).vulkan_problems
+    assert "add it to group render" in problem
+
+
+def test_the_whole_vulkaninfo_is_asked_where_the_summary_does_not_say_which_card(
+    tmp_path: Path,
+) -> None:
+    add_radeon(tmp_path, "0000:0d:00.0", "7551")
+    add_radeon(tmp_path, "0000:0a:00.0", "7551")
+    whole = recorded("vulkaninfo-whole-r9700.txt")
+    summary = whole.replace("VkPhysicalDevicePCIBusInfoPropertiesEXT", "")
+    summary = "\n".join(line for line in summary.splitlines() if "pci" not in line)
+    found = detect(answering(vulkaninfo=summary, whole=whole), tmp_path)
+    assert [device.id for device in found.vulkan] == ["0000:0d:00.0"]
+    assert "0000:0a:00.0" in found.vulkan_problems[0]
+
+
+def test_software_vulkan_is_a_device_only_when_allowed(tmp_path: Path) -> None:
+    run = answering(vulkaninfo=recorded("vulkaninfo-llvmpipe-debian12.txt"))
+    assert detect(run, tmp_path).vulkan == ()
+    (device,) = detect(run, tmp_path, allow_software=True).vulkan
+    assert (device.backend, device.id, device.kind, device.pci) == (
+        "wgpu",
+        "llvmpipe",
+        "software",
+        "",
+    )
+
+
 def test_a_cpu_answers_to_its_id_alone() -> None:
     assert not Device("cpu", "cpu").answers_to("")
-    assert normal_pci("00000000:0B:00.0") == "0000:0b:00.0"
+    assert normal_address("00000000:0B:00.0") == "0000:0b:00.0"
 
 
 @pytest.mark.parametrize(("text", "most"), [("150000 100000", 2), ("10000 100000", 1)])
