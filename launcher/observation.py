@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.connection import Connection, connect
+from launcher.access import Connection
+from launcher.connection import connect
 from launcher.plan import LaunchPlan, ProcessPlan
 from launcher.runs import Registry, Run
 from launcher.supervisor import ProcessState, SessionSupervisor, Supervisor

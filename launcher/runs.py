@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
-import os
 import re
 import secrets
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.connection import make_private_folder
-from launcher.errors import ConfigError, PreflightError
+from launcher.access import LocalConnection, default_state_folder, make_private_folder
+from launcher.errors import ConfigError
 from launcher.files import write_atomically
 from launcher.plan import LaunchPlan
 
@@ -60,11 +58,7 @@ class Registry:
     @classmethod
     def default(cls) -> Registry:
         """Return the registry of this user."""
-        override = os.environ.get("MOTLEY_STATE_DIR")
-        if override:
-            return cls(Path(override).absolute())
-        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        return cls(Path(base).expanduser().absolute() / "motley")
+        return cls(default_state_folder())
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Generator[None]:
@@ -76,28 +70,14 @@ class Registry:
             PreflightError: somebody else is starting a run right now.
             ConfigError: the state folder cannot be written.
         """
-        path = self.folder / "lock"
-        try:
-            make_private_folder(self.folder)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(
-                f"state folder {self.folder}: {error.strerror}; set MOTLEY_STATE_DIR"
-            ) from None
-        try:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                raise PreflightError(
-                    f"another launch is starting a run here ({holder or 'just now'}); "
-                    "see: launch cluster status"
+                stack.enter_context(LocalConnection().lock(str(self.folder / "lock"), purpose))
+            except OSError as error:
+                raise ConfigError(
+                    f"state folder {self.folder}: {error.strerror}; set MOTLEY_STATE_DIR"
                 ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{purpose}, pid {os.getpid()}".encode(), 0)
             yield
-        finally:
-            os.close(descriptor)
 
     def authority_folder(self) -> Path:
         """Return the folder of the cluster CA, made if need be."""

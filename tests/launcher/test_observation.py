@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.connection import LocalConnection
+from launcher.access import LocalConnection
 from launcher.inventory import Host
 from launcher.observation import derive_state, read_training
 from launcher.placement import Setting, place
