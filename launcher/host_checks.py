@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,7 @@ _NO_CUDA = (
 
 
 def host_probes(
-    plan: LaunchPlan, state_folder: Path, problems: dict[str, tuple[str, ...]]
+    plan: LaunchPlan, state_folder: Path, problems: Mapping[str, tuple[str, ...]]
 ) -> list[Probe]:
     """Return the probes of every host of a plan; `problems` are its unusable devices, by host."""
     probes: list[Probe] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from launcher.devices import Device
@@ -31,7 +31,11 @@ class Setting:
     state_folder: str
     """The run registry of local hosts."""
     routes: Mapping[str, str]
-    """Host name -> its address on the route to the other hosts; for hosts that name none."""
+    """Host name -> its address on the route between the coordinator's host and the others."""
+    no_route: str = ""
+    """Why `routes` could not be found, for the error of whoever has to name an address."""
+    identities: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Host name -> what two names of one machine have in common; asked hosts only."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,12 @@ def place(
                 f"host {host.name}: motley_devices is auto, and the host has not been asked; "
                 "list its devices in the inventory"
             )
-    _refuse_shared_devices(hosts)
+    _refuse_shared_devices(hosts, setting)
     head = _coordinator_host(hosts)
     seats = _seats(hosts, expect_workers)
-    bind = _bind_address(head, seats, setting.routes)
+    bind = _bind_address(head, seats, setting)
     listen = endpoint(bind, head.port)
-    workers = [_worker(rank, seat, seats, head, bind, setting) for rank, seat in enumerate(seats)]
+    workers = [_worker(rank, seat, head, bind, setting) for rank, seat in enumerate(seats)]
     reached_at = {head.connect_address, *(_connect_address(s.host, head, bind) for s in seats)}
     names = tuple(sorted({bind, head.name, *(name for name in reached_at if name)}))
     coordinator = ProcessPlan(
@@ -112,18 +116,29 @@ def _coordinator_host(hosts: Sequence[Host]) -> Host:
     return (chosen or list(hosts))[0]
 
 
-def _refuse_shared_devices(hosts: Sequence[Host]) -> None:
+def _machine(host: Host, setting: Setting) -> str:
+    """Return what two inventory names of one machine have in common."""
+    if host.name in setting.identities:
+        return setting.identities[host.name]
+    return "here" if host.is_local else host.name
+
+
+def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
     """Two inventory names of one machine must not both train on the same card."""
-    owners: dict[str, str] = {}
+    owners: dict[tuple[str, str], str] = {}
     for host in hosts:
         for device in host.devices or ():
-            if host.is_local and device.backend != "cpu":
-                if device.id in owners:
-                    raise ConfigError(
-                        f"hosts {owners[device.id]} and {host.name} are the same machine "
-                        f"and both claim {device.id}"
-                    )
-                owners[device.id] = host.name
+            if device.backend == "cpu":
+                continue
+            card = _machine(host, setting), device.pci or device.id
+            if card in owners:
+                raise ConfigError(
+                    f"hosts {owners[card]} and {host.name} are the same machine "
+                    f"and both claim {device.id}"
+                    if owners[card] != host.name
+                    else f"host {host.name}: motley_devices names the card {device.pci} twice"
+                )
+            owners[card] = host.name
 
 
 def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
@@ -169,24 +184,37 @@ def _threaded(host: Host, devices: Sequence[Device]) -> list[Device]:
     return result
 
 
-def _bind_address(head: Host, seats: Sequence[_Seat], routes: Mapping[str, str]) -> str:
-    """Return the one address to listen on: explicit, else by route, else (alone) loopback."""
-    one_machine = head.is_local and all(seat.host.is_local for seat in seats)
-    candidate = head.bind_address or routes.get(head.name) or _literal(head.address)
-    if candidate is None and one_machine:
+def _bind_address(head: Host, seats: Sequence[_Seat], setting: Setting) -> str:
+    """Return the one address to listen on: explicit, loopback when alone, else by route."""
+    here = _machine(head, setting)
+    far = sorted({s.host.name for s in seats if _machine(s.host, setting) != here})
+    if head.bind_address is None and not far:
         return "127.0.0.1"
+    candidate = head.bind_address or setting.routes.get(head.name)
+    if candidate is None and setting.no_route:
+        raise ConfigError(setting.no_route)
+    candidate = candidate or _literal(head.address)
     if candidate is None:
         raise ConfigError(
             f"host {head.name}: set motley_bind_address to its address on the network "
             "of the workers"
         )
-    if ipaddress.ip_address(candidate).is_loopback and not one_machine:
+    kind = _unreachable_kind(candidate)
+    if kind and far:
         raise ConfigError(
-            f"host {head.name}: motley_bind_address {candidate} is loopback; workers on "
-            f"{', '.join(sorted({s.host.name for s in seats if s.host.name != head.name}))} "
-            "cannot reach it"
+            f"host {head.name}: motley_bind_address {candidate} is {kind}; workers on "
+            f"{', '.join(far)} cannot reach it"
         )
     return candidate
+
+
+def _unreachable_kind(address: str) -> str:
+    """Say why no other machine can connect to an address; empty when one may."""
+    parsed = ipaddress.ip_address(address)
+    if parsed.is_loopback:
+        return "loopback"
+    # fe80:: and 169.254: each machine would need another spelling of it, with its own interface.
+    return "link-local" if parsed.is_link_local else ""
 
 
 def _connect_address(host: Host, head: Host, bind: str) -> str:
@@ -197,16 +225,14 @@ def _connect_address(host: Host, head: Host, bind: str) -> str:
     return head.connect_address or bind
 
 
-def _worker(
-    rank: int, seat: _Seat, seats: Sequence[_Seat], head: Host, bind: str, setting: Setting
-) -> ProcessPlan:
+def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> ProcessPlan:
     host, device = seat.host, seat.device
     name = f"worker-{rank}"
     target = endpoint(_connect_address(host, head, bind), head.port)
     gpu = () if device.backend == "cpu" else ("--gpus", device.id)
     threads = () if device.threads is None else ("--threads", str(device.threads))
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
-    if host.is_local and all(other.host.is_local for other in seats):
+    if _machine(host, setting) == _machine(head, setting):
         own.add(bind)
     return ProcessPlan(
         name=name,

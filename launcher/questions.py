@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import devices, host_checks
+from launcher import devices, host_checks, host_runs, machine, network, unit_states
 from launcher.preflight import Finding
 
 
@@ -38,14 +38,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value
-
-
-def _clock() -> float:
-    return time.time()
-
-
-def _cores() -> int:
-    return devices.usable_cores()
 
 
 def _folder(path: str, least: int) -> Finding:
@@ -78,8 +70,11 @@ def _memory(plan: Mapping[str, Any], config: Mapping[str, Any], hosts: Sequence[
 
 
 _QUESTIONS: dict[str, Callable[..., Any]] = {
-    "clock": _clock,
-    "cores": _cores,
+    "clock": time.time,
+    "unfinished_runs": host_runs.unfinished_runs,
+    "units": unit_states.show_units,
+    "machine": machine.describe,
+    "routes": network.routes,
     "devices": devices.detect,
     "trainer": host_checks.check_trainer,
     "cuda": host_checks.check_cuda,
