@@ -10,6 +10,7 @@ import difflib
 import ipaddress
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ VARIABLES: dict[str, str] = {
     "motley_fill_with_cpu": "true or false",
     "motley_trainer_command": "a list of strings",
     "motley_state_folder": "an absolute path",
+    "motley_share_folder": "an absolute path",
 }
 """Every variable the launcher reads, with what is allowed. inventory/local.yml documents them."""
 
@@ -49,6 +51,10 @@ class Host:
     """ansible_host: how the launcher reaches it."""
     ssh_port: int | None = None
     user: str | None = None
+    ssh_key: str | None = None
+    """ansible_ssh_private_key_file: the path of a private key on this machine."""
+    ssh_args: tuple[str, ...] = ()
+    """ansible_ssh_common_args and ansible_ssh_extra_args, as ssh gets them."""
     coordinator: bool = False
     bind_address: str | None = None
     connect_address: str | None = None
@@ -60,6 +66,8 @@ class Host:
     """Usable cores; None until somebody asked the host."""
     trainer_command: tuple[str, ...] | None = None
     state_folder: str | None = None
+    share_folder: str | None = None
+    """The same folder on every host that names one: models, logits and checkpoints for all."""
 
     @property
     def is_local(self) -> bool:
@@ -168,6 +176,12 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
         address=reader.text("ansible_host"),
         ssh_port=reader.number("ansible_port"),
         user=reader.text("ansible_user"),
+        ssh_key=reader.text("ansible_ssh_private_key_file")
+        or reader.text("ansible_private_key_file"),
+        ssh_args=(
+            *reader.arguments("ansible_ssh_common_args"),
+            *reader.arguments("ansible_ssh_extra_args"),
+        ),
         coordinator=reader.flag("motley_coordinator"),
         bind_address=reader.bind_address(),
         connect_address=reader.text("motley_connect_address"),
@@ -175,7 +189,8 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
         devices=reader.devices(),
         fill_with_cpu=reader.flag("motley_fill_with_cpu"),
         trainer_command=reader.command(),
-        state_folder=reader.folder(),
+        state_folder=reader.folder("motley_state_folder"),
+        share_folder=reader.folder("motley_share_folder"),
     )
 
 
@@ -267,11 +282,23 @@ class _Reader:
             self.refuse("motley_trainer_command", "must be a list of strings")
         return tuple(cast("list[str]", parts))
 
-    def folder(self) -> str | None:
-        value = self.text("motley_state_folder")
+    def folder(self, variable: str) -> str | None:
+        value = self.text(variable)
         if value is not None and not value.startswith("/"):
-            self.refuse("motley_state_folder", "must be an absolute path")
+            self.refuse(variable, "must be an absolute path")
         return value
+
+    def arguments(self, variable: str) -> tuple[str, ...]:
+        """Read a line of arguments for ssh; an empty one is how Ansible's users switch it off."""
+        value = self._values.get(variable)
+        if value is None:
+            return ()
+        if not isinstance(value, str):
+            self.refuse(variable, "must be a text")
+        try:
+            return tuple(shlex.split(value))
+        except ValueError:
+            self.refuse(variable, "must have its quotes closed")
 
 
 def _last_line(text: str) -> str:

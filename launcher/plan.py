@@ -91,9 +91,11 @@ class LaunchPlan:
 def _host(tree: dict[str, Any]) -> Host:
     devices = tree.pop("devices")
     command = tree.pop("trainer_command")
+    ssh_args = tree.pop("ssh_args", ())
     return Host(
         devices=None if devices is None else tuple(Device(**device) for device in devices),
         trainer_command=None if command is None else tuple(command),
+        ssh_args=tuple(ssh_args),
         **tree,
     )
 

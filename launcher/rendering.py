@@ -20,7 +20,9 @@ CONNECTION_VARIABLES = (
     "ansible_host",
     "ansible_port",
     "ansible_user",
+    "ansible_private_key_file",
     "ansible_ssh_common_args",
+    "ansible_ssh_extra_args",
     "ansible_ssh_private_key_file",
 )
 

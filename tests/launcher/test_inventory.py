@@ -7,6 +7,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.inventory import EMBEDDED, load_inventory, parse_answer
+from launcher.plan import LaunchPlan
 
 HEAD = "all:\n  hosts:\n    box:\n      ansible_connection: local\n"
 
@@ -175,3 +176,40 @@ def test_a_broken_group_vars_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"all\.yml") as error:
         load_inventory(write(tmp_path, HEAD))
     assert "\n" not in str(error.value)
+
+
+def test_how_ssh_reaches_a_host_is_ansible_s_own_and_survives_a_plan(tmp_path: Path) -> None:
+    text = """
+all:
+  hosts:
+    far:
+      ansible_host: 10.0.0.9
+      ansible_port: "2222"
+      ansible_user: operator
+      ansible_ssh_private_key_file: /home/me/key
+      ansible_ssh_common_args: -J "{{ door }}" -o 'UserKnownHostsFile=/a b'
+      ansible_ssh_extra_args: -v
+      motley_share_folder: /srv/motley
+    old:
+      ansible_private_key_file: /home/me/other
+      ansible_ssh_common_args: ""
+  vars: {door: gate}
+"""
+    far, old = load_inventory(write(tmp_path, text))
+    assert (far.address, far.ssh_port, far.user) == ("10.0.0.9", 2222, "operator")
+    assert far.ssh_key == "/home/me/key"
+    assert far.ssh_args == ("-J", "gate", "-o", "UserKnownHostsFile=/a b", "-v")
+    assert far.share_folder == "/srv/motley"
+    assert (old.ssh_key, old.ssh_args, old.share_folder) == ("/home/me/other", (), None)
+    plan = LaunchPlan(
+        run_id="run",
+        output="out",
+        bind_address="10.0.0.9",
+        port=9000,
+        hosts=(far, old),
+        processes=(),
+    )
+    assert LaunchPlan.from_json(plan.to_json()).hosts == (far, old)
+    (bad,) = [write(tmp_path, HEAD + "      ansible_ssh_common_args: -o 'x\n", "bad.yml")]
+    with pytest.raises(ConfigError, match="ansible_ssh_common_args: must have its quotes closed"):
+        load_inventory(bad)
