@@ -10,15 +10,13 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher import devices
+from launcher.access import Connection, default_state_folder
 from launcher.certificates import Authority, identity_of
-from launcher.connection import connect
 from launcher.errors import (
     InterruptedStartError,
     JobFailedError,
@@ -26,20 +24,35 @@ from launcher.errors import (
     PartialError,
     PreflightError,
 )
+from launcher.fleet import REACH, ask_hosts
 from launcher.host_checks import host_probes
 from launcher.inventory import Host
 from launcher.job_checks import job_probes, model_folder
-from launcher.observation import Cockpit, RunView, live_runs
+from launcher.observation import OVER, Cockpit, RunView, live_runs
 from launcher.placement import Setting, place
 from launcher.plan import LaunchPlan, ProcessPlan
 from launcher.preflight import Check, examine
-from launcher.runs import Registry, Run, new_run_id
+from launcher.runs import Registry, Run, authority_folder, new_run_id
+from launcher.session_spec import RestartPolicy
+from launcher.stopwatch import Stopwatch
 from launcher.supervisor import POLL
+from launcher.survey import Survey, survey
 from launcher.teardown import tear_down, uninterrupted
+from launcher.units import supervise
 from trainer.config import RunConfig
 
 JOIN_MARGIN = 60.0
 """Seconds on top of the exchange's join deadline: imports, model load, data."""
+
+STEP_PATIENCE = 15.0
+"""Seconds for which `up` waits for the first step, to say how long it took."""
+
+START_DEADLINE = 60.0
+"""Seconds until the keepers of all hosts have to show a sign of life."""
+
+HEALTHY_MARGIN = 600.0
+"""Seconds on top of the join deadline that a process has to live before its earlier failures are
+forgotten: with 20 failures in a row a worker without a coordinator ends after about an hour."""
 
 FETCH_MARGIN = 7200.0
 """Seconds on top of that when a model has to be downloaded; a process that fails ends the wait."""
@@ -47,57 +60,23 @@ FETCH_MARGIN = 7200.0
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Survey:
-    """The hosts with what was learned from them."""
-
-    hosts: tuple[Host, ...]
-    problems: dict[str, tuple[str, ...]]
-    """By host: devices that are there but unusable."""
-
-
-def survey(hosts: Sequence[Host]) -> Survey:
-    """Ask hosts for what the inventory leaves open.
+def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
+    """Ask the hosts for what the inventory leaves open; a mere plan asks none without need.
 
     Raises:
-        UnreachableError: a host that has to be asked cannot be driven.
+        UnreachableError: hosts that have to be asked do not answer; every one is named.
     """
-    local = sum(host.is_local for host in hosts)
-    learned: list[Host] = []
-    problems: dict[str, tuple[str, ...]] = {}
-    for host in hosts:
-        if not host.is_local:
-            if host.devices is None:
-                connect(host)
-            learned.append(host)
-            continue
-        wants_gpu = any(device.backend == "cuda" for device in host.devices or ())
-        found = devices.detect() if host.devices is None or wants_gpu else None
-        if found is not None and host.devices is None:
-            problems[host.name] = found.problems
-            host = replace(host, devices=found.devices)
-        elif found is not None and host.devices is not None:
-            known = [_known(device, found.devices) for device in host.devices]
-            problems[host.name] = tuple(
-                f"there is no {device.backend} device {device.id}"
-                for device, match in zip(host.devices, known, strict=True)
-                if match is None
-            )
-            host = replace(
-                host,
-                devices=tuple(
-                    match or device for device, match in zip(host.devices, known, strict=True)
-                ),
-            )
-        learned.append(replace(host, cores=max(1, devices.usable_cores() // local)))
-    return Survey(tuple(learned), problems)
+    asked = [h for h in hosts if h.is_local or h.devices is None or not only_to_plan]
+    connections = ask_hosts(asked, lambda _, connection: connection, REACH).require()
+    found = survey(hosts, connections)
+    found.refuse_failures()
+    return found
 
 
 def make_plan(
     found: Survey,
     config: RunConfig,
     expect_workers: int | None,
-    registry: Registry,
     run_id: str | None = None,
 ) -> LaunchPlan:
     """Return where everything would run, under a new run id or a given one; changes nothing."""
@@ -106,8 +85,10 @@ def make_plan(
     setting = Setting(
         run_id=run_id or new_run_id(config.name),
         trainer_command=command,
-        state_folder=str(registry.folder),
-        routes={},
+        state_folder=str(default_state_folder()),
+        routes=found.sources,
+        no_route=found.no_route,
+        identities=found.identities,
     )
     return place(found.hosts, config, expect_workers, setting)
 
@@ -121,21 +102,22 @@ def bring_up(
     plan: LaunchPlan,
     config: RunConfig,
     registry: Registry,
-    problems: dict[str, tuple[str, ...]],
+    problems: Mapping[str, tuple[str, ...]],
     report: Report,
     timeout: float | None = None,
+    watch: Stopwatch | None = None,
 ) -> Run:
     """Start a run and return it once every worker has joined and training goes on.
 
     Raises:
-        UnreachableError: the plan has hosts that cannot be driven.
+        UnreachableError: hosts do not answer; every one is named.
         PreflightError: a check failed, or the cluster is busy; nothing was started.
         PartialError: workers are missing; names them with their last log lines.
         JobFailedError: the coordinator failed.
         InterruptedStartError: a signal came; whatever was started is stopped again.
     """
-    for host in plan.hosts:
-        connect(host)
+    watch = watch or Stopwatch()
+    run, record = registry.record(plan)
     with registry.lock(f"run {plan.run_id}"), _signals_interrupt():
         _refuse_if_busy(registry, report)
         probes = [*host_probes(plan, registry.folder, problems), *job_probes(plan, config)]
@@ -144,21 +126,50 @@ def bring_up(
         for check in checks:
             if check.status == "warn":
                 report(check.line)
-        run = registry.create(plan, config.to_yaml())
+        watch.lap("preflight")
         try:
-            _start(run, registry, report)
+            _deliver(run, record, config.to_yaml().encode())
+            watch.lap("certificates and files")
+            _start(run, config.exchange.join_deadline)
+            watch.lap("start")
+            workers = len(plan.workers)
+            report(
+                f"started {run.run_id}: coordinator on {plan.coordinator.address}, "
+                f"{workers} workers"
+            )
             margin = JOIN_MARGIN + (FETCH_MARGIN if model_folder(config) is None else 0.0)
             allowed = timeout or config.exchange.join_deadline + margin
             _wait_until_joined(run, allowed, report)
+            watch.lap("join")
         except BaseException as error:
             with uninterrupted():
-                tear_down(run, grace=5.0)
+                ending = tear_down(run, grace=5.0)
+            for line in ending.left.values():
+                report(f"not undone: {line}")
             if isinstance(error, KeyboardInterrupt):
                 raise InterruptedStartError(
                     f"interrupted; run {run.run_id} was stopped before it had begun"
                 ) from None
             raise
         return run
+
+
+def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE) -> bool:
+    """Wait until a step has been committed; False when that takes longer than `patience`."""
+    cockpit = Cockpit(run)
+    before: int | None = None if resumed else 0
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        view = cockpit.observe()
+        if view.state in OVER:
+            return False
+        step = (view.training or {}).get("step")
+        if isinstance(step, int):
+            if before is not None and step > before:
+                return True
+            before = step if before is None else before
+        time.sleep(2 * POLL)
+    return False
 
 
 def refuse_failures(checks: Sequence[Check]) -> None:
@@ -170,7 +181,7 @@ def refuse_failures(checks: Sequence[Check]) -> None:
 
 def _refuse_if_busy(registry: Registry, report: Report) -> None:
     for view in live_runs(registry):
-        if view.state in ("finished", "failed", "stopped"):
+        if view.state in OVER:
             report(f"ending what is left of run {view.run.run_id} ({view.state})")
             tear_down(view.run)
             continue
@@ -180,22 +191,44 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
         )
 
 
-def _start(run: Run, registry: Registry, report: Report) -> None:
-    authority = Authority.open(registry.authority_folder())
-    cockpit = Cockpit(run)
-    for process in run.plan.processes:
-        credentials = authority.issue(identity_of(process), process.names)
-        for name, content in credentials.files().items():
-            path = f"{process.folder}/tls/{name}"
-            cockpit.connections[process.host].write(path, content)
-    for process in run.plan.processes:
-        head = run.plan.coordinator
-        serves = process is not head and process.host == head.host
-        cockpit.supervisor(process).start(process, head if serves else None)
-    workers = len(run.plan.workers)
-    report(
-        f"started {run.run_id}: coordinator on {run.plan.coordinator.address}, {workers} workers"
-    )
+def _deliver(run: Run, record: bytes, config: bytes) -> None:
+    """Write what a run consists of on all its hosts; `record` is the plan.json, and comes last.
+
+    Raises:
+        PreflightError: a host does not take a file; nothing was started.
+        UnreachableError: a host does not answer any more.
+    """
+    authority = Authority.open(authority_folder())
+    leafs = {p.name: authority.issue(identity_of(p), p.names) for p in run.plan.processes}
+
+    def write(host: Host, connection: Connection) -> None:
+        folder = run.folder(host.name)
+        connection.remove(run.mark(host.name))  # of an earlier life of a resumed run
+        connection.write(f"{folder}/run.yaml", config)
+        for process in run.plan.processes:
+            if process.host == host.name:
+                for name, content in leafs[process.name].files().items():
+                    connection.write(f"{process.folder}/tls/{name}", content)
+        connection.write(f"{folder}/plan.json", record)
+
+    ask_hosts(run.hosts, write, REACH).require()
+
+
+def _start(run: Run, join_deadline: float) -> None:
+    """Start the keepers of all hosts at once; each looks after its process from then on."""
+    # A worker gives up on an absent coordinator after the deadline: that is no healthy life, and
+    # so its keeper gives up as well at last, wherever the launcher is by then.
+    restart = RestartPolicy(healthy_after=join_deadline + HEALTHY_MARGIN)
+    head = run.plan.coordinator
+
+    def start(host: Host, connection: Connection) -> None:
+        supervisor = supervise(connection, run.run_id, restart)
+        for process in run.plan.processes:
+            if process.host == host.name:
+                serves = process is not head and process.host == head.host
+                supervisor.start(process, head if serves else None)
+
+    ask_hosts(run.hosts, start, START_DEADLINE).require(PartialError)
 
 
 def _wait_until_joined(run: Run, timeout: float, report: Report) -> None:
@@ -204,7 +237,7 @@ def _wait_until_joined(run: Run, timeout: float, report: Report) -> None:
     joined: list[int] | None = None
     while True:
         view = cockpit.observe()
-        if run.is_going_down:
+        if run.asked_to_end():
             raise InterruptedStartError(f"run {run.run_id} was taken down while it started")
         if view.state in ("failed", "stopped"):
             raise job_failure(cockpit, view)
@@ -259,12 +292,6 @@ def _evidence(cockpit: Cockpit, view: RunView, process: ProcessPlan) -> list[str
     attempt = view.processes[process.name].attempt
     heading = f"{process.name} on {process.host}, attempt {attempt}, {_condition(view, process)}:"
     return [heading, *(f"  {line}" for line in lines or ["(it wrote nothing)"])]
-
-
-def _known(device: devices.Device, found: Sequence[devices.Device]) -> devices.Device | None:
-    if device.backend != "cuda":
-        return device
-    return next((other for other in found if other.answers_to(device.id)), None)
 
 
 @contextlib.contextmanager

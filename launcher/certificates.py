@@ -7,9 +7,12 @@ Leafs carry subject and authority key identifiers: Python 3.13 refuses chains wi
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import ipaddress
-from collections.abc import Iterable
+import os
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,12 +71,17 @@ class Authority:
     def open(cls, folder: Path) -> Authority:
         """Read the CA from a folder that exists, or make it there: the key for this user alone.
 
-        The caller holds the registry's lock. The certificate is written last: it marks a CA that
-        is whole.
+        Two commands may do so at once: the second finds what the first made. The certificate is
+        written last: it marks a CA that is whole.
 
         Raises:
             ConfigError: the files there are damaged or do not belong together.
         """
+        with _alone_in(folder):
+            return cls._open(folder)
+
+    @classmethod
+    def _open(cls, folder: Path) -> Authority:
         certificate_path, key_path = folder / "ca.pem", folder / "ca-key.pem"
         if not certificate_path.exists():
             authority = cls.create()
@@ -132,6 +140,17 @@ class Authority:
         )
         pem = certificate.public_bytes(serialization.Encoding.PEM)
         return Credentials(self.pem, pem, _key_pem(key))
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Generator[None]:
+    """Wait until nobody else is opening the CA of a folder: milliseconds."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def identity_of(process: ProcessPlan) -> str:

@@ -24,6 +24,7 @@ cluster = LazyGroup(
         "status": _STATUS,
         "logs": _LOGS,
         "down": (f"{_CLUSTER}:down", "Stop the run and prove that nothing is left."),
+        "push": ("launcher.commands.push:push", "Update Motley on every host."),
     },
 )
 
@@ -36,7 +37,7 @@ cli = LazyGroup(
         "cluster": ("launcher.cli:cluster", "Bring a run up, look at it, take it down."),
         "status": _STATUS,
         "logs": _LOGS,
-        "runs": ("launcher.commands.runs:runs", "List the runs that were started from here."),
+        "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),
         "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
         "certificates": (
             "launcher.commands.certificates:certificates",

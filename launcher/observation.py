@@ -1,20 +1,33 @@
-"""What a run is doing: the keepers' states and the coordinator's `status.json`, put together."""
+"""What a run is doing: the keepers' states and the coordinator's `status.json`, put together.
+
+Every host is asked at once and on its own. One that does not answer costs a look its deadline
+(`fleet.LOOK`), its processes are `unreachable`, and everything else is shown.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.access import Connection
 from launcher.connection import connect
+from launcher.errors import UnreachableError
+from launcher.fleet import LOOK, ask_hosts, at_once, line_of
+from launcher.inventory import Host
 from launcher.plan import LaunchPlan, ProcessPlan
 from launcher.runs import Registry, Run
-from launcher.supervisor import ProcessState, SessionSupervisor, Supervisor
+from launcher.supervisor import ProcessState, Supervisor
+from launcher.units import supervise
 
 JOINED = frozenset({"active", "benched"})
 """States in `status.json` of a worker that takes part."""
+OVER = ("finished", "failed", "stopped")
+"""States of a run in which nothing goes on any more."""
+_HANGING_PAUSE = 30.0
+"""Seconds for which a `status.json` that hung is not read again: each try leaves a thread there."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +37,20 @@ class RunView:
     run: Run
     state: str
     """`starting`, `running`, `recovering` (the coordinator is restarted), `stopping`, `finished`,
-    `failed` or `stopped`."""
+    `failed`, `stopped`, or `unknown`: the coordinator's host does not answer."""
     reason: str | None
     processes: Mapping[str, ProcessState]
     training: Mapping[str, Any] | None
     """The coordinator's `status.json`; None until it has written one."""
+    unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Hosts that did not answer, with the reason."""
 
     @property
     def is_live(self) -> bool:
-        """Whether anything of the run is kept running."""
-        return any(not state.is_over for state in self.processes.values())
+        """Whether anything of the run is kept running, as far as the hosts answer."""
+        return any(
+            not state.is_over and state.state != "unreachable" for state in self.processes.values()
+        )
 
     @property
     def joined(self) -> list[int]:
@@ -57,40 +74,83 @@ class Cockpit:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.connections: dict[str, Connection] = {
-            host.name: connect(host) for host in run.plan.hosts
-        }
-        self._supervisors: dict[str, Supervisor] = {
-            name: SessionSupervisor(connection, run.run_id)
-            for name, connection in self.connections.items()
-        }
+        self._hanging_until = 0.0
 
     def supervisor(self, process: ProcessPlan) -> Supervisor:
-        """Return the supervisor of the process's host."""
-        return self._supervisors[process.host]
+        """Return the supervisor of the process's host.
+
+        Raises:
+            UnreachableError: the host cannot be driven.
+        """
+        host = self.run.host(process.host)
+        return supervise(connect(host), self.run.run_id)
 
     def state(self, process: ProcessPlan) -> ProcessState:
-        """Return what is known about a process."""
+        """Return what is known about a process.
+
+        Raises:
+            UnreachableError: its host does not answer.
+        """
         return self.supervisor(process).state(process)
 
     def last_lines(self, process: ProcessPlan, count: int = 10) -> list[str]:
         """Return the end of a process's newest log that is not empty."""
-        supervisor = self.supervisor(process)
-        for attempt in reversed(supervisor.attempts(process)):
-            text = supervisor.read_log(process, attempt).decode(errors="replace")
-            if lines := [line for line in text.splitlines() if line.strip()]:
-                return lines[-count:]
-        return []
 
-    def observe(self) -> RunView:
-        """Look once at everything."""
+        def read(_host: Host, connection: Connection) -> list[str]:
+            supervisor = supervise(connection, self.run.run_id)
+            for attempt in reversed(supervisor.attempts(process)):
+                text = supervisor.read_log(process, attempt).decode(errors="replace")
+                if lines := [line for line in text.splitlines() if line.strip()]:
+                    return lines[-count:]
+            return []
+
+        answers = ask_hosts([self.run.host(process.host)], read)
+        for name, error in answers.errors.items():
+            return [f"(no log: {line_of(name, error)})"]
+        return answers.found[process.host]
+
+    def observe(self, deadline: float = LOOK) -> RunView:
+        """Look once at everything; returns within the deadline, whoever answers."""
         plan = self.run.plan
-        states = {process.name: self.state(process) for process in plan.processes}
-        since = states[plan.coordinator.name].started
-        training = read_training(self.connections[plan.coordinator.host], plan, since)
-        state = derive_state(states[plan.coordinator.name], training)
-        reason = (training or {}).get("reason") or states[plan.coordinator.name].message
-        return RunView(self.run, state, reason, states, training)
+        began = time.monotonic()
+
+        def states_of(host: Host, connection: Connection) -> dict[str, ProcessState]:
+            supervisor = supervise(connection, self.run.run_id)
+            here = [process for process in plan.processes if process.host == host.name]
+            return {process.name: supervisor.state(process) for process in here}
+
+        answers = ask_hosts(self.run.hosts, states_of, deadline)
+        states: dict[str, ProcessState] = {}
+        for process in plan.processes:
+            error = answers.errors.get(process.host)
+            if error is not None:
+                states[process.name] = ProcessState(
+                    state="unreachable", message=line_of(process.host, error)
+                )
+            else:
+                states[process.name] = answers.found[process.host][process.name]
+        head = states[plan.coordinator.name]
+        training = None
+        if head.state != "unreachable":
+            left = max(0.5, deadline - (time.monotonic() - began))
+            training = self._training(head.started, left)
+        state = derive_state(head, training)
+        reason = (training or {}).get("reason") or head.message
+        unreachable = {name: line_of(name, error) for name, error in answers.errors.items()}
+        return RunView(self.run, state, reason, states, training, unreachable)
+
+    def _training(self, since: float | None, deadline: float) -> dict[str, Any] | None:
+        """Return the coordinator's words; None while the file system they lie on hangs."""
+        if time.monotonic() < self._hanging_until:
+            return None
+
+        def read() -> dict[str, Any] | None:
+            return read_training(connect(self.run.head), self.run.plan, since)
+
+        answers = at_once({"status.json": read}, deadline)
+        if isinstance(answers.errors.get("status.json"), UnreachableError):
+            self._hanging_until = time.monotonic() + _HANGING_PAUSE
+        return answers.found.get("status.json")
 
 
 def derive_state(coordinator: ProcessState, training: Mapping[str, Any] | None) -> str:
@@ -103,6 +163,8 @@ def derive_state(coordinator: ProcessState, training: Mapping[str, Any] | None) 
             return "failed"
         case "absent":
             return "stopped"
+        case "unreachable":
+            return "unknown"
         case "backoff":
             return "recovering"
         case "stopping":
@@ -132,8 +194,16 @@ def read_training(
 
 
 def live_runs(registry: Registry) -> list[RunView]:
-    """Return every run of which something is kept running, the oldest first."""
-    return [view for view in (Cockpit(run).observe() for run in registry.all()) if view.is_live]
+    """Return every run of which something is kept running, the oldest first.
+
+    Each host names its unfinished runs by itself, so that a long history costs no time.
+    """
+    answers = registry.ask(
+        lambda place: place.connection.ask("unfinished_runs", {"folder": str(place.folder)})
+    )
+    unfinished: set[str] = {run_id for found in answers.found.values() for run_id in found}
+    views = [Cockpit(run).observe() for run in registry.all(unfinished)]
+    return [view for view in views if view.is_live]
 
 
 def find_run(registry: Registry, run_id: str | None) -> Run | None:

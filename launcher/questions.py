@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import devices, host_checks, host_runs, machine, network, unit_states
+from launcher import (
+    devices,
+    host_checks,
+    host_runs,
+    link_checks,
+    machine,
+    network,
+    unit_states,
+)
 from launcher.preflight import Finding
 
 
@@ -79,6 +87,8 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "trainer": host_checks.check_trainer,
     "cuda": host_checks.check_cuda,
     "port": host_checks.check_port,
+    "listen": link_checks.listen,
+    "connect": link_checks.connect,
     "folder": _folder,
     "model": _model,
     "data": _data,

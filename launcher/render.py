@@ -143,6 +143,7 @@ def status_tree(view: RunView) -> dict[str, Any]:
         "expect_workers": len(plan.workers),
         "joined": view.joined,
         "processes": processes,
+        "unreachable": dict(view.unreachable),
         "training": view.training,
     }
 

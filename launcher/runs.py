@@ -1,38 +1,53 @@
 """The run registry: what was started, with which plan and config, and where its files lie.
 
-    <state>/lock                            held while a run is being started
-    <state>/ca/{ca.pem,ca-key.pem}          the cluster's CA
+On every host of a run, below that host's state folder:
+
     <state>/runs/<run id>/plan.json         a run exists once this file does
     <state>/runs/<run id>/run.yaml          the resolved run config, as the trainer gets it
+    <state>/runs/<run id>/down              somebody asked for its end; nothing is started any more
     <state>/runs/<run id>/processes/<name>/ spec.json state.json attempt-N.log tls/
 
-<state> is $MOTLEY_STATE_DIR, else $XDG_STATE_HOME/motley, else ~/.local/state/motley.
+The coordinator's host has the first word: its registry is the cluster's, its `lock` is held while a
+run is being started. While it is away, what the other hosts know can still be read. The cluster's
+CA (`ca/`) lies in the state folder of the launcher's own machine and never leaves it.
+
+The state folder is `motley_state_folder`, else the host's own (`access.default_state_folder`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import getpass
+import json
 import re
 import secrets
-from collections.abc import Generator
+import socket
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
-from launcher.access import LocalConnection, default_state_folder, make_private_folder
-from launcher.errors import ConfigError
-from launcher.files import write_atomically
+from launcher.access import Connection, LocalConnection, default_state_folder, make_private_folder
+from launcher.errors import ConfigError, LauncherError
+from launcher.fleet import LOOK, REACH, Answers, ask_hosts, at_once
+from launcher.inventory import Host
 from launcher.plan import LaunchPlan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Run:
     """A run of the registry."""
 
-    folder: Path
     plan: LaunchPlan
     started: float
-    """Unix seconds."""
+    """Unix seconds, by the clock of the host that keeps it."""
+    hosts: tuple[Host, ...]
+    """The hosts of the plan as they are reached now: by the inventory, else as planned."""
 
     @property
     def run_id(self) -> str:
@@ -40,59 +55,136 @@ class Run:
         return self.plan.run_id
 
     @property
-    def is_going_down(self) -> bool:
-        """Whether somebody asked for its end; a start that is under way gives up then."""
-        return (self.folder / "down").exists()
+    def head(self) -> Host:
+        """The coordinator's host."""
+        return self.host(self.plan.coordinator.host)
 
-    def mark_going_down(self) -> None:
-        """Write down that this run is to end."""
-        (self.folder / "down").touch(mode=0o600)
+    def host(self, name: str) -> Host:
+        """Return a host of this run as it is reached now."""
+        return next(host for host in self.hosts if host.name == name)
+
+    def folder(self, host: str) -> str:
+        """Return where a host keeps this run: plan, config and the folders of its processes."""
+        process = next(process for process in self.plan.processes if process.host == host)
+        return str(PurePosixPath(process.folder).parents[1])
+
+    def mark(self, host: str) -> str:
+        """Return the file on a host whose existence says that the run is to end."""
+        return f"{self.folder(host)}/down"
+
+    def asked_to_end(self) -> bool:
+        """Whether somebody asked for its end; a start that is under way gives up then."""
+        name = self.head.name
+        there = ask_hosts([self.head], lambda _, c: c.exists(self.mark(name)))
+        return there.found.get(name, False)
+
+    def ask_to_end(self) -> Answers[None]:
+        """Write on every host that this run is to end: nothing of it is started any more."""
+
+        def write(host: Host, connection: Connection) -> None:
+            if connection.exists(self.folder(host.name)):
+                connection.write(self.mark(host.name), b"")
+
+        return ask_hosts(self.hosts, write, REACH)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host's state folder and the way there."""
+
+    connection: Connection
+    folder: Path
+
+    def plan_of(self, run_id: str) -> str:
+        """Return the path of a run's plan."""
+        return str(self.folder / "runs" / run_id / "plan.json")
+
+    def ids(self) -> list[str]:
+        """Return the names of what looks like runs."""
+        return list(filter(_is_run_id, self.connection.names(str(self.folder / "runs"))))
 
 
 class Registry:
-    """The runs that were started from this machine by this user."""
+    """The runs of a cluster, kept on its coordinator's host; without a cluster, this user's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        place: Place,
+        hosts: Sequence[Host] = (),
+        others: Sequence[Place] = (),
+        absence: LauncherError | None = None,
+    ) -> None:
+        """`others` are read instead of `place` while that does not answer: `absence` says why."""
+        self.folder = place.folder
+        self.hosts = tuple(hosts)
+        self.absence = absence
+        self._place = place
+        self._places = tuple(others) if absence is not None else (place,)
 
     @classmethod
     def default(cls) -> Registry:
-        """Return the registry of this user."""
-        return cls(default_state_folder())
+        """Return the registry of this machine and user."""
+        return cls(Place(LocalConnection(), default_state_folder()))
+
+    @classmethod
+    def of(cls, hosts: Sequence[Host], deadline: float = LOOK) -> Registry:
+        """Return the registry of a cluster, by its inventory.
+
+        While the coordinator's host does not answer it can only be read, from the other hosts.
+
+        Raises:
+            UnreachableError: no host answers.
+        """
+        head = head_of(hosts)
+        places = ask_hosts(hosts, place_of, deadline, enough=head.name)
+        if head.name in places.found:
+            return cls(places.found[head.name], hosts)
+        absence = places.errors[head.name]
+        if not places.found or not isinstance(absence, LauncherError):
+            places.require()
+        assert isinstance(absence, LauncherError)
+        others = list(places.found.values())
+        return cls(others[0], hosts, others, absence)
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Generator[None]:
-        """Hold the registry for one start.
+        """Hold the registry for one start; whoever comes second is told who is first.
 
         The kernel lets go of the lock when its holder dies, however that happens.
 
         Raises:
             PreflightError: somebody else is starting a run right now.
             ConfigError: the state folder cannot be written.
+            UnreachableError: the coordinator's host does not answer.
         """
+        if self.absence is not None:
+            raise self.absence
+        holder = f"{purpose} by {_who()} since {time.strftime('%H:%M:%S')}"
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(LocalConnection().lock(str(self.folder / "lock"), purpose))
+                stack.enter_context(self._place.connection.lock(str(self.folder / "lock"), holder))
             except OSError as error:
                 raise ConfigError(
                     f"state folder {self.folder}: {error.strerror}; set MOTLEY_STATE_DIR"
                 ) from None
             yield
 
-    def authority_folder(self) -> Path:
-        """Return the folder of the cluster CA, made if need be."""
-        folder = self.folder / "ca"
-        make_private_folder(folder)
-        return folder
+    def ask(self, question: Callable[[Place], T]) -> Answers[T]:
+        """Put a question to every host of the cluster; to this machine alone without one."""
+        if not self.hosts:
+            return at_once({"localhost": partial(question, self._place)}, LOOK)
+        return ask_hosts(self.hosts, lambda host, there: question(place_of(host, there)))
 
-    def create(self, plan: LaunchPlan, config: str) -> Run:
-        """Write down a run before anything of it is started; `config` is its YAML."""
-        folder = self.folder / "runs" / plan.run_id
-        make_private_folder(folder)
-        (folder / "down").unlink(missing_ok=True)  # of an earlier life of a resumed run
-        write_atomically(folder / "run.yaml", config.encode())
-        write_atomically(folder / "plan.json", plan.to_json())
-        return self.get(plan.run_id)
+    def adopt(self, plan: LaunchPlan, started: float) -> Run:
+        """Return a run of this registry's cluster."""
+        known = {host.name: host for host in self.hosts}
+        return Run(plan, started, tuple(known.get(host.name, host) for host in plan.hosts))
+
+    def record(self, plan: LaunchPlan) -> tuple[Run, bytes]:
+        """Return a run that begins now, and the plan.json that says so."""
+        started = float(self._place.connection.ask("clock"))
+        tree = {**json.loads(plan.to_json()), "started": started}
+        return self.adopt(plan, started), json.dumps(tree, indent=1).encode()
 
     def get(self, run_id: str) -> Run:
         """Return one run.
@@ -100,28 +192,75 @@ class Registry:
         Raises:
             ConfigError: there is none of that id, or its files are damaged.
         """
-        path = self.folder / "runs" / run_id / "plan.json"
-        if not _is_run_id(run_id) or not path.exists():
-            known = ", ".join(self._ids()[-3:]) or "none yet"
+        run = self._find(run_id) if _is_run_id(run_id) else None
+        if run is None:
+            known = ", ".join([run.run_id for run in self.all()][-3:]) or "none yet"
             raise ConfigError(f"no run {run_id} (latest: {known}; see: launch runs)")
-        try:
-            return Run(path.parent, LaunchPlan.from_json(path.read_bytes()), path.stat().st_mtime)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}: damaged: {error}") from None
+        return run
 
-    def all(self) -> list[Run]:
+    def config(self, run_id: str) -> bytes:
+        """Return the run config of a run, as YAML.
+
+        Raises:
+            ConfigError: there is no such run, or its config is gone.
+        """
+        self.get(run_id)
+        for place in self._places:
+            with contextlib.suppress(OSError):
+                return place.connection.read(str(Path(place.plan_of(run_id)).parent / "run.yaml"))
+        raise ConfigError(f"run {run_id} has lost its run.yaml; start it anew, without --resume")
+
+    def all(self, among: Collection[str] | None = None) -> list[Run]:
         """Return every readable run, the oldest first; what is damaged is left out."""
         runs: list[Run] = []
-        for run_id in self._ids():
-            with contextlib.suppress(ConfigError):
-                runs.append(self.get(run_id))
+        for run_id in {run_id for place in self._places for run_id in place.ids()}:
+            if among is None or run_id in among:
+                with contextlib.suppress(ConfigError):
+                    run = self._find(run_id)
+                    runs += [run] if run is not None else []
         return sorted(runs, key=lambda run: (run.started, run.run_id))
 
-    def _ids(self) -> list[str]:
-        folder = self.folder / "runs"
-        if not folder.is_dir():
-            return []
-        return sorted(path.parent.name for path in folder.glob("*/plan.json"))
+    def _find(self, run_id: str) -> Run | None:
+        for place in self._places:
+            with contextlib.suppress(FileNotFoundError):
+                return self._read(place, run_id)
+        return None
+
+    def _read(self, place: Place, run_id: str) -> Run:
+        path = place.plan_of(run_id)
+        try:
+            tree: dict[str, Any] = json.loads(place.connection.read(path))
+            started = tree.pop("started", None)
+            plan = LaunchPlan.from_json(json.dumps(tree).encode())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: damaged: {error}") from None
+        return self.adopt(plan, time_of(run_id) if started is None else float(started))
+
+
+def authority_folder() -> Path:
+    """Return the folder of the cluster CA on this machine, made if need be.
+
+    Raises:
+        ConfigError: the state folder cannot be written.
+    """
+    folder = default_state_folder() / "ca"
+    try:
+        make_private_folder(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"state folder {folder.parent}: {error.strerror}; set MOTLEY_STATE_DIR"
+        ) from None
+    return folder
+
+
+def head_of(hosts: Sequence[Host]) -> Host:
+    """Return the coordinator's host of an inventory."""
+    return next((host for host in hosts if host.coordinator), hosts[0])
+
+
+def place_of(host: Host, connection: Connection) -> Place:
+    """Return where a host keeps its runs."""
+    return Place(connection, Path(host.state_folder or connection.state_folder))
 
 
 def new_run_id(name: str, now: datetime.datetime | None = None) -> str:
@@ -131,6 +270,24 @@ def new_run_id(name: str, now: datetime.datetime | None = None) -> str:
     """
     moment = now or datetime.datetime.now(datetime.UTC)
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def time_of(run_id: str) -> float:
+    """Return the Unix seconds at which an id was made; 0 for one that does not say."""
+    found = re.search(r"-(\d{8}-\d{6})-[0-9a-f]{4}$", run_id)
+    if found is None:
+        return 0.0
+    moment = datetime.datetime.strptime(found.group(1), "%Y%m%d-%H%M%S")
+    return moment.replace(tzinfo=datetime.UTC).timestamp()
+
+
+def _who() -> str:
+    """Return the operator as `user@laptop`."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def _is_run_id(text: str) -> bool:

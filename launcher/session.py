@@ -1,4 +1,7 @@
-"""The keeper of one process: `python -m launcher.session SPEC.json`.
+"""The keeper of one process: `python -m launcher.session SPEC.json`, or `--instance RUN:NAME`.
+
+An instance is the process of that name in $MOTLEY_STATE_DIR: systemd's units name theirs so. A host
+that was rebooted goes on with an unfinished process and leaves a finished one alone.
 
 It outlives the terminal and the SSH session that started it, restarts its child with backoff,
 and writes down what it knows in `state.json`. It needs nothing but the standard library.
@@ -13,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +33,7 @@ from launcher.session_spec import FINAL_PHASES, Phase, SessionSpec, log_name
 STATE_SCHEMA = "motley.process/1"
 
 
+_INSTANCE = r"[a-z0-9][a-z0-9._-]*:(worker-[0-9]+|coordinator)"
 _LEADER_POLL = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -59,6 +64,8 @@ class Keeper:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._write_state()
         while True:
+            if self._spec.ended is not None and Path(self._spec.ended).exists():
+                return self._finish("stopped", "the run was taken down")
             began = time.monotonic()
             returncode = self._run_once(prctl)
             self._returncode = returncode
@@ -159,13 +166,7 @@ class Keeper:
 
         A worker that comes back after the last step would wait for its coordinator in vain.
         """
-        if self._spec.leader is None:
-            return False
-        try:
-            state: dict[str, Any] = json.loads(Path(self._spec.leader).read_bytes())
-        except (OSError, ValueError):
-            return False
-        return state.get("state") in FINAL_PHASES
+        return self._spec.leader is not None and is_final(Path(self._spec.leader))
 
     def _finish(self, phase: Phase, message: str | None) -> None:
         self._phase = phase
@@ -199,12 +200,32 @@ class Keeper:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the keeper of the spec file named on the command line."""
-    if len(arguments) != 1:
-        print("usage: python -m launcher.session SPEC.json", file=sys.stderr)  # noqa: T201 - a program
-        return 2
-    Keeper(SessionSpec.from_json(Path(arguments[0]).read_bytes())).run()
+    """Run the keeper of the spec file, or of the instance, named on the command line."""
+    state = os.environ.get("MOTLEY_STATE_DIR")
+    match arguments:
+        case ["--instance", instance] if state and re.fullmatch(_INSTANCE, instance):
+            run_id, _, name = instance.rpartition(":")
+            folder = Path(state, "runs", run_id, "processes", name)
+            if not (folder / "spec.json").exists() or is_final(folder / "state.json"):
+                return 0
+            spec = folder / "spec.json"
+        case [path] if not path.startswith("-"):
+            spec = Path(path)
+        case _:
+            usage = "SPEC.json | --instance RUN:NAME (with MOTLEY_STATE_DIR set)"
+            print(f"usage: python -m launcher.session {usage}", file=sys.stderr)  # noqa: T201 - a program
+            return 2
+    Keeper(SessionSpec.from_json(spec.read_bytes())).run()
     return 0
+
+
+def is_final(state: Path) -> bool:
+    """Whether a `state.json` says that its process has ended and is not started again."""
+    try:
+        tree: Any = json.loads(state.read_bytes())
+    except (OSError, ValueError):  # an empty one: its start is under way
+        return False
+    return isinstance(tree, dict) and tree.get("state") in FINAL_PHASES  # pyright: ignore[reportUnknownMemberType]
 
 
 def _last_attempt(folder: Path) -> int:

@@ -60,6 +60,8 @@ class SessionSpec:
     """Seconds between SIGTERM and SIGKILL."""
     leader: str | None = None
     """The state.json of a process on this host whose end is the end of this one too."""
+    ended: str | None = None
+    """A file that exists once the run is to end: nothing is started from then on."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
 
     def to_json(self) -> bytes:

@@ -1,6 +1,7 @@
 """Start, stop and inspect the processes of a run on one host.
 
 `SessionSupervisor` gives each process a keeper of its own (`session.py`): no root, no systemd.
+`units.py` has systemd run the same keepers.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from launcher.connection import Connection
+from launcher.access import Connection
 from launcher.errors import PartialError
 from launcher.plan import ProcessPlan
 from launcher.processes import RUN_VARIABLE, ProcessIdentity
@@ -28,7 +30,8 @@ class ProcessState:
 
     state: str
     """`absent` (never started), `starting`, `running`, `backoff`, `stopping`, `exited` (0),
-    `failed` (for good), `stopped` (asked to), or `lost`: its keeper was killed."""
+    `failed` (for good), `stopped` (asked to), `lost`: its keeper was killed, or `unreachable`: its
+    host does not answer."""
     attempt: int = 0
     failures: int = 0
     keeper: ProcessIdentity | None = None
@@ -91,8 +94,8 @@ class SessionSupervisor:
         restart: RestartPolicy | None = None,
         grace: float = 15.0,
     ) -> None:
-        self._connection = connection
-        self._run_id = run_id
+        self.connection = connection
+        self.run_id = run_id
         self._restart = restart or RestartPolicy()
         self._grace = grace
 
@@ -105,26 +108,36 @@ class SessionSupervisor:
         """
         spec = SessionSpec(
             name=process.name,
-            run_id=self._run_id,
+            run_id=self.run_id,
             argv=process.argv,
             env=dict(process.env),
             folder=process.folder,
             grace=self._grace,
             restart=self._restart,
             leader=None if leader is None else f"{leader.folder}/state.json",
+            ended=str(PurePosixPath(process.folder).parents[1] / "down"),
         )
-        self._connection.write(f"{process.folder}/state.json", b"")  # of an earlier start
-        path, log = f"{process.folder}/spec.json", f"{process.folder}/keeper.log"
-        self._connection.write(path, spec.to_json())
-        argv = (self._connection.python, "-P", "-m", "launcher.session", path)
-        self._connection.spawn(argv, {RUN_VARIABLE: self._run_id}, log)
+        self.connection.write(f"{process.folder}/state.json", b"")  # of an earlier start
+        self.connection.write(f"{process.folder}/spec.json", spec.to_json())
+        self.begin(process)
         deadline = time.monotonic() + _START_DEADLINE
-        while self.state(process).state == "absent":
+        while not self._read(f"{process.folder}/state.json"):
             if time.monotonic() > deadline:
-                words = self._read(log).decode(errors="replace").strip().splitlines()
-                reason = words[-1] if words else f"no sign of life in {_START_DEADLINE:.0f} s"
-                raise PartialError(f"{process.name}: its keeper did not start: {reason}")
+                raise self.complain(process)
             time.sleep(POLL / 5)
+
+    def begin(self, process: ProcessPlan) -> None:
+        """Start the keeper of a process whose spec lies ready."""
+        argv = (self.connection.python, "-P", "-m", "launcher.session")
+        path, log = f"{process.folder}/spec.json", f"{process.folder}/keeper.log"
+        self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
+
+    def complain(self, process: ProcessPlan) -> PartialError:
+        """Return the error of a keeper that gives no sign of life, in its own words."""
+        text = self._read(f"{process.folder}/keeper.log").decode(errors="replace")
+        words = text.strip().splitlines()
+        reason = words[-1] if words else f"no sign of life in {_START_DEADLINE:.0f} s"
+        return PartialError(f"{process.name}: its keeper did not start: {reason}")
 
     def state(self, process: ProcessPlan) -> ProcessState:
         """Return what the keeper wrote, checked against the processes that really live."""
@@ -134,7 +147,7 @@ class SessionSupervisor:
         tree: dict[str, Any] = json.loads(text)
         keeper, child = _identity(tree["keeper"]), _identity(tree["child"])
         state: str = tree["state"]
-        if state not in FINAL_PHASES and not (keeper and self._connection.is_alive(keeper)):
+        if state not in FINAL_PHASES and not (keeper and self.connection.is_alive(keeper)):
             # It may have written its last words between our read and our look.
             again: dict[str, Any] = json.loads(self._read(f"{process.folder}/state.json"))
             tree = again
@@ -160,25 +173,25 @@ class SessionSupervisor:
         ]
         for _, state in living:
             if state.keeper:
-                self._connection.send_signal(state.keeper, signal.SIGTERM)
-                self._connection.send_signal(state.keeper, signal.SIGCONT)
+                self.connection.send_signal(state.keeper, signal.SIGTERM)
+                self.connection.send_signal(state.keeper, signal.SIGCONT)
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline:
-            if not any(s.keeper and self._connection.is_alive(s.keeper) for _, s in living):
+            if not any(s.keeper and self.connection.is_alive(s.keeper) for _, s in living):
                 return
             time.sleep(POLL)
         for process, _ in living:
             state = self.state(process)
             if state.keeper:
-                self._connection.send_signal(state.keeper, signal.SIGKILL)
+                self.connection.send_signal(state.keeper, signal.SIGKILL)
             if state.child:
-                self._connection.send_group_signal(state.child, signal.SIGKILL)
+                self.connection.send_group_signal(state.child, signal.SIGKILL)
 
     def attempts(self, process: ProcessPlan) -> list[int]:
         """Return the numbers of the attempts that have a log, in order."""
         numbers = [
             name.removeprefix("attempt-").removesuffix(".log")
-            for name in self._connection.names(process.folder)
+            for name in self.connection.names(process.folder)
         ]
         return sorted(int(number) for number in numbers if number.isdigit())
 
@@ -188,7 +201,7 @@ class SessionSupervisor:
 
     def _read(self, path: str, offset: int = 0) -> bytes:
         try:
-            return self._connection.read(path, offset)
+            return self.connection.read(path, offset)
         except FileNotFoundError:
             return b""
 

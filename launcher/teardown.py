@@ -1,17 +1,22 @@
-"""End a run, and prove that nothing of it is left."""
+"""End a run, and prove that nothing of it is left on any host that answers."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from launcher import processes
-from launcher.errors import PartialError
-from launcher.observation import Cockpit
+from launcher.access import Connection
+from launcher.errors import PartialError, UnreachableError
+from launcher.fleet import REACH, ask_hosts, line_of
+from launcher.inventory import Host
+from launcher.plan import ProcessPlan
+from launcher.processes import ProcessIdentity
 from launcher.runs import Run
+from launcher.units import supervise
 
 GRACE = 20.0
 """Seconds for a process to end by itself: the keeper's own grace (15 s) and some."""
@@ -29,24 +34,48 @@ class Ending:
     """Processes that were kept running and now are not."""
     stragglers: tuple[str, ...]
     """What was found besides, and killed."""
+    left: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Hosts that do not answer, or where something is left: what is known of it."""
+
+    def require_all(self) -> None:
+        """Refuse to call a run ended of which a host may still run something.
+
+        Raises:
+            PartialError: names every such host and says what to do.
+        """
+        if self.left:
+            lines = list(self.left.values())
+            raise PartialError(
+                f"run {self.run_id}: not ended on {', '.join(self.left)}: {lines[0]}; what runs "
+                f"there goes on: repeat when it answers: launch cluster down --run {self.run_id}",
+                lines[1:],
+            )
 
 
 def tear_down(run: Run, grace: float = GRACE) -> Ending:
-    """Stop everything of a run; does nothing when nothing runs.
+    """Stop everything of a run on all hosts at once; does nothing when nothing runs.
 
     The coordinator goes first: it finishes its step with the workers, saves, and sends them home.
-
-    Raises:
-        PartialError: something is left that cannot be ended.
+    Whoever does not answer holds nobody up, and stands in the ending.
     """
-    run.mark_going_down()
-    cockpit = Cockpit(run)
-    living = [p for p in run.plan.processes if not cockpit.state(p).is_over]
-    for group in (run.plan.processes[:1], run.plan.processes[1:]):
-        for host in {process.host for process in group}:
-            here = [process for process in group if process.host == host]
-            cockpit.supervisor(here[0]).stop(here, grace)
-    return Ending(run.run_id, tuple(p.name for p in living), tuple(_sweep(cockpit)))
+    answers = run.ask_to_end()
+    gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
+    hosts = [host for host in run.hosts if host.name not in gone]
+    head, *workers = run.plan.processes
+    stopped: set[str] = set()
+    for group in ([head], workers):
+        here = {process.host for process in group}
+        stop = partial(_stop, run.run_id, group, grace)
+        ended = ask_hosts([host for host in hosts if host.name in here], stop, REACH + grace)
+        stopped |= {name for names in ended.found.values() for name in names}
+    sweep = partial(_sweep, run.run_id)
+    swept = ask_hosts(hosts, sweep, REACH + _SWEEP_DEADLINE)
+    return Ending(
+        run.run_id,
+        tuple(process.name for process in run.plan.processes if process.name in stopped),
+        tuple(straggler for found in swept.found.values() for straggler in found),
+        {name: line_of(name, error) for name, error in {**gone, **swept.errors}.items()},
+    )
 
 
 @contextlib.contextmanager
@@ -60,23 +89,28 @@ def uninterrupted() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _sweep(cockpit: Cockpit) -> list[str]:
-    """Kill whoever still carries the run's id, until nobody does."""
-    found: dict[processes.ProcessIdentity, str] = {}
+def _stop(
+    run_id: str, group: Sequence[ProcessPlan], grace: float, host: Host, connection: Connection
+) -> list[str]:
+    """Stop those of a group that are on a host; return who was still kept running."""
+    supervisor = supervise(connection, run_id)
+    here = [process for process in group if process.host == host.name]
+    living = [process.name for process in here if not supervisor.state(process).is_over]
+    supervisor.stop(here, grace)
+    return living
+
+
+def _sweep(run_id: str, _host: Host, connection: Connection) -> list[str]:
+    """Kill whoever still carries the run's id on a host, until nobody does."""
+    found: dict[ProcessIdentity, str] = {}
     patient_until = time.monotonic() + _SETTLE
-    until = patient_until + _SWEEP_DEADLINE
-    while True:
-        left = [
-            (connection, process)
-            for connection in cockpit.connections.values()
-            for process in connection.find_run(cockpit.run.run_id)
-        ]
-        if not left:
-            return list(found.values())
+    until = patient_until + _SWEEP_DEADLINE - 1.0
+    while left := connection.find_run(run_id):
         if time.monotonic() > until:
-            names = ", ".join(processes.describe(process) for _, process in left)
-            raise PartialError(f"run {cockpit.run.run_id}: cannot be ended: {names}")
-        for connection, process in left if time.monotonic() > patient_until else ():
-            found.setdefault(process, processes.describe(process))
+            names = ", ".join(connection.describe(process) for process in left)
+            raise PartialError(f"cannot be ended: {names}")
+        for process in left if time.monotonic() > patient_until else ():
+            found.setdefault(process, connection.describe(process))
             connection.send_signal(process, signal.SIGKILL)
         time.sleep(0.05)
+    return list(found.values())

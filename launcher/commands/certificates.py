@@ -36,11 +36,9 @@ def certificates(
     from launcher import render
     from launcher.bundle import write_bundle
     from launcher.certificates import LEAF_LIFETIME, Authority
-    from launcher.runs import Registry
+    from launcher.runs import authority_folder
 
-    registry = Registry.default()
-    with registry.lock("certificates"):
-        authority = Authority.open(registry.authority_folder())
+    authority = Authority.open(authority_folder())
     bundle = write_bundle(authority, output, ranks, hosts, replace=force)
     if as_json:
         render.print_json(

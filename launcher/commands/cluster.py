@@ -9,9 +9,13 @@ import click
 
 from launcher.commands.options import (
     config_options,
+    inventory_option,
     inventory_options,
     json_option,
+    open_registry,
     read_config,
+    read_hosts,
+    resumed_config,
     run_option,
 )
 
@@ -43,32 +47,38 @@ def up(
     The run outlives this terminal. Without --preset or --config it is the quickstart.
     """
     from launcher import bringup, render
-    from launcher.configuration import parse_assignments
     from launcher.errors import ConfigError
+    from launcher.fleet import REACH
     from launcher.following import follow_run
-    from launcher.inventory import load_inventory
     from launcher.observation import Cockpit
     from launcher.runs import Registry
+    from launcher.stopwatch import Stopwatch
 
-    registry = Registry.default()
-    if resume is not None:
-        if config_flags["preset"] or config_flags["config"]:
-            raise ConfigError("--resume brings its own config; leave out --preset and --config")
-        config_flags["config"] = registry.get(resume).folder / "run.yaml"
-    config = read_config(**config_flags)
-    hosts = load_inventory(inventory, limit=limit, extra=parse_assignments(extra_vars, "-e"))
-    found = bringup.survey(hosts)
-    plan = bringup.make_plan(found, config, expect_workers, registry, resume)
+    watch = Stopwatch()
+    config = read_config(**config_flags) if resume is None else None
+    if resume is not None and (config_flags["preset"] or config_flags["config"]):
+        raise ConfigError("--resume brings its own config; leave out --preset and --config")
+    hosts = read_hosts(inventory, limit, extra_vars)
+    watch.lap("inventory")
+    registry = Registry.default() if dry_run and resume is None else Registry.of(hosts, REACH)
+    if config is None:
+        config = resumed_config(registry.config(str(resume)), config_flags)
+    found = bringup.look_around(hosts, only_to_plan=dry_run)
+    watch.lap("connect and survey")
+    plan = bringup.make_plan(found, config, expect_workers, resume)
     if dry_run:
         if as_json:
             render.print_json(bringup.plan_tree(plan))
         else:
             click.echo(render.commands_text(plan), nl=False)
         return
-    run = bringup.bring_up(plan, config, registry, found.problems, render.note, timeout)
+    run = bringup.bring_up(plan, config, registry, found.problems, render.note, timeout, watch)
+    if bringup.wait_for_first_step(run, resumed=resume is not None):
+        watch.lap("first step")
+    render.note(watch.line())
     view = follow_run(run, render.note) if wait else Cockpit(run).observe()
     if as_json:
-        render.print_json(render.status_tree(view))
+        render.print_json({**render.status_tree(view), "timings": watch.tree()})
         return
     click.echo(render.headline(view))
     if not wait:
@@ -77,17 +87,17 @@ def up(
 
 
 @click.command()
+@inventory_option
 @run_option
 @click.option("--watch", "-w", is_flag=True, help="Look again every second until Ctrl-C.")
 @json_option
-def status(run_id: str | None, watch: bool, as_json: bool) -> None:
+def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the run that is up, or the latest one."""
     from launcher import render
     from launcher.following import watch_run
     from launcher.observation import Cockpit, find_run
-    from launcher.runs import Registry
 
-    run = find_run(Registry.default(), run_id)
+    run = find_run(open_registry(inventory), run_id)
     if run is None:
         if as_json:
             render.print_json(
@@ -109,20 +119,20 @@ def status(run_id: str | None, watch: bool, as_json: bool) -> None:
 
 
 @click.command()
+@inventory_option
 @run_option
 @click.option("--all", "everything", is_flag=True, help="Every run that is up or left a trace.")
 @json_option
-def down(run_id: str | None, everything: bool, as_json: bool) -> None:
+def down(inventory: Path | None, run_id: str | None, everything: bool, as_json: bool) -> None:
     """Stop the run and prove that none of its processes is left.
 
     The coordinator finishes its step and saves. Does nothing when nothing runs.
     """
     from launcher import render
     from launcher.observation import find_run
-    from launcher.runs import Registry
     from launcher.teardown import tear_down
 
-    registry = Registry.default()
+    registry = open_registry(inventory)
     if everything:
         runs = registry.all()
     else:
@@ -134,30 +144,36 @@ def down(run_id: str | None, everything: bool, as_json: bool) -> None:
             {
                 "schema": "motley.cluster.down/1",
                 "runs": [
-                    {"run_id": e.run_id, "stopped": e.stopped, "killed": e.stragglers}
+                    {
+                        "run_id": e.run_id,
+                        "stopped": e.stopped,
+                        "killed": e.stragglers,
+                        "left": e.left,
+                    }
                     for e in endings
                 ],
             }
         )
-        return
-    for ending in endings:
-        if ending.stopped or ending.stragglers:
-            click.echo(f"{ending.run_id}: stopped {', '.join(ending.stopped) or 'nothing'}")
-            for straggler in ending.stragglers:
-                click.echo(f"{ending.run_id}: killed a process left behind: {straggler}")
-    if not any(ending.stopped or ending.stragglers for ending in endings):
-        click.echo("nothing was running")
     else:
-        click.echo("no process is left")
+        for ending in endings:
+            if ending.stopped or ending.stragglers:
+                click.echo(f"{ending.run_id}: stopped {', '.join(ending.stopped) or 'nothing'}")
+                for straggler in ending.stragglers:
+                    click.echo(f"{ending.run_id}: killed a process left behind: {straggler}")
+        if not any(ending.stopped or ending.stragglers or ending.left for ending in endings):
+            click.echo("nothing was running")
+        elif not any(ending.left for ending in endings):
+            click.echo("no process is left")
+    for ending in endings:
+        ending.require_all()
 
 
-def _complete_names(_context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
+def _complete_names(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
     """Return the process names of the latest run; completion never fails."""
     from launcher.errors import LauncherError
-    from launcher.runs import Registry
 
     try:
-        runs = Registry.default().all()
+        runs = open_registry(context.params.get("inventory")).all()
     except LauncherError:
         return []
     names = [process.name for process in runs[-1].plan.processes] if runs else []
@@ -171,6 +187,7 @@ def _complete_names(_context: click.Context, _parameter: click.Parameter, prefix
 @click.option(
     "--attempt", type=click.IntRange(min=1), metavar="K", help="The K-th start; the last one."
 )
+@inventory_option
 @run_option
 @json_option
 def logs(
@@ -178,6 +195,7 @@ def logs(
     follow: bool,
     tail: int | None,
     attempt: int | None,
+    inventory: Path | None,
     run_id: str | None,
     as_json: bool,
 ) -> None:
@@ -186,9 +204,8 @@ def logs(
     from launcher import render
     from launcher.errors import ConfigError
     from launcher.observation import Cockpit, find_run
-    from launcher.runs import Registry
 
-    run = find_run(Registry.default(), run_id)
+    run = find_run(open_registry(inventory), run_id)
     if run is None:
         raise ConfigError("nothing has been started here; start with: launch cluster up")
     chosen = process_logs.choose(run, names)

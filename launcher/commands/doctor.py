@@ -40,8 +40,8 @@ def doctor(
     config = read_config(**config_flags)
     registry = Registry.default()
     hosts = load_inventory(inventory, limit=limit, extra=parse_assignments(extra_vars, "-e"))
-    found = bringup.survey(hosts)
-    plan = bringup.make_plan(found, config, expect_workers, registry)
+    found = bringup.look_around(hosts)
+    plan = bringup.make_plan(found, config, expect_workers)
     for host in plan.hosts:
         connect(host)
     probes = host_probes(plan, registry.folder, found.problems)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,18 +15,20 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON o
 run_option = click.option(
     "--run", "run_id", metavar="ID", help="Which run; the one that is up, else the latest."
 )
+inventory_option = click.option(
+    "--inventory",
+    "-i",
+    type=click.Path(path_type=Path),
+    envvar="MOTLEY_INVENTORY",
+    help="An Ansible inventory, else $MOTLEY_INVENTORY, else this machine.",
+)
 
 
-def inventory_options(command: Command) -> Command:
+def cluster_options(command: Command) -> Command:
     """Add what says which hosts there are."""
     for option in reversed(
         (
-            click.option(
-                "--inventory",
-                "-i",
-                type=click.Path(path_type=Path),
-                help="An Ansible inventory; without it, this machine.",
-            ),
+            inventory_option,
             click.option(
                 "--limit",
                 "-l",
@@ -41,13 +44,18 @@ def inventory_options(command: Command) -> Command:
                 metavar="KEY=VALUE",
                 help="Override an inventory variable, e.g. -e motley_port=9100.",
             ),
-            click.option(
-                "--expect-workers", "-n", type=click.IntRange(min=1), help="Workers; all devices."
-            ),
         )
     ):
         command = option(command)
     return command
+
+
+def inventory_options(command: Command) -> Command:
+    """Add what says which hosts there are, and how many workers are wanted of them."""
+    workers = click.option(
+        "--expect-workers", "-n", type=click.IntRange(min=1), help="Workers; all devices."
+    )
+    return cluster_options(workers(command))
 
 
 def config_options(command: Command) -> Command:
@@ -76,6 +84,36 @@ def config_options(command: Command) -> Command:
     return command
 
 
+def read_hosts(inventory: Path | None, limit: str, extra_vars: tuple[str, ...]) -> Any:
+    """Return the `Host`s that `inventory_options` describe.
+
+    Raises:
+        ConfigError: the inventory or a variable cannot be used.
+    """
+    from launcher.configuration import parse_assignments
+    from launcher.inventory import load_inventory
+
+    return load_inventory(inventory, limit=limit, extra=parse_assignments(extra_vars, "-e"))
+
+
+def open_registry(inventory: Path | None) -> Any:
+    """Return the `Registry` of the inventory's cluster, or of this machine; says what it lacks.
+
+    Raises:
+        ConfigError: the inventory cannot be used.
+        UnreachableError: none of its hosts answers.
+    """
+    from launcher.render import note
+    from launcher.runs import Registry
+
+    if inventory is None:
+        return Registry.default()
+    registry = Registry.of(read_hosts(inventory, "all", ()))
+    if registry.absence is not None:
+        note(f"{registry.absence}; what the other hosts know:")
+    return registry
+
+
 def read_config(
     preset: str | None,
     config: Path | None,
@@ -98,3 +136,16 @@ def read_config(
     nulls = [key for key, value in overrides.items() if value is None]
     overrides |= {"model.path": model, "data.train": data, "output": output}
     return resolve(preset or (str(config) if config else None), overrides, Path.cwd(), nulls)
+
+
+def resumed_config(text: bytes, flags: Mapping[str, Any]) -> Any:
+    """Return the `RunConfig` of a run that goes on: its own YAML, with what the flags override.
+
+    Raises:
+        ConfigError: a wrong key or value.
+    """
+    with tempfile.TemporaryDirectory(prefix="motley-") as folder:
+        path = Path(folder, "run.yaml")
+        path.write_bytes(text)
+        resumed: dict[str, Any] = {**flags, "config": path}
+        return read_config(**resumed)

@@ -1,21 +1,23 @@
-"""`launch runs`: what was started from here."""
+"""`launch runs`: what was started on a cluster, by whomever."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from launcher.commands.options import json_option
+from launcher.commands.options import inventory_option, json_option, open_registry
 
 
 @click.command()
+@inventory_option
 @json_option
-def runs(as_json: bool) -> None:
-    """List the runs that were started from here, the oldest first."""
+def runs(inventory: Path | None, as_json: bool) -> None:
+    """List the runs of a cluster, the oldest first; those of this machine without an inventory."""
     from launcher import render
     from launcher.observation import Cockpit
-    from launcher.runs import Registry
 
-    views = [Cockpit(run).observe() for run in Registry.default().all()]
+    views = [Cockpit(run).observe() for run in open_registry(inventory).all()]
     if as_json:
         tree = [
             {

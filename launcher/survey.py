@@ -1,0 +1,198 @@
+"""Ask every host at once for what the inventory leaves open: devices, cores, addresses, routes.
+
+A host that is not connected, or stops answering, stays as the inventory has it, and is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from launcher import routes as routing
+from launcher.access import ASK_DEADLINE, Connection
+from launcher.devices import Device
+from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
+from launcher.fleet import at_once
+from launcher.inventory import Host
+from launcher.machine import Machine
+from launcher.network import Route
+
+SOFTWARE_VULKAN = "llvmpipe"
+"""The id by which an inventory asks for the CPU's Vulkan device; detection leaves it out else."""
+
+DEVICES_DEADLINE = 45.0
+"""Seconds: asking drivers of cards that have to wake up, each with its own deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The hosts with what was learned from them, by host name."""
+
+    hosts: tuple[Host, ...]
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Devices that are there but unusable."""
+    machines: Mapping[str, Machine] = field(default_factory=dict[str, Machine])
+    failures: Mapping[str, LauncherError] = field(default_factory=dict[str, LauncherError])
+    """Hosts that could not be asked, and why."""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The address of each host on the route between the coordinator and the others."""
+    ways: Mapping[str, Route] = field(default_factory=dict[str, Route])
+    """The route of each host to the coordinator's address."""
+    no_route: str = ""
+    """Why no address of the coordinator's host could be chosen by route."""
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """What tells machines apart; two names of one machine have the same."""
+        return {name: machine.identity for name, machine in self.machines.items()}
+
+    def refuse_failures(self) -> None:
+        """Raise the first failure, with the others as its details."""
+        errors = list(self.failures.values())
+        if errors:
+            first = errors[0]
+            raise type(first)(str(first), [*first.details, *(str(e) for e in errors[1:])])
+
+
+def survey(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> Survey:
+    """Return what the hosts say about themselves; those without a connection are left alone."""
+    errors: dict[str, LauncherError] = {}
+    ask = _Asking(connections, errors)
+    connected = [host.name for host in hosts if host.name in connections]
+    answers = ask.all("machine", {name: {} for name in connected})
+    machines = {name: Machine.from_tree(tree) for name, tree in answers.items()}
+    wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
+    open_hosts = {name: how for name, how in wanted.items() if name in machines}
+    found = ask.all("devices", open_hosts, DEVICES_DEADLINE)
+    learned: list[Host] = []
+    problems: dict[str, tuple[str, ...]] = {}
+    for host in hosts:
+        if host.name in found:
+            host, problems[host.name] = with_devices(host, found[host.name])
+        if host.name in machines:
+            host = _with_machine(host, machines, connections[host.name])
+        learned.append(host)
+    ways, choice, no_route = _ways(learned, machines, ask)
+    return Survey(
+        hosts=tuple(learned),
+        problems=problems,
+        machines=machines,
+        failures=errors,
+        sources=choice.sources if choice else {},
+        ways={name: routes[choice.bind] for name, routes in ways.items()} if choice else {},
+        no_route=no_route,
+    )
+
+
+def with_devices(host: Host, detection: Mapping[str, Any]) -> tuple[Host, tuple[str, ...]]:
+    """Return a host with its devices as it detected them, and what is wrong with them.
+
+    Without a list in the inventory these are all that `auto` takes; else those that it names.
+    """
+    found = [Device(**tree) for tree in detection["devices"]]
+    if host.devices is None:
+        return replace(host, devices=tuple(found)), tuple(detection["problems"])
+    found += [Device(**tree) for tree in detection["vulkan"]]
+    reasons = [*detection["problems"], *detection["vulkan_problems"]]
+    known = [(device, _known(device, found)) for device in host.devices]
+    problems = tuple(_absence(device, reasons) for device, match in known if match is None)
+    return replace(host, devices=tuple(match or device for device, match in known)), problems
+
+
+def _known(device: Device, found: Sequence[Device]) -> Device | None:
+    """Return what the host knows about a device of the inventory; None when it is not there."""
+    if device.backend == "cpu":
+        return device
+    return next((o for o in found if o.backend == device.backend and o.answers_to(device.id)), None)
+
+
+def _absence(device: Device, reasons: Sequence[str]) -> str:
+    """Say why a device of the inventory is not there: in the host's words, if it has some."""
+    said = next((reason for reason in reasons if device.id.lower() in reason.lower()), "")
+    missing = f"there is no {device.backend} device {device.id}"
+    return f"{missing}: {said}" if said else missing
+
+
+def _wanted(host: Host) -> dict[str, Any] | None:
+    """Return how a host is to be asked for its devices; None when the inventory has said it all."""
+    if host.devices is None:
+        return {}
+    accelerators = [device for device in host.devices if device.backend != "cpu"]
+    if not accelerators:
+        return None
+    return {"allow_software": any(device.id == SOFTWARE_VULKAN for device in accelerators)}
+
+
+def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Connection) -> Host:
+    machine = machines[host.name]
+    names = sum(other.identity == machine.identity for other in machines.values())
+    folder = host.state_folder
+    if folder is None and not host.is_local:
+        folder = connection.state_folder
+    return replace(host, cores=max(1, machine.cores // names), state_folder=folder)
+
+
+def _ways(
+    hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _Asking
+) -> tuple[dict[str, dict[str, Route]], routing.Choice | None, str]:
+    """Ask the hosts that train for their routes to the coordinator's, and choose among these."""
+    head = next((host for host in hosts if host.coordinator), None)
+    if head is None or head.name not in machines:
+        return {}, None, ""
+    here = machines[head.name]
+    others = [
+        host.name
+        for host in hosts
+        if host is not head and host.name in machines and (host.devices or host.fill_with_cpu)
+    ]
+    far = [name for name in others if machines[name].identity != here.identity]
+    if not far:
+        return {}, None, ""
+    network = here.network
+    if head.bind_address is not None:
+        chosen = [entry for entry in network.addresses if entry.address == head.bind_address]
+        network = replace(network, addresses=tuple(chosen))
+    targets = [entry.address for entry in network.addresses]
+    ways = {
+        name: {target: Route(**tree) for target, tree in answer.items()}
+        for name, answer in ask.all("routes", {name: {"targets": targets} for name in far}).items()
+    }
+    try:
+        return ways, routing.choose(head, network, ways), ""
+    except ConfigError as error:
+        return ways, None, str(error)
+
+
+class _Asking:
+    """One question to many hosts at once; the failure of one is noted and costs no other."""
+
+    def __init__(
+        self, connections: Mapping[str, Connection], errors: dict[str, LauncherError]
+    ) -> None:
+        self._connections = connections
+        self._errors = errors
+
+    def all(
+        self, question: str, hosts: Mapping[str, dict[str, Any]], deadline: float = ASK_DEADLINE
+    ) -> dict[str, Any]:
+        """Return the answers by host; `hosts` maps each to the question's arguments."""
+        tasks = {
+            name: partial(_ask, self._connections[name], name, question, arguments, deadline)
+            for name, arguments in hosts.items()
+        }
+        answers = at_once(tasks, deadline)
+        for name, error in answers.errors.items():
+            known = error if isinstance(error, LauncherError) else UnreachableError(str(error))
+            self._errors.setdefault(name, known)
+        return answers.found
+
+
+def _ask(
+    connection: Connection, host: str, question: str, arguments: dict[str, Any], deadline: float
+) -> Any:
+    try:
+        return connection.ask(question, arguments, deadline)
+    except ValueError as error:  # a question that its version does not know
+        raise PreflightError(f"host {host}: {error}; update it: launch cluster push") from None
