@@ -167,7 +167,8 @@ def make_environment(folder: Path, recipe: Recipe, index: str, report: Report) -
     pip = Pip(folder, folder.parent.parent / "tmp", report)
     if recipe.torch:
         _install_torch(pip, recipe, index)
-    pip.run("install", *recipe.requirements)
+    if recipe.requirements:
+        pip.run("install", *recipe.requirements)
     tree = {"schema": ENVIRONMENT_SCHEMA, "key": recipe.key, **asdict(recipe)}
     write_atomically(folder / ENVIRONMENT_FILE, json.dumps(tree, indent=1).encode(), 0o644)
 

@@ -12,13 +12,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launcher import environments
 from launcher.errors import ConfigError, LauncherError, PreflightError
+from launcher.processes import identify
 from launcher.versions import Installation
 
+BEGUN_SCHEMA = "motley.installation.begun/1"
 RESULT_SCHEMA = "motley.installation.result/1"
 
 
@@ -27,21 +30,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o022)
     options = _parser().parse_args(arguments)
     installation = Installation(options.root.absolute(), _say)
+    if options.as_job:
+        me = identify(os.getpid())
+        assert me is not None
+        _print({"schema": BEGUN_SCHEMA, **asdict(me)})
     try:
         tree = _run(installation, options)
     except LauncherError as error:
         text = "\n".join([str(error), *error.details])
         sys.stderr.write(f"launcher.installation: {text}\n")
         failure = {"schema": "motley.error/1", "error": str(error), "details": error.details}
-        sys.stdout.write(json.dumps({**failure, "exit_code": error.exit_code}) + "\n")
+        _print({**failure, "exit_code": error.exit_code})
         return error.exit_code
-    sys.stdout.write(json.dumps({"schema": RESULT_SCHEMA, **tree}) + "\n")
+    _print({"schema": RESULT_SCHEMA, **tree})
     return 0
 
 
 def _run(installation: Installation, options: argparse.Namespace) -> dict[str, Any]:
     if options.command == "show":
-        return _tree(installation, changed=False)
+        return {**_tree(installation, changed=False), "used_by": installation.users()}
     if options.command == "rollback":
         with installation.lock():
             _refuse_if_used(installation, options.force)
@@ -111,8 +118,15 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--force", action="store_true", help="also while a run uses it")
     commands.add_parser("show", help="say what is installed")
     for command in commands.choices.values():
+        # For whoever started this on another machine and has nothing of it but its output.
+        command.add_argument("--as-job", action="store_true", help="say first which process it is")
         command.add_argument("--root", type=Path, default=Path("/opt/motley"))
     return parser
+
+
+def _print(tree: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(tree) + "\n")
+    sys.stdout.flush()
 
 
 def _say(line: str) -> None:
