@@ -20,7 +20,7 @@ export VENV TORCH TORCH_VERSION TORCH_CPU_INDEX
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
 	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
-	@echo "make test       quick lint, the fast tests, the tests with real processes"
+	@echo "make test       quick lint, the fast tests, the tests with real processes and hosts"
 	@echo "make test-fast  quick lint and the fast tests"
 	@echo "make lint       format, lint, types, import rules"
 	@echo "make bench      every benchmark, one after the other; JSON in benchmarks/results/"
@@ -33,7 +33,7 @@ demo: setup
 	@bash scripts/demo.sh
 
 test: setup
-	@bash scripts/test.sh lint fast cluster
+	@bash scripts/test.sh lint fast cluster testbed
 
 test-fast: setup
 	@bash scripts/test.sh lint fast

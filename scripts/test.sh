@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run tiers of checks one after the other and sum them up: `scripts/test.sh lint fast cluster`.
+# Run tiers of checks one after the other and sum them up: `scripts/test.sh lint fast cluster testbed`.
 # A failing tier does not hide the next one; the exit status is 1 if any failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -9,11 +9,15 @@ lint() {
     "$bin/ruff" check && "$bin/ruff" format --check && "$bin/lint-imports"
 }
 fast() {
-    "$bin/pytest" -m 'not cluster'
+    "$bin/pytest" -m 'not cluster and not testbed'
 }
 cluster() {
     # Two at a time: they mostly wait. By file, since a file's tests may share one run.
     "$bin/pytest" -m cluster -n 2 --dist loadfile
+}
+testbed() {
+    # In one process: the hosts share a lab, and the machine's cores.
+    "$bin/pytest" -m testbed
 }
 
 summary=() failed=0

@@ -1,0 +1,56 @@
+"""Fixtures of the test bed: a lab for the whole session, and hosts that boot in a second.
+
+Tests that need hosts live in this folder and carry `pytest.mark.testbed`; they run in one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed.host import Host
+from tests.testbed.lab import Lab
+from tests.testbed.requirements import complaint
+
+NewHost = Callable[..., Host]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine() -> None:
+    """Skip where no lab can be made; a missing program is no accepted reason in CI."""
+    if reason := complaint():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator[Lab]:
+    """Return an up lab for the session; it dies with pytest, however that ends."""
+    with Lab(tmp_path_factory.mktemp("lab")).up(attached=True) as lab:
+        yield lab
+
+
+@pytest.fixture
+def new_host(lab: Lab) -> Iterator[NewHost]:
+    """Return a maker of booted hosts for one test: `new_host("trixie", disk="600M")`."""
+    made: list[Host] = []
+    numbers = itertools.count(1)
+
+    def make(suite: str = "bookworm", name: str | None = None, **options: Any) -> Host:
+        host = lab.add_host(name or f"h{next(numbers)}", suite, **options)
+        made.append(host)
+        return host
+
+    yield make
+    for host in made:
+        host.remove()
+
+
+@pytest.fixture
+def lab_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a folder for a lab of the test's own."""
+    return tmp_path / re.sub(r"\W", "-", request.node.name)[:20]
