@@ -1,0 +1,133 @@
+"""A real sshd of this user on a free loopback port, with keys of its own: no root, no mock."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from keeping import wait_for
+
+from launcher.inventory import Host
+
+
+@dataclass
+class Server:
+    """An sshd that runs, and what a client needs to trust it and be trusted by it."""
+
+    folder: Path
+    port: int
+
+    @property
+    def key(self) -> Path:
+        """The private key that may log in."""
+        return self.folder / "user"
+
+    @property
+    def known_hosts(self) -> Path:
+        """Where this server's key stands."""
+        return self.folder / "known_hosts"
+
+    @property
+    def config(self) -> Path:
+        """The ssh_config that reaches it."""
+        return self.folder / "ssh_config"
+
+    @property
+    def known_line(self) -> str:
+        """What stands in known_hosts when it is right."""
+        kind, key = (self.folder / "host.pub").read_text().split()[:2]
+        return f"[127.0.0.1]:{self.port} {kind} {key}\n"
+
+    def host(self, name: str = "far", args: Sequence[str] = (), **settings: object) -> Host:
+        """Return this machine as a host behind that server."""
+        values: dict[str, object] = {
+            "address": "127.0.0.1",
+            "ssh_port": self.port,
+            "user": getpass.getuser(),
+            "ssh_args": ("-F", str(self.config), *args),
+            "trainer_command": (str(Path(sys.executable).with_name("trainer")),),
+            **settings,
+        }
+        return Host(name=name, **values)  # pyright: ignore[reportArgumentType]
+
+
+def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
+    """Make a key pair."""
+    command = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    return path
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running_sshd(folder: Path) -> Iterator[Server]:
+    """Run an sshd whose sessions end with it."""
+    program = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
+    if program is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs sshd (openssh-server)")
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # the service's start makes it else
+    make_key(folder / "host")
+    make_key(folder / "user")
+    server = Server(folder, free_port())
+    shutil.copy(folder / "user.pub", folder / "authorized_keys")
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1\nPort {server.port}\nHostKey {folder}/host\n"
+        f"AuthorizedKeysFile {folder}/authorized_keys\nPidFile none\nStrictModes no\n"
+        "UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        "PermitRootLogin prohibit-password\nAllowTcpForwarding yes\nMaxStartups 100\n"
+    )
+    server.known_hosts.write_text(server.known_line)
+    server.config.write_text(
+        f"Host *\n  IdentityFile {server.key}\n  IdentitiesOnly yes\n  IdentityAgent none\n"
+        f"  UserKnownHostsFile {server.known_hosts}\n  GlobalKnownHostsFile none\n"
+    )
+    log = (folder / "sshd.log").open("wb")
+    command = [program, "-D", "-e", "-f", str(folder / "sshd_config")]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        wait_for(lambda: _answers(server.port) or process.poll() is not None, "sshd", 20.0)
+        assert process.poll() is None, (folder / "sshd.log").read_text()
+        yield server
+    finally:
+        process.terminate()
+        process.wait(20.0)
+        log.close()
+
+
+def end_sessions(server: Server) -> None:
+    """Cut every connection to a server, as a reboot of it would."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, ProcessLookupError):
+                words = (folder / "cmdline").read_bytes()
+                parent = (folder / "environ").read_bytes()
+                if words.startswith(b"sshd: ") and str(server.folder).encode() in parent:
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0) as probe:
+            probe.settimeout(5.0)
+            return probe.recv(4) == b"SSH-"
+    except OSError:
+        return False
