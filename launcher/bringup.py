@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,13 +25,12 @@ from launcher.errors import (
     PreflightError,
 )
 from launcher.fleet import REACH, ask_hosts
-from launcher.host_checks import host_probes
+from launcher.inspection import inspect
 from launcher.inventory import Host
-from launcher.job_checks import job_probes, model_folder
 from launcher.observation import OVER, Cockpit, RunView, live_runs
 from launcher.placement import Setting, place
 from launcher.plan import LaunchPlan, ProcessPlan
-from launcher.preflight import Check, examine
+from launcher.preflight import Check
 from launcher.runs import Registry, Run, authority_folder, new_run_id
 from launcher.session_spec import RestartPolicy
 from launcher.stopwatch import Stopwatch
@@ -102,7 +101,7 @@ def bring_up(
     plan: LaunchPlan,
     config: RunConfig,
     registry: Registry,
-    problems: Mapping[str, tuple[str, ...]],
+    found: Survey,
     report: Report,
     timeout: float | None = None,
     watch: Stopwatch | None = None,
@@ -118,40 +117,40 @@ def bring_up(
     """
     watch = watch or Stopwatch()
     run, record = registry.record(plan)
-    with registry.lock(f"run {plan.run_id}"), _signals_interrupt():
-        _refuse_if_busy(registry, report)
-        probes = [*host_probes(plan, registry.folder, problems), *job_probes(plan, config)]
-        checks = examine(probes)
-        refuse_failures(checks)
-        for check in checks:
-            if check.status == "warn":
-                report(check.line)
-        watch.lap("preflight")
+    begun = False
+    with _signals_interrupt():
         try:
-            _deliver(run, record, config.to_yaml().encode())
-            watch.lap("certificates and files")
-            _start(run, config.exchange.join_deadline)
-            watch.lap("start")
-            workers = len(plan.workers)
+            with registry.lock(f"run {plan.run_id}"):
+                _refuse_if_busy(registry, report)
+                checks = inspect(found, plan, config)
+                refuse_failures(checks, report)
+                watch.lap("preflight")
+                begun = True
+                _deliver(run, record, config.to_yaml().encode())
+                watch.lap("certificates and files")
+                _start(run, config.exchange.join_deadline)
+                watch.lap("start")
+            # From here on the run itself keeps others out: a link that breaks costs no lock.
             report(
                 f"started {run.run_id}: coordinator on {plan.coordinator.address}, "
-                f"{workers} workers"
+                f"{len(plan.workers)} workers"
             )
-            margin = JOIN_MARGIN + (FETCH_MARGIN if model_folder(config) is None else 0.0)
-            allowed = timeout or config.exchange.join_deadline + margin
-            _wait_until_joined(run, allowed, report)
+            fetched = any(c.name == "model" and c.status == "warn" for c in checks)
+            margin = JOIN_MARGIN + (FETCH_MARGIN if fetched else 0.0)
+            _wait_until_joined(run, timeout or config.exchange.join_deadline + margin, report)
             watch.lap("join")
         except BaseException as error:
-            with uninterrupted():
-                ending = tear_down(run, grace=5.0)
-            for line in ending.left.values():
-                report(f"not undone: {line}")
-            if isinstance(error, KeyboardInterrupt):
+            if begun:
+                with uninterrupted():
+                    ending = tear_down(run, grace=5.0)
+                for line in ending.left.values():
+                    report(f"not undone: {line}")
+            if begun and isinstance(error, KeyboardInterrupt):
                 raise InterruptedStartError(
                     f"interrupted; run {run.run_id} was stopped before it had begun"
                 ) from None
             raise
-        return run
+    return run
 
 
 def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE) -> bool:
@@ -172,15 +171,21 @@ def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE
     return False
 
 
-def refuse_failures(checks: Sequence[Check]) -> None:
-    """Raise PreflightError when a check failed: the first in its line, the rest as details."""
+def refuse_failures(checks: Sequence[Check], report: Report) -> None:
+    """Raise PreflightError when a check failed: the first in its line, the rest as details.
+
+    What is merely worth knowing is reported.
+    """
     failed = [check.line for check in checks if check.status == "fail"]
     if failed:
         raise PreflightError(failed[0], failed[1:])
+    for check in checks:
+        if check.status == "warn":
+            report(check.line)
 
 
 def _refuse_if_busy(registry: Registry, report: Report) -> None:
-    for view in live_runs(registry):
+    for view in live_runs(registry, surely=True):
         if view.state in OVER:
             report(f"ending what is left of run {view.run.run_id} ({view.state})")
             tear_down(view.run)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from launcher import connection
@@ -111,10 +112,17 @@ def ask_hosts(
     """
     chosen = {host.name: host for host in hosts}
 
-    def task(host: Host) -> Callable[[], T]:
-        return lambda: question(host, _reach(host, deadline))
+    def task(host: Host) -> T:
+        there = _reach(host, deadline)
+        try:
+            return question(host, there)
+        except ValueError as error:  # a question that its version does not know
+            raise PreflightError(
+                f"host {host.name}: {error}; if its version is another: launch cluster push"
+            ) from error
 
-    answers = at_once({name: task(host) for name, host in chosen.items()}, deadline, enough)
+    tasks = {name: partial(task, host) for name, host in chosen.items()}
+    answers = at_once(tasks, deadline, enough)
     for name, host in chosen.items():
         error = answers.errors.get(name)
         if isinstance(error, UnreachableError):

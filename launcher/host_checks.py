@@ -9,18 +9,19 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.plan import LaunchPlan
-from launcher.preflight import Finding, Probe
+from launcher import machine
+from launcher.preflight import Finding
 
 MODULES = ("torch", "transformers", "peft", "safetensors", "tokenizers")
+"""What a trainer that trains must be able to import."""
+COORDINATOR_MODULES = ("safetensors", "tokenizers", "blake3")
+"""And one that coordinates only."""
 _MIB = 1 << 20
 _GIB = 1 << 30
-_LEAST_STATE_SPACE = 64 * _MIB
-_CUDA_DEADLINE = 60.0
+CUDA_DEADLINE = 60.0
 """Seconds: torch's CUDA libraries are gigabytes, read for the first time from a slow disk."""
 _CUDA_PROBE = """
 import torch
@@ -39,40 +40,21 @@ _NO_CUDA = (
 )
 
 
-def host_probes(
-    plan: LaunchPlan, state_folder: Path, problems: Mapping[str, tuple[str, ...]]
-) -> list[Probe]:
-    """Return the probes of every host of a plan; `problems` are its unusable devices, by host."""
-    probes: list[Probe] = []
-    for host in plan.hosts:
-        program = next(p.argv[0] for p in plan.processes if p.host == host.name)
-        own = host.trainer_command is None
-        workers = [worker for worker in plan.workers if worker.host == host.name]
-        used = [worker.device for worker in workers]
-        bad = problems.get(host.name, ())
-        probes += [
-            Probe("trainer", host.name, partial(check_trainer, program, own)),
-            Probe("devices", host.name, partial(check_devices, used, bad)),
-            Probe("state", host.name, partial(check_folder, state_folder, _LEAST_STATE_SPACE)),
-        ]
-        cards = sorted({worker.device for worker in workers if worker.backend == "cuda"})
-        if cards and not bad:
-            python = sys.executable if own else python_beside(program)
-            ask = partial(check_cuda, python, cards)
-            probes.append(Probe("cuda", host.name, ask, _CUDA_DEADLINE))
-    head = plan.coordinator.host
-    probes.append(Probe("port", head, partial(check_port, plan.bind_address, plan.port)))
-    return probes
+def check_trainer(program: str, own: bool, trains: bool = True) -> Finding:
+    """Whether the trainer can be started.
 
-
-def check_trainer(program: str, own: bool) -> Finding:
-    """Whether the trainer can be started; `own` is this installation's."""
+    Args:
+        own: it is this installation's.
+        trains: it is to be a worker, not a coordinator alone.
+    """
     if shutil.which(program) is None:
         return Finding("fail", f"{program} is not an executable file", "install the trainer there")
-    missing = [name for name in MODULES if importlib.util.find_spec(name) is None] if own else []
+    needed = MODULES if trains else COORDINATOR_MODULES
+    missing = [name for name in needed if importlib.util.find_spec(name) is None] if own else []
     if missing:
+        extra = "trainer" if trains else "coordinator"
         return Finding(
-            "fail", f"not installed: {', '.join(missing)}", "pip install 'motley[trainer]'"
+            "fail", f"not installed: {', '.join(missing)}", f"pip install 'motley[{extra}]'"
         )
     version = ".".join(str(part) for part in sys.version_info[:3])
     return Finding("ok", f"Python {version}, {program}" if own else program)
@@ -106,11 +88,11 @@ def check_cuda(python: str | None, cards: Sequence[str]) -> Finding:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_CUDA_DEADLINE - 1,
+            timeout=CUDA_DEADLINE - 1,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding("fail", f"torch does not answer within {_CUDA_DEADLINE - 1:.0f} s", _NO_CUDA)
+        return Finding("fail", f"torch does not answer within {CUDA_DEADLINE - 1:.0f} s", _NO_CUDA)
     except OSError as error:
         return Finding("fail", f"{python}: {error.strerror}", "install the trainer there")
     if done.returncode != 0:
@@ -127,6 +109,35 @@ def python_beside(program: str) -> str | None:
     """Return the Python of the environment that a program lies in; None when there is none."""
     found = shutil.which(program)
     return None if found is None else shutil.which(str(Path(found).with_name("python")))
+
+
+def check_trainer_cuda(program: str, own: bool, cards: Sequence[str]) -> Finding:
+    """Ask the Python of a trainer, which is this one when the trainer is this installation's."""
+    return check_cuda(sys.executable if own else python_beside(program), cards)
+
+
+def check_secure_boot(broken: bool) -> Finding:
+    """Whether the firmware may be why an NVIDIA driver does not load; `broken` says it does not."""
+    state = machine.secure_boot()
+    if state == "on" and broken:
+        return Finding(
+            "warn",
+            "on, and a card does not work: the firmware lets no unsigned module load",
+            "enrol the key (sudo mokutil --import /var/lib/dkms/mok.pub, reboot), or use "
+            "the distribution's signed modules",
+        )
+    return Finding("ok", state)
+
+
+def check_sleep() -> Finding:
+    """Whether the host may fall asleep under a run."""
+    if machine.may_sleep():
+        return Finding(
+            "warn",
+            "a desktop runs here and may suspend the machine",
+            "sudo systemctl mask sleep.target suspend.target hibernate.target",
+        )
+    return Finding("ok", "stays awake")
 
 
 def check_port(address: str, port: int) -> Finding:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launcher.configuration import DEFAULT_PRESET
+from launcher.content import digests
 from launcher.devices import available_memory
 from launcher.host_checks import check_folder
 from launcher.hub import cache_folder, cached_snapshot, is_offline
 from launcher.plan import LaunchPlan
-from launcher.preflight import Finding, Probe
+from launcher.preflight import Finding
 from trainer import layout as trainer_layout
 from trainer.architecture import read_architecture
 from trainer.config import InputError, RunConfig, load
@@ -23,28 +23,8 @@ USABLE = 0.9
 """Share of the free memory that a plan may take; the rest is fragmentation and libraries."""
 _MIB = 1 << 20
 _GIB = 1 << 30
+_MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
-
-
-def job_probes(plan: LaunchPlan, config: RunConfig) -> list[Probe]:
-    """Return the probes of a run's files and memory, all on the coordinator's host."""
-    host = plan.coordinator.host
-    train = partial(check_data, Path(config.data.train), "--data FILE")
-    probes = [
-        Probe("model", host, partial(check_model, config)),
-        Probe("output", host, partial(check_output, Path(config.output), plan.run_id)),
-        Probe("memory", host, partial(check_memory, plan, config, _local_hosts(plan))),
-        Probe("data", host, train),
-    ]
-    if config.data.validation is not None:
-        remedy = "--set data.validation=FILE, or =null for none"
-        check = partial(check_data, Path(config.data.validation), remedy)
-        probes.append(Probe("validation", host, check))
-    return probes
-
-
-def _local_hosts(plan: LaunchPlan) -> list[str]:
-    return [host.name for host in plan.hosts if host.is_local]
 
 
 def model_folder(config: RunConfig) -> Path | None:
@@ -80,6 +60,23 @@ def check_model(config: RunConfig) -> Finding:
     return Finding(
         "ok", f"{folder}, {layout.size:,} trainable values in {len(layout.blocks)} blocks"
     )
+
+
+def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
+    """Return the digests of what makes a model: config, weights and tokenizer, by file name.
+
+    Empty when this machine does not have the model, or not all of it.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return {}
+    try:
+        weights = {header.file for header in trainer_layout.read_headers(folder).values()}
+    except InputError:
+        return {}
+    # The tokenizer counts, since another one would turn the same data into other samples.
+    rest = {folder / name for name in _MODEL_FILES if (folder / name).is_file()}
+    return digests(sorted(weights | rest), state_folder)
 
 
 def _absent_model(path: str) -> Finding:

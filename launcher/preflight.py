@@ -1,7 +1,8 @@
 """Checks: each says what it found and what to do. `launch doctor` and every `up` run them.
 
-What is checked: `host_checks.py` and `job_checks.py`. All run at once, each with a deadline, so a
-file system that hangs costs one line and not the start.
+A probe is mostly a question that a host answers through its connection. All are made at once, each
+with a deadline, so a file system that hangs costs one line and not the start. Which there are:
+`inspection.py`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
+
+from launcher.access import Connection
+from launcher.errors import LauncherError
 
 DEADLINE = 10.0
 """Seconds a check may take that does not say otherwise."""
@@ -53,6 +58,30 @@ class Probe:
     ask: Callable[[], Finding]
     deadline: float = DEADLINE
     """Seconds."""
+
+
+def ask_finding(
+    connection: Connection, question: str, arguments: Mapping[str, Any], deadline: float = DEADLINE
+) -> Finding:
+    """Return a host's own finding; what keeps it from one is a failed check."""
+    try:
+        # The probe's own deadline comes first, and says what to do; this one ends the request.
+        return Finding(**connection.ask(question, arguments, deadline + 5))
+    except (LauncherError, OSError) as error:
+        return Finding("fail", str(error))
+
+
+def question_probe(
+    name: str,
+    host: str,
+    connection: Connection,
+    question: str,
+    arguments: Mapping[str, Any],
+    deadline: float = DEADLINE,
+) -> Probe:
+    """Return the probe of a check that the host makes itself."""
+    ask = partial(ask_finding, connection, question, arguments, deadline)
+    return Probe(name, host, ask, deadline)
 
 
 def examine(probes: Sequence[Probe]) -> list[Check]:

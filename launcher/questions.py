@@ -52,10 +52,26 @@ def _folder(path: str, least: int) -> Finding:
     return host_checks.check_folder(Path(path), least)
 
 
+def _share(path: str) -> Finding:
+    return host_checks.check_folder(Path(path), 0)
+
+
 def _model(config: Mapping[str, Any]) -> Finding:
     from launcher import job_checks
 
     return job_checks.check_model(job_checks.read_config(config))
+
+
+def _model_content(config: Mapping[str, Any], state_folder: str) -> dict[str, str]:
+    from launcher import job_checks
+
+    return job_checks.model_content(job_checks.read_config(config), Path(state_folder))
+
+
+def _file_content(path: str, state_folder: str) -> dict[str, str]:
+    from launcher import content
+
+    return content.digests([Path(path)], Path(state_folder))
 
 
 def _data(path: str, remedy: str) -> Finding:
@@ -85,12 +101,17 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "routes": network.routes,
     "devices": devices.detect,
     "trainer": host_checks.check_trainer,
-    "cuda": host_checks.check_cuda,
+    "cuda": host_checks.check_trainer_cuda,
+    "secure_boot": host_checks.check_secure_boot,
+    "sleep": host_checks.check_sleep,
     "port": host_checks.check_port,
     "listen": link_checks.listen,
     "connect": link_checks.connect,
     "folder": _folder,
+    "share": _share,
     "model": _model,
+    "model_content": _model_content,
+    "file_content": _file_content,
     "data": _data,
     "output": _output,
     "memory": _memory,

@@ -40,6 +40,8 @@ class Survey:
     """The address of each host on the route between the coordinator and the others."""
     ways: Mapping[str, Route] = field(default_factory=dict[str, Route])
     """The route of each host to the coordinator's address."""
+    connections: Mapping[str, Connection] = field(default_factory=dict[str, Connection])
+    """By which they were asked, and can be asked more."""
     no_route: str = ""
     """Why no address of the coordinator's host could be chosen by route."""
 
@@ -56,9 +58,17 @@ class Survey:
             raise type(first)(str(first), [*first.details, *(str(e) for e in errors[1:])])
 
 
-def survey(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> Survey:
-    """Return what the hosts say about themselves; those without a connection are left alone."""
-    errors: dict[str, LauncherError] = {}
+def survey(
+    hosts: Sequence[Host],
+    connections: Mapping[str, Connection],
+    unreachable: Mapping[str, LauncherError] | None = None,
+) -> Survey:
+    """Return what the hosts say about themselves; those without a connection are left alone.
+
+    Args:
+        unreachable: the hosts that should have a connection but have none; they are failures.
+    """
+    errors = dict(unreachable or {})
     ask = _Asking(connections, errors)
     connected = [host.name for host in hosts if host.name in connections]
     answers = ask.all("machine", {name: {} for name in connected})
@@ -80,6 +90,7 @@ def survey(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> Surv
         problems=problems,
         machines=machines,
         failures=errors,
+        connections={name: connections[name] for name in machines},
         sources=choice.sources if choice else {},
         ways={name: routes[choice.bind] for name, routes in ways.items()} if choice else {},
         no_route=no_route,

@@ -72,7 +72,7 @@ def up(
         else:
             click.echo(render.commands_text(plan), nl=False)
         return
-    run = bringup.bring_up(plan, config, registry, found.problems, render.note, timeout, watch)
+    run = bringup.bring_up(plan, config, registry, found, render.note, timeout, watch)
     if bringup.wait_for_first_step(run, resumed=resume is not None):
         watch.lap("first step")
     render.note(watch.line())
@@ -115,6 +115,8 @@ def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: boo
         return
     click.echo(render.headline(view))
     render.console().print(render.status_table(view))
+    for reason in view.unreachable.values():
+        click.echo(reason)
     click.echo(f"output: {run.plan.output}")
 
 

@@ -1,0 +1,158 @@
+"""What is found out about model, data, output and memory, on the host that is asked."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from launcher.devices import Device
+from launcher.inventory import Host
+from launcher.job_checks import check_data, check_memory, check_model, check_output, model_content
+from launcher.placement import Setting, place
+from trainer.config import load
+
+SETTING = Setting(run_id="x-1", trainer_command=("trainer",), state_folder="/s", routes={})
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b'{"input": "a", "label": 1}\n', "ok"),
+        (b'{"input": "' + b"a" * (2 << 20) + b'"}\n', "ok"),
+        (b"", "fail"),
+        (b"[1]\n", "fail"),
+        (b"\xff\xfe\n", "fail"),
+    ],
+)
+def test_data_files(tmp_path: Path, content: bytes, status: str) -> None:
+    (tmp_path / "train.jsonl").write_bytes(content)
+    finding = check_data(tmp_path / "train.jsonl", "x")
+    assert finding.status == status
+    assert str(tmp_path) in finding.detail
+
+
+def test_a_missing_data_file_and_a_missing_model(tmp_path: Path) -> None:
+    finding = check_data(tmp_path / "absent", "--data FILE")
+    assert "no such file" in finding.detail
+    assert finding.remedy == "give --data FILE"
+    config = load("quickstart", {"model.path": str(tmp_path / "absent")})
+    assert f"no model folder {tmp_path / 'absent'}" in check_model(config).detail
+    (tmp_path / "config.json").write_text("{")
+    broken = load("quickstart", {"model.path": str(tmp_path)})
+    assert check_model(broken).status == "fail"
+
+
+def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> None:
+    assert check_output(tmp_path, "run-2").status == "ok"
+    (tmp_path / "status.json").write_text('{"run_id": "run-1"}')
+    assert check_output(tmp_path, "run-2").status == "ok"  # it had saved nothing
+    (tmp_path / "checkpoints" / "step-000010").mkdir(parents=True)
+    finding = check_output(tmp_path, "run-2")
+    assert finding.status == "fail"
+    assert "--resume run-1" in finding.remedy
+    assert check_output(tmp_path, "run-1").status == "ok"
+    (tmp_path / "status.json").write_text("torn {")
+    assert check_output(tmp_path, "run-2").status == "ok"  # the trainer judges by the manifests
+
+
+def model_folder(tmp_path: Path) -> Path:
+    """Make a Qwen3 of real size by its headers alone; where weights would be the file is a hole."""
+    hidden, inner, layers, vocabulary = 2560, 9728, 4, 151936
+    shapes: dict[str, list[int]] = {"model.embed_tokens.weight": [vocabulary, hidden]}
+    for index in range(layers):
+        prefix = f"model.layers.{index}."
+        shapes |= {
+            f"{prefix}self_attn.q_proj.weight": [4096, hidden],
+            f"{prefix}self_attn.k_proj.weight": [1024, hidden],
+            f"{prefix}self_attn.v_proj.weight": [1024, hidden],
+            f"{prefix}self_attn.o_proj.weight": [hidden, 4096],
+            f"{prefix}self_attn.q_norm.weight": [128],
+            f"{prefix}self_attn.k_norm.weight": [128],
+            f"{prefix}mlp.gate_proj.weight": [inner, hidden],
+            f"{prefix}mlp.up_proj.weight": [inner, hidden],
+            f"{prefix}mlp.down_proj.weight": [hidden, inner],
+            f"{prefix}input_layernorm.weight": [hidden],
+            f"{prefix}post_attention_layernorm.weight": [hidden],
+        }
+    shapes["model.norm.weight"] = [hidden]
+    header: dict[str, object] = {}
+    end = 0
+    for name, shape in shapes.items():
+        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        stream.truncate(8 + len(text) + end)
+    config = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_a_plan_above_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-HET-002: before anything is started, for the main memory and for a card."""
+    config = load("quickstart", {"model.path": str(model_folder(tmp_path))})
+    assert check_model(config).status == "ok"
+    host = Host(
+        name="localhost",
+        connection="local",
+        devices=(Device("cuda", "GPU-1", "small", 1 << 30), Device("cpu", "cpu")),
+    )
+    monkeypatch.setattr("launcher.job_checks.available_memory", lambda: 1 << 40)
+    finding = check_memory(place([host], config, None, SETTING), config, ["localhost"])
+    assert finding.status == "fail"
+    assert "worker-0 on GPU-1 need" in finding.detail
+    cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),) * 3)
+    plan = place([cpu], config, None, SETTING)
+    assert check_memory(plan, config, ["localhost"]).status == "ok"
+    monkeypatch.setattr("launcher.job_checks.available_memory", lambda: 4 << 30)
+    finding = check_memory(plan, config, ["localhost"])
+    assert finding.status == "fail"
+    assert "3 CPU workers and the coordinator need" in finding.detail
+
+
+def test_each_host_answers_for_its_own_share_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load("quickstart", {"model.path": str(model_folder(tmp_path))})
+    cpu = (Device("cpu", "cpu"),)
+    head = Host(name="head", coordinator=True, bind_address="10.0.0.1", devices=cpu)
+    plan = place([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)
+    monkeypatch.setattr("launcher.job_checks.available_memory", lambda: 6 << 30)
+    assert check_memory(plan, config, ["head"]).status == "ok"
+    assert "3 CPU workers need" in check_memory(plan, config, ["big"]).detail
+    both = check_memory(plan, config, ["head", "big"]).detail  # two names of one machine
+    assert "4 CPU workers and the coordinator need" in both
+
+
+def test_the_content_of_a_model_is_config_weights_and_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensor = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    header = json.dumps({"lm_head.weight": tensor}).encode()
+    weights = struct.pack("<Q", len(header)) + header + bytes(8)
+    (folder / "model.safetensors").write_bytes(weights)
+    for name in ("config.json", "tokenizer.json", "README.md"):
+        (folder / name).write_text("{}")
+    config = load("quickstart", {"model.path": str(folder)})
+    found = model_content(config, tmp_path)
+    assert set(found) == {"config.json", "model.safetensors", "tokenizer.json"}
+    absent = load("quickstart", {"model.path": str(tmp_path / "absent")})
+    assert model_content(absent, tmp_path) == {}
