@@ -118,7 +118,7 @@ def ssh_arguments(route: Route, known_hosts: Sequence[str], strictness: str = "y
         hop = [*(part.replace("%", "%%") for part in inner[:-1]), inner[-1], route.jump.alias]
         options.append(f"ProxyCommand={' '.join(_quoted(part) for part in hop)}")
     flags = [part for option in options for part in ("-o", option)]
-    return ["ssh", *flags, *route.arguments]
+    return ["ssh", *flags, *_without_jump(route.arguments)]
 
 
 def _read(alias: str, arguments: tuple[str, ...], text: str, where: str) -> Route:
@@ -190,6 +190,18 @@ def _config_file(arguments: Sequence[str]) -> str | None:
         if argument.startswith("-F") and len(argument) > 2:
             return argument[2:]
     return None
+
+
+def _without_jump(arguments: Sequence[str]) -> list[str]:
+    """Leave -J out: ssh refuses it beside the ProxyCommand that we make of it."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "-J":
+            next(rest, None)
+        elif not argument.startswith("-J"):
+            kept.append(argument)
+    return kept
 
 
 def _files(paths: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from launcher import ssh_config
+from launcher.errors import UnreachableError
 from launcher.ssh_config import CONNECT_TIMEOUT
 
 _SEND_TIMEOUT = 10.0
@@ -74,7 +75,8 @@ class Hop:
 
     def close(self) -> None:
         """End it and what carries it. Idempotent."""
-        self._client.close()
+        with contextlib.suppress(UnreachableError), self._errors(self._where):
+            self._client.close()  # says goodbye, perhaps to nobody
         for carrier in self._carriers:
             carrier.close()
 
@@ -159,7 +161,8 @@ class SshPipe:
 
     def close(self) -> None:
         """End it and its login. Idempotent."""
-        self._channel.close()
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
         self._hop.close()
 
     def _drain(self) -> None:
