@@ -169,11 +169,11 @@ class Registry:
                 ) from None
             yield
 
-    def ask(self, question: Callable[[Place], T]) -> Answers[T]:
+    def ask(self, question: Callable[[Place], T], deadline: float = LOOK) -> Answers[T]:
         """Put a question to every host of the cluster; to this machine alone without one."""
         if not self.hosts:
-            return at_once({"localhost": partial(question, self._place)}, LOOK)
-        return ask_hosts(self.hosts, lambda host, there: question(place_of(host, there)))
+            return at_once({"localhost": partial(question, self._place)}, deadline)
+        return ask_hosts(self.hosts, lambda host, there: question(place_of(host, there)), deadline)
 
     def adopt(self, plan: LaunchPlan, started: float) -> Run:
         """Return a run of this registry's cluster."""

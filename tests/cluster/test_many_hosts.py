@@ -1,0 +1,267 @@
+"""Runs over three hosts: agents behind pipes, each with a state folder and a disk of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.processes import find_run, identify
+
+pytestmark = pytest.mark.cluster
+
+HERE = Path(__file__).parent
+STAND_IN = HERE.parent / "launcher" / "stand_in_trainer.py"
+HOSTS = ("intel", "lambda", "attic")
+
+
+class Cluster:
+    """Three hosts, a model and data that all have, and `launch` from any laptop."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.output = folder / "output"
+        self.output.mkdir()
+        data = folder / "train.jsonl"
+        data.write_text('{"input": "ls", "label": 0}\n')
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        hosts: dict[str, Any] = {
+            name: {
+                "ansible_host": "127.0.0.1",
+                "motley_devices": [{"backend": "cpu"}],
+                "motley_trainer_command": [sys.executable, str(STAND_IN)],
+            }
+            for name in HOSTS
+        }
+        hosts["intel"] |= {
+            "motley_coordinator": True,
+            "motley_bind_address": "127.0.0.1",
+            "motley_port": port,
+        }
+        self.inventory = folder / "hosts.yml"
+        self.inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
+        self.conditions = dict.fromkeys(HOSTS, "up")
+        self.become()
+        self.config = [
+            *("--set", "data.validation=null", "--model", str(model)),
+            *("--data", str(data), "--output", str(self.output)),
+        ]
+        self.behave()
+
+    def become(self, **conditions: str) -> None:
+        """Say which hosts are up, dead or silent from now on."""
+        self.conditions |= conditions
+        tree = {
+            name: {"state": str(self.state(name)), "condition": condition}
+            for name, condition in self.conditions.items()
+        }
+        (self.folder / "hosts.json").write_text(json.dumps(tree))
+
+    def behave(self, **behaviour: object) -> None:
+        text = json.dumps({name.replace("_", "-"): how for name, how in behaviour.items()})
+        (self.output / "behaviour.json").write_text(text)
+
+    def state(self, host: str) -> Path:
+        return self.folder / host / "state"
+
+    def command(self, *arguments: str) -> list[str]:
+        driver = [sys.executable, str(HERE / "piped_launch.py"), str(self.folder / "hosts.json")]
+        return [*driver, *arguments]
+
+    def up_command(self, *flags: str) -> list[str]:
+        return self.command("cluster", "up", *self.config, *flags)
+
+    def environment(self, laptop: str) -> dict[str, str]:
+        own = {
+            "MOTLEY_STATE_DIR": str(self.folder / laptop),
+            "MOTLEY_INVENTORY": str(self.inventory),
+            "PYTHONPATH": str(HERE.parents[1]),
+            "NO_COLOR": "1",
+        }
+        return {**os.environ, **own}
+
+    def launch(self, *arguments: str, laptop: str = "laptop") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            env=self.environment(laptop),
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+
+    def up(self, *flags: str, laptop: str = "laptop") -> subprocess.CompletedProcess[str]:
+        return self.launch("cluster", "up", *self.config, *flags, laptop=laptop)
+
+    def status(self, *flags: str, laptop: str = "laptop") -> dict[str, Any]:
+        done = self.launch("status", "--json", *flags, laptop=laptop)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def runs(self) -> list[str]:
+        return sorted({path.parent.name for path in self.folder.glob("*/state/runs/*/plan.json")})
+
+    def living(self) -> list[Any]:
+        return [process for run_id in self.runs() for process in find_run(run_id)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, tiny_model: Callable[..., Path]) -> Iterator[Cluster]:
+    result = Cluster(tmp_path, tiny_model())
+    yield result
+    result.become(**dict.fromkeys(HOSTS, "up"))
+    result.launch("cluster", "down", "--all")
+    assert result.living() == []
+
+
+@pytest.mark.timeout(300)
+def test_up_status_logs_and_down_from_two_laptops(cluster: Cluster) -> None:
+    done = cluster.up("--json")
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert (tree["state"], tree["joined"], tree["unreachable"]) == ("running", [0, 1, 2], {})
+    laps = ["inventory", "connect and survey", "preflight", "certificates and files"]
+    assert list(tree["timings"]) == [*laps, "start", "join", "first step", "total"]
+    for process in tree["processes"]:
+        folder = Path(process["folder"])
+        assert folder.is_relative_to(cluster.state(process["host"]))
+        assert identify(process["pid"]) is not None
+        assert (folder / "tls" / "key.pem").stat().st_mode & 0o777 == 0o600
+    for host in HOSTS:
+        assert (cluster.state(host) / "runs" / tree["run_id"] / "plan.json").exists()
+        assert not list(cluster.state(host).rglob("ca-key.pem"))
+    assert (cluster.folder / "laptop" / "ca" / "ca-key.pem").exists()
+
+    seen = cluster.status(laptop="other-laptop")
+    assert (seen["run_id"], seen["state"]) == (tree["run_id"], "running")
+    assert cluster.launch("logs", "worker-2", laptop="other").stdout == "worker-2 here, work \n"
+    (listed,) = json.loads(cluster.launch("runs", "--json", laptop="other").stdout)["runs"]
+    assert (listed["run_id"], listed["live"]) == (tree["run_id"], True)
+    assert abs(listed["started"] - tree["started"]) < 1e-6
+
+    again = cluster.up(laptop="other-laptop")
+    assert again.returncode == 4
+    assert f"the cluster is busy: run {tree['run_id']} is running" in again.stderr
+
+    down = cluster.launch("cluster", "down", laptop="other-laptop")
+    assert down.returncode == 0, down.stderr
+    assert "stopped coordinator, worker-0, worker-1, worker-2" in down.stdout
+    assert cluster.living() == []
+    assert cluster.status()["state"] == "stopped"
+
+
+@pytest.mark.timeout(300)
+def test_a_host_that_does_not_answer_costs_the_others_nothing(cluster: Cluster) -> None:
+    assert cluster.up().returncode == 0
+    cluster.become(attic="silent")
+    tree = cluster.status()
+    states = {process["name"]: process["state"] for process in tree["processes"]}
+    assert states == {
+        "coordinator": "running",
+        "worker-0": "running",
+        "worker-1": "running",
+        "worker-2": "unreachable",
+    }
+    assert (tree["state"], tree["live"]) == ("running", True)
+    assert "attic" in tree["unreachable"]["attic"]
+    table = cluster.launch("status").stdout
+    assert "unreachable" in table
+    assert "host attic: no answer" in table
+
+    cluster.become(attic="up", intel="dead")
+    done = cluster.launch("status", "--json")
+    assert "host intel: connection refused; what the other hosts know:" in done.stderr
+    tree = json.loads(done.stdout)
+    states = {process["name"]: process["state"] for process in tree["processes"]}
+    assert (tree["state"], states["coordinator"]) == ("unknown", "unreachable")
+    assert (states["worker-1"], states["worker-2"]) == ("running", "running")
+    start = cluster.up()
+    assert start.returncode == 3
+    assert "host intel: connection refused" in start.stderr
+
+    cluster.become(intel="up", attic="dead")
+    down = cluster.launch("cluster", "down", "--json")
+    assert down.returncode == 5
+    tree, _ = json.JSONDecoder().raw_decode(down.stdout)
+    assert tree["runs"][0]["left"] == {"attic": "host attic: connection refused"}
+    assert "not ended on attic: host attic: connection refused" in down.stderr
+    assert "repeat when it answers: launch cluster down --run" in down.stderr
+    cluster.become(attic="up")
+    assert cluster.launch("cluster", "down", "--all").returncode == 0
+
+
+def test_hosts_that_do_not_answer_are_all_named_and_nothing_is_started(cluster: Cluster) -> None:
+    cluster.become(attic="dead", intel="dead")
+    done = cluster.up()
+    assert done.returncode == 3
+    assert "host intel: connection refused" in done.stderr
+    cluster.become(intel="up", **{"lambda": "dead"})
+    done = cluster.up()
+    assert done.returncode == 3
+    assert "host lambda: connection refused" in done.stderr
+    assert "host attic: connection refused" in done.stderr
+    assert cluster.runs() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_fails_far_away_shows_its_last_lines(cluster: Cluster) -> None:
+    cluster.behave(worker_2="exit 4")
+    done = cluster.up()
+    assert done.returncode == 5
+    assert "missing: worker-2 (failed, exit code 4); all was stopped" in done.stderr
+    assert "worker-2 on attic, attempt 1" in done.stderr
+    assert "worker-2: something specific is wrong" in done.stderr
+    assert cluster.living() == []
+    (run_id,) = cluster.runs()
+    for host in HOSTS:
+        assert (cluster.state(host) / "runs" / run_id / "down").exists()
+
+
+@pytest.mark.timeout(300)
+def test_of_two_operators_one_wins_and_the_other_is_told_who(cluster: Cluster) -> None:
+    """The first is held at its start until the second has been refused."""
+    cluster.behave(worker_0="never join")
+    starts = [
+        subprocess.Popen(
+            cluster.up_command(),
+            env=cluster.environment(laptop),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for laptop in ("laptop", "other-laptop")
+    ]
+    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    loser = next(start for start in starts if start.pid == ended.si_pid)
+    winner = next(start for start in starts if start is not loser)
+    _, error = loser.communicate(timeout=100)
+    assert loser.returncode == 4, error
+    busy = "the cluster is busy: run" in error
+    told = "another launch is starting a run" in error and f"@{socket.gethostname()} since" in error
+    assert busy or told, error
+    winner.send_signal(signal.SIGINT)
+    _, error = winner.communicate(timeout=100)
+    assert winner.returncode == 130, error
+    assert cluster.living() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_run_is_resumed_from_another_laptop(cluster: Cluster) -> None:
+    assert cluster.up().returncode == 0
+    (run_id,) = cluster.runs()
+    assert cluster.launch("cluster", "down").returncode == 0
+    done = cluster.launch("cluster", "up", "--resume", run_id, "--json", laptop="other-laptop")
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert (tree["run_id"], tree["output"]) == (run_id, str(cluster.output))
+    assert cluster.runs() == [run_id]
