@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-PATIENCE = 40.0
+PATIENCE = 90.0
 """Seconds that anything may take before a test gives up: far more than it needs when idle."""
 _Value = TypeVar("_Value")
 

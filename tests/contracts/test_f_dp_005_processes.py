@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 SETTINGS = {
     "checkpoint__every": 1,  # the first one tells the first gradient
-    "exchange__join_deadline": 100.0,  # the first worker waits long for the last one's imports
+    "exchange__join_deadline": 200.0,  # the first worker waits long for the last one's imports
     "optimizer__learning_rate": 3e-3,
     "training__epochs": 3,
 }
@@ -49,12 +49,12 @@ def runs(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         made.three.coordinator(3)
         for rank in range(2):
             made.two.torch_worker(rank, "--gpu-backend", "cpu")
-        assert local.wait(100) == 0
+        assert local.wait(200) == 0
         for rank, backend in enumerate(("cuda", "wgpu", "auto")):
             made.three.torch_worker(rank, "--gpu-backend", backend)
         for run in (made.two, made.three):
             for process in run.processes:
-                assert process.wait(100) == 0, run.logs()
+                assert process.wait(200) == 0, run.logs()
         yield made
     finally:
         for run in made:

@@ -58,7 +58,9 @@ def test_a_run_from_data_to_checkpoint(model: Path, tmp_path: Path):
     status = json.loads((tmp_path / "status.json").read_bytes())
     assert (status["state"], status["step"], status["validation"]["step"]) == ("finished", 6, 6)
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert names == {"latest", "best", "step-000002", "step-000004", "step-000006"}
+    # One that waits for a busy disk gives way to the next; the last one is always written.
+    assert {"latest", "best", "step-000006"} <= names
+    assert names <= {"latest", "best", "step-000002", "step-000004", "step-000006"}
 
 
 def test_resuming_continues_with_the_same_bits(
