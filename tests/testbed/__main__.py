@@ -40,8 +40,6 @@ def testbed(context: click.Context, folder: Path | None) -> None:
 def up(lab: Lab, names: Sequence[str], disk: str | None, volumes: Sequence[str]) -> None:
     """Make the lab if there is none, then add and boot hosts (bookworm or trixie)."""
     started = time.monotonic()
-    if not lab.is_up:
-        lab.up()
     pairs = [volume.rpartition("=") for volume in volumes]
     sizes = {path: size for path, _, size in pairs}
     wanted = [name.partition("=") for name in names or ("w1", "w2", "w3")]
@@ -49,7 +47,16 @@ def up(lab: Lab, names: Sequence[str], disk: str | None, volumes: Sequence[str])
         Plan(name=name, suite=suite or "bookworm", ip=ip, disk=disk, volumes=sizes)
         for (name, _, suite), ip in zip(wanted, lab.free_addresses(len(wanted)), strict=True)
     ]
-    for host in lab.add_hosts(plans):
+    new = not lab.is_up
+    if new:
+        lab.up()
+    try:
+        hosts = lab.add_hosts(plans)
+    except BaseException:
+        if new:
+            lab.down()
+        raise
+    for host in hosts:
         click.echo(f"{host.name}  {host.ip}  {SUITES[host.plan.suite]}")
     click.echo(f"up in {time.monotonic() - started:.1f} s: {lab.folder}")
 

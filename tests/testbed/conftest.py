@@ -20,7 +20,7 @@ from tests.testbed.requirements import complaint
 NewHost = Callable[..., Host]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def machine() -> None:
     """Skip where no lab can be made; a missing program is no accepted reason in CI."""
     if reason := complaint():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.testbed.errors import LabError
-from tests.testbed.image import image
+from tests.testbed.image import SUITES, image
 from tests.testbed.mirrors import PIP_CERTIFICATES, pip_configuration
 from tests.testbed.processes import (
     Completed,
@@ -55,6 +55,8 @@ class Plan:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise LabError(f"host {self.name!r}: a letter, then at most 11 letters, digits, -")
+        if self.suite not in SUITES:
+            raise LabError(f"suite {self.suite}: there are {', '.join(SUITES)}")
         for size in filter(None, [self.disk, *self.volumes.values()]):
             if not SIZE.fullmatch(size):
                 raise LabError(f"host {self.name}: size {size!r}: a number and k, M or G")
@@ -78,6 +80,8 @@ class Host:
     def create(self) -> None:
         """Lay out the disk and the link of a new host; it does not run yet."""
         base = image(self.plan.suite)
+        if self.folder.exists():  # somebody was killed while making it
+            self.remove()
         self._write_seed()
         volumes = {f"volume{i}": size for i, size in enumerate(self.plan.volumes.values())}
         disk = self.folder / "disk"

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.testbed.errors import LabError
 from tests.testbed.mirrors import apt_options, apt_sources
 from tests.testbed.processes import run
 
@@ -49,8 +48,6 @@ def image(suite: str, rebuild: bool = False) -> Path:
 
     Its name holds a hash of what it is made from: a changed recipe or mirror makes another.
     """
-    if suite not in SUITES:
-        raise LabError(f"suite {suite}: there are {', '.join(SUITES)}")
     sources, options = apt_sources(suite), apt_options()
     recipe = [suite, PACKAGES, CUSTOMIZE.read_text(encoding="utf-8"), *sources, *options]
     key = hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:12]

@@ -3,7 +3,8 @@
 # everything of the lab is below it or in its namespaces, so killing it removes all but the cgroup.
 #
 #   lab.sh enter FOLDER KEY attached|detached     set up, say "ready", stay (attached: until stdin ends)
-#   lab.sh forget FOLDER KEY                      remove the lab's cgroup (in a mount namespace of its own)
+#   lab.sh forget FOLDER KEY    remove the cgroup of the lab, and those that dead labs left
+#                               (in a mount namespace of its own)
 set -euo pipefail
 verb=$1 folder=$2 key=$3
 
@@ -55,5 +56,9 @@ forget)
     mkdir -p "$folder/cgroup"
     mount -t cgroup2 cgroup2 "$folder/cgroup"
     [ ! -d "$folder/cgroup/$key" ] || find "$folder/cgroup/$key" -depth -type d -exec rmdir {} +
+    # An empty one may also be a lab's that starts this moment: only old ones.
+    find "$folder/cgroup" -maxdepth 1 -name 'motley-testbed-*' -mmin +1 \
+        -exec grep -qx 'populated 0' '{}/cgroup.events' \; -print0 |
+        xargs -0 -I '{}' find '{}' -depth -type d -exec rmdir '{}' + || true
     ;;
 esac

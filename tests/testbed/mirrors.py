@@ -12,6 +12,7 @@ import io
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ APT_OPTIONS = re.compile(
 PLACES = {"index-url", "extra-index-url", "find-links", "cert", "no-index", "trusted-host"}
 
 
+@cache
 def apt_sources(suite: str) -> list[str]:
     """Return a Debian suite's lines of sources.list, from the mirrors that apt uses here."""
     listing = run(["apt-get", "indextargets", "--format", "$(SITE)"], check=False).stdout
@@ -45,6 +47,7 @@ def apt_sources(suite: str) -> list[str]:
     ]
 
 
+@cache
 def apt_options() -> list[str]:
     """Return the options of this machine's apt that its hosts need too, as apt writes them."""
     dump = run(["apt-config", "dump"]).stdout.splitlines()
@@ -66,6 +69,7 @@ class Pip:
     certificates: Path | None
 
 
+@cache
 def pip_configuration(listing: str | None = None) -> Pip:
     """Return what `pip config list` says here, as an /etc/pip.conf and what goes with it.
 

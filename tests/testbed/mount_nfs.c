@@ -9,6 +9,7 @@
  * one mutex, since libnfs contexts are not thread-safe.
  *
  * cc -O2 -Wall -Wextra -Werror mount_nfs.c -o mount.nfs4 $(pkg-config --cflags --libs fuse3 libnfs)
+ * (nfs.py links libnfs and fuse3 statically, so that one program serves every Debian.)
  */
 #define FUSE_USE_VERSION 31
 #define _FILE_OFFSET_BITS 64
@@ -51,12 +52,6 @@ static pthread_mutex_t nfs_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static struct nfsfh *handle_of(const struct fuse_file_info *info) {
     return (struct nfsfh *)(uintptr_t)info->fh;
-}
-
-static int keep_handle(int answer, struct nfsfh *handle, struct fuse_file_info *info) {
-    if (answer == 0)
-        info->fh = (uintptr_t)handle;
-    return answer;
 }
 
 static void *on_init(struct fuse_conn_info *connection, struct fuse_config *config) {
@@ -105,13 +100,17 @@ static int on_readdir(const char *path, void *buffer, fuse_fill_dir_t fill, off_
 static int on_open(const char *path, struct fuse_file_info *info) {
     struct nfsfh *handle = NULL;
     int flags = info->flags & (O_ACCMODE | O_TRUNC | O_SYNC);
-    return keep_handle(ASK(nfs_open(nfs, path, flags, &handle)), handle, info);
+    int answer = ASK(nfs_open(nfs, path, flags, &handle));
+    info->fh = (uintptr_t)handle;
+    return answer;
 }
 
 static int on_create(const char *path, mode_t mode, struct fuse_file_info *info) {
     struct nfsfh *handle = NULL;
     int flags = O_CREAT | (info->flags & (O_ACCMODE | O_EXCL | O_TRUNC));
-    return keep_handle(ASK(nfs_open2(nfs, path, flags, (int)mode, &handle)), handle, info);
+    int answer = ASK(nfs_open2(nfs, path, flags, (int)mode, &handle));
+    info->fh = (uintptr_t)handle;
+    return answer;
 }
 
 static int on_release(const char *path, struct fuse_file_info *info) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -112,7 +113,8 @@ def run(
         try:
             out, err = process.communicate(input, timeout)
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise LabError(f"{' '.join(words)}: not done after {timeout:g} s") from None
             raise
