@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class ProcessPipe:
         os.set_blocking(self._err.fileno(), False)
         self._words = b""
         self._closed = False
+        self._reading = threading.Lock()
 
     def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -45,11 +47,12 @@ class ProcessPipe:
             view = view[self._in.write(view) :]
 
     def receive(self, seconds: float) -> bytes | None:
-        if self._closed:
-            return b""
-        if not select.select([self._out], [], [], min(seconds, 0.05))[0]:
-            return None
-        return os.read(self._out.fileno(), 1 << 16)
+        with self._reading:
+            if self._closed:
+                return b""
+            if not select.select([self._out], [], [], min(seconds, 0.05))[0]:
+                return None
+            return os.read(self._out.fileno(), 1 << 16)
 
     def last_words(self) -> str:
         if not self._err.closed:
@@ -74,8 +77,9 @@ class ProcessPipe:
         finally:
             self.process.kill()
             self.process.wait()
-            self._out.close()
-            self._err.close()
+            with self._reading:
+                self._out.close()
+                self._err.close()
 
 
 class AgentHost:
