@@ -20,6 +20,7 @@ from launcher import (
     link_checks,
     machine,
     network,
+    share_checks,
     unit_states,
 )
 from launcher.preflight import Finding
@@ -50,10 +51,6 @@ def _plain(value: Any) -> Any:
 
 def _folder(path: str, least: int) -> Finding:
     return host_checks.check_folder(Path(path), least)
-
-
-def _share(path: str) -> Finding:
-    return host_checks.check_folder(Path(path), 0)
 
 
 def _model(config: Mapping[str, Any]) -> Finding:
@@ -108,7 +105,7 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "listen": link_checks.listen,
     "connect": link_checks.connect,
     "folder": _folder,
-    "share": _share,
+    "share": share_checks.check_share,
     "model": _model,
     "model_content": _model_content,
     "file_content": _file_content,
