@@ -14,7 +14,7 @@ from launcher.errors import InterruptedStartError, LauncherError
 
 _CLUSTER = "launcher.commands.cluster"
 _STATUS = (f"{_CLUSTER}:status", "Show the run that is up, or the latest one.")
-_LOGS = (f"{_CLUSTER}:logs", "Print what processes wrote, such as worker-2.")
+_LOGS = ("launcher.commands.logs:logs", "Print what processes wrote, such as worker-2.")
 
 cluster = LazyGroup(
     name="cluster",

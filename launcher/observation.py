@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher import connection as reaching
 from launcher.access import Connection
-from launcher.connection import connect
 from launcher.errors import UnreachableError
-from launcher.fleet import LOOK, ask_hosts, at_once, line_of
+from launcher.fleet import LOOK, REACH, ask_hosts, at_once, line_of
 from launcher.inventory import Host
+from launcher.log_pages import last_lines
 from launcher.plan import LaunchPlan, ProcessPlan
-from launcher.runs import Registry, Run
+from launcher.runs import Place, Registry, Run
 from launcher.supervisor import ProcessState, Supervisor
 from launcher.units import supervise
 
@@ -83,7 +84,7 @@ class Cockpit:
             UnreachableError: the host cannot be driven.
         """
         host = self.run.host(process.host)
-        return supervise(connect(host), self.run.run_id)
+        return supervise(reaching.connect(host), self.run.run_id)
 
     def state(self, process: ProcessPlan) -> ProcessState:
         """Return what is known about a process.
@@ -97,12 +98,7 @@ class Cockpit:
         """Return the end of a process's newest log that is not empty."""
 
         def read(_host: Host, connection: Connection) -> list[str]:
-            supervisor = supervise(connection, self.run.run_id)
-            for attempt in reversed(supervisor.attempts(process)):
-                text = supervisor.read_log(process, attempt).decode(errors="replace")
-                if lines := [line for line in text.splitlines() if line.strip()]:
-                    return lines[-count:]
-            return []
+            return last_lines(supervise(connection, self.run.run_id), process, count)
 
         answers = ask_hosts([self.run.host(process.host)], read)
         for name, error in answers.errors.items():
@@ -145,7 +141,7 @@ class Cockpit:
             return None
 
         def read() -> dict[str, Any] | None:
-            return read_training(connect(self.run.head), self.run.plan, since)
+            return read_training(reaching.connect(self.run.head), self.run.plan, since)
 
         answers = at_once({"status.json": read}, deadline)
         if isinstance(answers.errors.get("status.json"), UnreachableError):
@@ -193,16 +189,24 @@ def read_training(
     return tree  # pyright: ignore
 
 
-def live_runs(registry: Registry) -> list[RunView]:
+def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
     """Return every run of which something is kept running, the oldest first.
 
-    Each host names its unfinished runs by itself, so that a long history costs no time.
+    Each host names its unfinished runs by itself, so that a long history costs no time. With
+    `surely` every host has to answer; else what those say counts that answer at once.
+
+    Raises:
+        UnreachableError: with `surely`, for a host that does not answer.
     """
-    answers = registry.ask(
-        lambda place: place.connection.ask("unfinished_runs", {"folder": str(place.folder)})
-    )
-    unfinished: set[str] = {run_id for found in answers.found.values() for run_id in found}
-    views = [Cockpit(run).observe() for run in registry.all(unfinished)]
+
+    def unfinished(place: Place) -> list[str]:
+        return place.connection.ask("unfinished_runs", {"folder": str(place.folder)})
+
+    deadline = REACH if surely else LOOK
+    answers = registry.ask(unfinished, deadline)
+    named = answers.require() if surely else answers.found
+    among = {run_id for ids in named.values() for run_id in ids}
+    views = [Cockpit(run).observe(deadline) for run in registry.all(among)]
     return [view for view in views if view.is_live]
 
 

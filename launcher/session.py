@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.files import write_atomically
+from launcher.log_marks import GRANULARITY, LogMarks
 from launcher.processes import RUN_VARIABLE, ProcessIdentity, identify
 from launcher.session_spec import FINAL_PHASES, Phase, SessionSpec, log_name
 
@@ -34,7 +35,7 @@ STATE_SCHEMA = "motley.process/1"
 
 
 _INSTANCE = r"[a-z0-9][a-z0-9._-]*:(worker-[0-9]+|coordinator)"
-_LEADER_POLL = 5.0
+_LEADER_POLL = GRANULARITY  # how often it wakes without a signal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
@@ -101,6 +102,8 @@ class Keeper:
 
         log = self._folder / log_name(self._attempt)
         environment = {**os.environ, **self._spec.env, RUN_VARIABLE: self._spec.run_id}
+        marks = LogMarks(log)
+        marks.take()
         with log.open("ab", buffering=0) as output:
             log.chmod(0o600)
             try:
@@ -120,9 +123,9 @@ class Keeper:
         self._child = identify(child.pid)
         self._phase = "running"
         self._write_state()
-        return self._wait_for(child)
+        return self._wait_for(child, marks)
 
-    def _wait_for(self, child: subprocess.Popen[bytes]) -> int:
+    def _wait_for(self, child: subprocess.Popen[bytes], marks: LogMarks) -> int:
         kill_at: float | None = None
         over_since: float | None = None
         while True:
@@ -131,7 +134,9 @@ class Keeper:
                 child.returncode = returncode
                 _kill_group(child.pid)
                 _kill_orphans()
+                marks.take()
                 return returncode
+            marks.take(unless_younger_than=GRANULARITY - 1.0)
             now = time.monotonic()
             timeout = _LEADER_POLL if kill_at is None else max(0.0, kill_at - now)
             caught = signal.sigtimedwait(_HANDLED, timeout)
@@ -208,6 +213,7 @@ def main(arguments: list[str]) -> int:
             folder = Path(state, "runs", run_id, "processes", name)
             if not (folder / "spec.json").exists() or is_final(folder / "state.json"):
                 return 0
+            _carry(run_id)
             spec = folder / "spec.json"
         case [path] if not path.startswith("-"):
             spec = Path(path)
@@ -217,6 +223,16 @@ def main(arguments: list[str]) -> int:
             return 2
     Keeper(SessionSpec.from_json(spec.read_bytes())).run()
     return 0
+
+
+def _carry(run_id: str) -> None:
+    """Start this program anew with the run's id, by which `find_run` finds whoever belongs to it.
+
+    systemd gives every instance of a unit the same environment, and what /proc shows of one's
+    environment is how one was started.
+    """
+    if os.environ.get(RUN_VARIABLE) != run_id:
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, RUN_VARIABLE: run_id})  # noqa: S606 - itself
 
 
 def is_final(state: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from launcher.access import Connection
 from launcher.errors import PartialError
+from launcher.log_marks import marks_name, offset_at
 from launcher.plan import ProcessPlan
 from launcher.processes import RUN_VARIABLE, ProcessIdentity
 from launcher.session_spec import FINAL_PHASES, RestartPolicy, SessionSpec, log_name
@@ -79,8 +80,21 @@ class Supervisor(Protocol):
         """Return the numbers of the attempts that have a log."""
         ...
 
-    def read_log(self, process: ProcessPlan, attempt: int, offset: int = 0) -> bytes:
+    def read_log(
+        self, process: ProcessPlan, attempt: int, offset: int = 0, limit: int | None = None
+    ) -> bytes:
         """Return an attempt's output from a byte offset on; empty when there is none yet."""
+        ...
+
+    def log_size(self, process: ProcessPlan, attempt: int) -> int:
+        """Return how many bytes an attempt has written; 0 when there is no log yet."""
+        ...
+
+    def log_offset(self, process: ProcessPlan, attempt: int, moment: float) -> int | None:
+        """Return from where on an attempt's output is younger than a Unix time of its host.
+
+        It may be up to `log_marks.GRANULARITY` seconds older; None when nobody knows.
+        """
         ...
 
 
@@ -195,13 +209,26 @@ class SessionSupervisor:
         ]
         return sorted(int(number) for number in numbers if number.isdigit())
 
-    def read_log(self, process: ProcessPlan, attempt: int, offset: int = 0) -> bytes:
+    def read_log(
+        self, process: ProcessPlan, attempt: int, offset: int = 0, limit: int | None = None
+    ) -> bytes:
         """Return an attempt's output from a byte offset on; empty when there is none yet."""
-        return self._read(f"{process.folder}/{log_name(attempt)}", offset)
+        return self._read(f"{process.folder}/{log_name(attempt)}", offset, limit)
 
-    def _read(self, path: str, offset: int = 0) -> bytes:
+    def log_size(self, process: ProcessPlan, attempt: int) -> int:
+        """Return how many bytes an attempt has written; 0 when there is no log yet."""
         try:
-            return self.connection.read(path, offset)
+            return self.connection.size(f"{process.folder}/{log_name(attempt)}")
+        except FileNotFoundError:
+            return 0
+
+    def log_offset(self, process: ProcessPlan, attempt: int, moment: float) -> int | None:
+        """Return from where on an attempt's output is younger than a moment, by its marks."""
+        return offset_at(self._read(f"{process.folder}/{marks_name(log_name(attempt))}"), moment)
+
+    def _read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        try:
+            return self.connection.read(path, offset, limit)
         except FileNotFoundError:
             return b""
 

@@ -1,0 +1,76 @@
+"""`launch logs`: what processes wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launcher.commands.options import inventory_option, json_option, open_registry, run_option
+
+
+def _complete_names(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
+    """Return the process names of the latest run; completion never fails."""
+    from launcher.errors import LauncherError
+
+    try:
+        runs = open_registry(context.params.get("inventory")).all()
+    except LauncherError:
+        return []
+    names = [process.name for process in runs[-1].plan.processes] if runs else []
+    return [name for name in names if name.startswith(prefix)]
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)
+@click.option("--follow", "-f", is_flag=True, help="Go on with new lines, also of new attempts.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), metavar="K", help="The K-th start; the last one."
+)
+@click.option(
+    "--since",
+    metavar="AGE|TIME",
+    help="Only what is younger: 90s, 10m, 2h, 1d, or an ISO time; to 5 s, and rather too much.",
+)
+@click.option("--grep", metavar="REGEX", help="Only lines in which it is found.")
+@inventory_option
+@run_option
+@json_option
+def logs(
+    names: tuple[str, ...],
+    follow: bool,
+    tail: int | None,
+    attempt: int | None,
+    since: str | None,
+    grep: str | None,
+    inventory: Path | None,
+    run_id: str | None,
+    as_json: bool,
+) -> None:
+    """Print what processes wrote, such as worker-2 or coordinator; without a name all of them."""
+    from launcher import logs as process_logs
+    from launcher import render
+    from launcher.errors import ConfigError
+    from launcher.observation import Cockpit, find_run
+    from launcher.printer import Printer, parse_pattern, parse_since
+
+    if follow and attempt is not None:
+        raise ConfigError("--follow goes on with the latest attempt; leave out --attempt")
+    selection = process_logs.Selection(
+        attempt=attempt,
+        tail=tail,
+        since=parse_since(since) if since else None,
+        grep=parse_pattern(grep) if grep is not None else None,
+    )
+    run = find_run(open_registry(inventory), run_id)
+    if run is None:
+        raise ConfigError("nothing has been started here; start with: launch cluster up")
+    chosen = process_logs.choose(run, names)
+    printer = Printer(as_json, chosen)
+    reader = process_logs.LogReader(Cockpit(run), chosen, printer, selection)
+    if not follow:
+        reader.print_existing(render.note)
+        return
+    with render.detaching(" ".join(["launch logs", *names, "-f"]), run.run_id):
+        reader.follow(render.note)

@@ -1,0 +1,64 @@
+"""When a log grew: `attempt-N.times` beside `attempt-N.log`, a line `UNIX-SECONDS SIZE` a mark.
+
+Processes write what they like; their lines carry no time. Every few seconds in which the log grew
+their keeper notes how long it was, so `launch logs --since` knows where to begin: what lies before
+a mark was written before it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import time
+from pathlib import Path
+
+GRANULARITY = 5.0
+"""Seconds between marks: `--since` shows at most this much more than was asked for."""
+
+
+class LogMarks:
+    """Writes the marks of one log, for its keeper. Failing to is no reason to end the training."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._marks = log.with_name(marks_name(log.name))
+        self._size: int = -1
+        self._taken = float("-inf")
+
+    def take(self, unless_younger_than: float = 0.0) -> None:
+        """Note the size now; nothing when it is as it was, or the last mark is that young."""
+        now = time.monotonic()
+        if now - self._taken < unless_younger_than:
+            return
+        with contextlib.suppress(OSError):
+            size = self._log.stat().st_size if self._log.exists() else 0
+            if size == self._size and unless_younger_than:
+                return
+            with self._marks.open("ab", buffering=0) as stream:
+                stream.write(f"{time.time():.3f} {size}\n".encode())
+            self._size, self._taken = size, now
+
+
+def marks_name(log: str) -> str:
+    """Return the name of the file with the marks of a log."""
+    return f"{log.removesuffix('.log')}.times"
+
+
+def offset_at(marks: bytes, moment: float) -> int | None:
+    """Return how long the log surely was at a moment: all that came later lies behind that.
+
+    None when there are no marks, as in the runs of older versions.
+    """
+    times: list[float] = []
+    sizes: list[int] = []
+    for line in marks.splitlines():
+        words = line.split()
+        with contextlib.suppress(ValueError):  # a torn line of a full disk
+            if len(words) == 2:
+                taken, size = float(words[0]), int(words[1])
+                times.append(max([taken, *times[-1:]]))  # a clock that was set back
+                sizes.append(size)
+    if not times:
+        return None
+    position = bisect.bisect_right(times, moment)
+    return sizes[position - 1] if position else 0
