@@ -13,6 +13,20 @@ fi
 # Nothing answers to these in a container: they would only delay the boot or fail.
 chroot "$root" systemctl mask --quiet systemd-networkd-wait-online.service e2scrub_all.timer \
     fstrim.timer getty@tty1.service console-getty.service
+# systemd-nspawn hides the kernel's boot id behind one of its own, but a unit with a /proc of its own
+# (ProtectProc=) still sees the kernel's: on a real host both are one.
+cat >"$root/etc/systemd/system/kernel-boot-id.service" <<'UNIT'
+[Unit]
+Description=Show the kernel's own boot id
+DefaultDependencies=no
+Before=sysinit.target
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'while mountpoint -q "$0"; do umount "$0"; done' /proc/sys/kernel/random/boot_id
+[Install]
+WantedBy=sysinit.target
+UNIT
+chroot "$root" systemctl enable --quiet kernel-boot-id.service
 rm -f "$root"/etc/ssh/ssh_host_* "$root/etc/hostname" "$root/etc/resolv.conf" \
     "$root/usr/sbin/policy-rc.d"
 : >"$root/etc/resolv.conf"
