@@ -135,7 +135,7 @@ def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: b
     )
     if min(crossing.up, crossing.down) < SLOW:
         return Finding(
-            "warn", f"{detail}: slow", "use a cable, or exchange.compression; see docs/config.md"
+            "warn", f"{detail}: slow", "use a cable, or send less: --set exchange.codec=bf16"
         )
     return Finding("ok", detail)
 

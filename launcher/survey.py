@@ -186,9 +186,10 @@ class _Asking:
         self._errors = errors
 
     def all(
-        self, question: str, hosts: Mapping[str, dict[str, Any]], deadline: float = ASK_DEADLINE
+        self, question: str, hosts: Mapping[str, dict[str, Any]], deadline: float | None = None
     ) -> dict[str, Any]:
         """Return the answers by host; `hosts` maps each to the question's arguments."""
+        deadline = ASK_DEADLINE if deadline is None else deadline
         tasks = {
             name: partial(_ask, self._connections[name], name, question, arguments, deadline)
             for name, arguments in hosts.items()

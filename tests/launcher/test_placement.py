@@ -28,6 +28,7 @@ LOCAL = Host(
 )
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
 RADEONS = (Device("wgpu", "0000:0b:00.0"), Device("wgpu", "0000:0e:00.0"))
+CARD = "0000:0b:00.0"
 INTEL = Host(
     name="intel",
     address="10.0.0.2",
@@ -142,6 +143,90 @@ def test_two_networks_an_explicit_address_beats_the_route_and_ansible_host(
     assert plan.bind_address == "192.168.1.2"
 
 
+def test_without_a_route_its_reason_is_the_error(config: RunConfig) -> None:
+    named = replace(INTEL, bind_address=None, address="intel.home")
+    setting = replace(SETTING, no_route="host intel: no address of it has a route from lambda")
+    with pytest.raises(ConfigError, match="no route|has a route from lambda"):
+        place([named, LAMBDA], config, None, setting)
+    explicit = place([INTEL, LAMBDA], config, None, setting)
+    assert explicit.bind_address == "10.0.0.2"
+
+
+def test_host_names_alone_are_enough_when_routes_are_known(config: RunConfig) -> None:
+    """Debian's 127.0.1.1 in /etc/hosts cannot matter: no name is resolved."""
+    hosts = [
+        replace(INTEL, bind_address=None, address="intel"),
+        replace(LAMBDA, address="lambda"),
+    ]
+    setting = replace(SETTING, routes={"intel": "10.0.0.2", "lambda": "10.0.0.3"})
+    plan = place(hosts, config, None, setting)
+    assert plan.coordinator.address == "10.0.0.2:9000"
+    assert {worker.address for worker in plan.workers} == {"10.0.0.2:9000"}
+    assert plan.workers[2].names == ("10.0.0.3", "lambda")
+
+
+def test_one_remote_machine_alone_stays_on_loopback(config: RunConfig) -> None:
+    plan = place([replace(INTEL, bind_address=None)], config, None, SETTING)
+    assert plan.coordinator.address == "127.0.0.1:9000"
+    assert {worker.address for worker in plan.workers} == {"127.0.0.1:9000"}
+
+
+def test_the_laptop_may_coordinate_or_train_beside_hosts_over_ssh(config: RunConfig) -> None:
+    laptop = replace(LOCAL, name="laptop", bind_address=None, fill_with_cpu=False)
+    routes = {"laptop": "10.0.0.9", "intel": "10.0.0.2", "lambda": "10.0.0.3"}
+    setting = replace(SETTING, routes=routes)
+    remote = replace(INTEL, coordinator=False, bind_address=None)
+    plan = place([laptop, remote], config, None, setting)
+    assert plan.coordinator.address == "10.0.0.9:9000"
+    assert plan.coordinator.argv[0] == "/venv/bin/trainer"
+    assert plan.workers[1].argv[0] == "/opt/motley/current/bin/trainer"
+    assert {worker.address for worker in plan.workers} == {"10.0.0.9:9000"}
+    assert "10.0.0.9" in plan.workers[0].names
+    plan = place(
+        [replace(INTEL, bind_address=None), replace(laptop, coordinator=False)],
+        config,
+        None,
+        setting,
+    )
+    assert plan.coordinator.address == "10.0.0.2:9000"
+    assert plan.coordinator.folder.startswith("/var/lib/motley/runs/")
+    assert plan.workers[2].folder.startswith("/state/runs/")
+
+
+def test_two_names_of_one_remote_machine(config: RunConfig) -> None:
+    """Different cards may be claimed by both names; one card may not, however it is called."""
+    other = replace(INTEL, name="intel-too", coordinator=False, devices=(RADEONS[1],))
+    one = replace(INTEL, bind_address=None, devices=(RADEONS[0],))
+    setting = replace(SETTING, identities={"intel": "m1", "intel-too": "m1"})
+    plan = place([one, other], config, None, setting)
+    assert plan.coordinator.address == "127.0.0.1:9000"
+    assert [worker.device for worker in plan.workers] == [d.id for d in RADEONS]
+    by_uuid = Device("cuda", "GPU-1", pci=CARD)
+    twice = [
+        replace(one, devices=(by_uuid,)),
+        replace(other, devices=(Device("wgpu", CARD, pci=CARD),)),
+    ]
+    with pytest.raises(ConfigError, match="intel and intel-too are the same machine"):
+        place(twice, config, None, setting)
+    apart = replace(SETTING, identities={"intel": "m1", "intel-too": "m2"})
+    plan = place([INTEL, replace(twice[1])], config, None, apart)
+    assert len(plan.workers) == 3
+
+
+def test_cards_of_two_vendors_on_one_host(config: RunConfig) -> None:
+    mixed = replace(INTEL, devices=(replace(RTX, pci="0000:01:00.0"), RADEONS[0]), cores=8)
+    plan = place([mixed], config, 2, SETTING)
+    assert [flag(w.argv, "--gpu-backend") for w in plan.workers] == ["cuda", "wgpu"]
+    assert [flag(w.argv, "--gpus") for w in plan.workers] == ["GPU-4090", CARD]
+    assert [w.local_rank for w in plan.workers] == [0, 1]
+
+
+def test_a_port_forward_may_be_on_loopback(config: RunConfig) -> None:
+    behind = replace(LAMBDA, connect_address="127.0.0.1")
+    plan = place([INTEL, behind], config, None, SETTING)
+    assert plan.workers[2].address == "127.0.0.1:9000"
+
+
 def test_a_worker_on_another_network_connects_elsewhere_and_the_certificate_knows(
     config: RunConfig,
 ) -> None:
@@ -185,6 +270,18 @@ NASTY = {
         None,
         ConfigError,
         "host intel: set motley_bind_address",
+    ),
+    "link-local": (
+        [replace(INTEL, bind_address="fe80::2"), LAMBDA],
+        None,
+        ConfigError,
+        "fe80::2 is link-local; workers on lambda",
+    ),
+    "one card for two backends": (
+        [replace(LOCAL, devices=(replace(RTX, pci=CARD), Device("wgpu", CARD, pci=CARD)))],
+        None,
+        ConfigError,
+        "host localhost: motley_devices names the card 0000:0b:00.0 twice",
     ),
     "not asked": ([INTEL, replace(LAMBDA, devices=None)], None, ConfigError, "has not been asked"),
     "one card twice": (

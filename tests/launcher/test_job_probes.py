@@ -1,0 +1,110 @@
+"""Model and data: the same content everywhere, each host's digests asked for once."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.access import LocalConnection
+from launcher.devices import Device
+from launcher.errors import UnreachableError
+from launcher.inventory import Host
+from launcher.job_probes import Content, compare_content, job_probes
+from launcher.machine import describe
+from launcher.placement import Setting, place
+from launcher.preflight import Finding
+from launcher.survey import Survey
+from trainer.config import load
+
+FINE = Finding("ok", "/data/train.jsonl")
+
+
+class Counting(LocalConnection):
+    """This machine, with every question noted."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask(
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = 1.0
+    ) -> Any:
+        self.asked.append(name)
+        return super().ask(name, arguments, deadline)
+
+
+def content(folder: Path, text: str, connection: LocalConnection | None = None) -> Content:
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(text)
+    arguments = {"path": str(folder / "train.jsonl"), "state_folder": str(folder)}
+    return Content(connection or LocalConnection(), "file_content", arguments)
+
+
+def test_equal_and_different_content(tmp_path: Path) -> None:
+    head = content(tmp_path / "head", "one\n")
+    same = content(tmp_path / "same", "one\n")
+    other = content(tmp_path / "other", "two\n")
+    finding = compare_content(lambda: FINE, same, head, "intel")
+    assert finding == Finding("ok", "/data/train.jsonl, the same as on intel")
+    finding = compare_content(lambda: FINE, other, head, "intel")
+    assert finding.status == "fail"
+    assert finding.detail == "/data/train.jsonl: has another train.jsonl than intel"
+    assert "launch sync inputs" in finding.remedy
+
+
+def test_a_failed_check_is_not_hashed_besides(tmp_path: Path) -> None:
+    connection = Counting()
+    own = content(tmp_path / "own", "one\n", connection)
+    bad = Finding("fail", "no such file", "give --data FILE")
+    assert compare_content(lambda: bad, own, own, "intel") is bad
+    assert connection.asked == []
+
+
+def test_the_coordinators_digests_are_asked_for_once(tmp_path: Path) -> None:
+    connection = Counting()
+    head = content(tmp_path / "head", "one\n", connection)
+    for name in ("a", "b"):
+        compare_content(lambda: FINE, content(tmp_path / name, "one\n"), head, "intel")
+    assert connection.asked == ["file_content"]
+
+
+def test_a_host_that_goes_away_meanwhile(tmp_path: Path) -> None:
+    class Gone(LocalConnection):
+        def ask(self, *_: object, **__: object) -> object:
+            raise UnreachableError("host a: no answer")
+
+    head = content(tmp_path / "head", "one\n")
+    finding = compare_content(lambda: FINE, content(tmp_path / "a", "", Gone()), head, "intel")
+    assert finding.detail.endswith("cannot be compared with intel's: host a: no answer")
+
+
+@pytest.mark.parametrize(
+    ("shared", "folder", "compared"),
+    [
+        (None, "/srv/motley", True),
+        ("/srv/motley", "/srv/motley", False),
+        ("/srv/motley", "/", True),
+    ],
+)
+def test_what_lies_on_the_share_is_one_file(
+    shared: str | None, folder: str, compared: bool
+) -> None:
+    """Hashing it on every host would read the same gigabytes over the network again and again."""
+    cpu = (Device("cpu", "cpu"),)
+    head = Host(name="a", coordinator=True, bind_address="10.0.0.1", devices=cpu)
+    hosts = tuple(
+        replace(host, share_folder=shared) for host in (head, Host(name="b", devices=cpu))
+    )
+    paths = {"model.path": f"{folder}/model", "data.train": f"{folder}/t", "data.validation": None}
+    config = load("quickstart", {**paths, "output": "/out"})
+    here = describe()
+    found = Survey(
+        hosts=hosts,
+        machines={"a": here, "b": replace(here, identity="another")},
+        connections={"a": LocalConnection(), "b": LocalConnection()},
+    )
+    setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+    probes = job_probes(place(hosts, config, None, setting), config, found, ["a", "b"])
+    model = next(probe for probe in probes if (probe.name, probe.host) == ("model", "b"))
+    assert (model.deadline > 100.0) is compared
