@@ -146,7 +146,7 @@ def test_two_networks_an_explicit_address_beats_the_route_and_ansible_host(
 def test_without_a_route_its_reason_is_the_error(config: RunConfig) -> None:
     named = replace(INTEL, bind_address=None, address="intel.home")
     setting = replace(SETTING, no_route="host intel: no address of it has a route from lambda")
-    with pytest.raises(ConfigError, match="no route|has a route from lambda"):
+    with pytest.raises(ConfigError, match="no address of it has a route from lambda"):
         place([named, LAMBDA], config, None, setting)
     explicit = place([INTEL, LAMBDA], config, None, setting)
     assert explicit.bind_address == "10.0.0.2"

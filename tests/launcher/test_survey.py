@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from launcher.access import LocalConnection
-from launcher.devices import Backend, Device
+from launcher.devices import Device
 from launcher.errors import PreflightError, UnreachableError
 from launcher.inventory import Host
 from launcher.survey import survey, with_devices
