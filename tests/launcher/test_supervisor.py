@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from keeping import python_process, wait_for
+from unit_host import UnitHost
 
-from launcher.connection import LocalConnection
+from launcher.access import LocalConnection
 from launcher.errors import PartialError
 from launcher.processes import ProcessIdentity, boot_id, find_run, identify, is_alive, send_signal
 from launcher.session_spec import RestartPolicy
 from launcher.supervisor import SessionSupervisor, Supervisor
+from launcher.units import SystemdSupervisor
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
 SLEEP = "import time\nwhile True: time.sleep(60)"
@@ -36,33 +38,41 @@ def run_id() -> Iterator[str]:
             send_signal(process, signal.SIGKILL)
 
 
-@pytest.fixture(params=["session"])
-def make(request: pytest.FixtureRequest, run_id: str) -> Make:
+@pytest.fixture
+def home(tmp_path: Path, run_id: str) -> Path:
+    """Return where processes have their folders, as in a state folder."""
+    return tmp_path / "runs" / run_id / "processes"
+
+
+@pytest.fixture(params=["session", "units"])
+def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator[Make]:
     """Return a maker of supervisors; every implementation is a parameter."""
-    assert request.param == "session"
+    kinds = {"session": SessionSupervisor, "units": SystemdSupervisor}
+    connection = LocalConnection() if request.param == "session" else UnitHost(tmp_path)
 
     def build(restart: RestartPolicy = QUICK, grace: float = 10.0) -> Supervisor:
-        return SessionSupervisor(LocalConnection(), run_id, restart, grace)
+        return kinds[request.param](connection, run_id, restart, grace)
 
-    return build
+    yield build
+    connection.close()
 
 
-def test_a_process_that_was_never_started_is_absent(make: Make, tmp_path: Path) -> None:
-    process = python_process(tmp_path, SLEEP)
+def test_a_process_that_was_never_started_is_absent(make: Make, home: Path) -> None:
+    process = python_process(home, SLEEP)
     assert make().state(process).state == "absent"
     assert make().state(process).is_over
     assert make().attempts(process) == []
     make().stop([process], 5.0)
 
 
-def test_it_runs_says_so_and_stops_when_asked(make: Make, tmp_path: Path) -> None:
+def test_it_runs_says_so_and_stops_when_asked(make: Make, home: Path) -> None:
     supervisor = make()
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
         "print('ready')\nwhile True: time.sleep(60)"
     )
-    process = python_process(tmp_path, code)
+    process = python_process(home, code)
     supervisor.start(process)
     wait_for(lambda: b"ready" in supervisor.read_log(process, 1), "the first line")
     state = supervisor.state(process)
@@ -77,9 +87,9 @@ def test_it_runs_says_so_and_stops_when_asked(make: Make, tmp_path: Path) -> Non
     supervisor.stop([process], 5.0)
 
 
-def test_a_process_that_is_done_is_not_started_again(make: Make, tmp_path: Path) -> None:
+def test_a_process_that_is_done_is_not_started_again(make: Make, home: Path) -> None:
     supervisor = make()
-    process = python_process(tmp_path, "print('done')")
+    process = python_process(home, "print('done')")
     supervisor.start(process)
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     state = supervisor.state(process)
@@ -87,9 +97,9 @@ def test_a_process_that_is_done_is_not_started_again(make: Make, tmp_path: Path)
 
 
 @pytest.mark.parametrize("code", [2, 4, 5])
-def test_codes_that_would_repeat_themselves_end_it(make: Make, tmp_path: Path, code: int) -> None:
+def test_codes_that_would_repeat_themselves_end_it(make: Make, home: Path, code: int) -> None:
     supervisor = make()
-    process = python_process(tmp_path, f"raise SystemExit({code})")
+    process = python_process(home, f"raise SystemExit({code})")
     supervisor.start(process)
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     state = supervisor.state(process)
@@ -98,10 +108,10 @@ def test_codes_that_would_repeat_themselves_end_it(make: Make, tmp_path: Path, c
 
 @pytest.mark.parametrize("code", [1, 3, 6])
 def test_other_codes_are_tried_again_and_given_up_at_last(
-    make: Make, tmp_path: Path, code: int
+    make: Make, home: Path, code: int
 ) -> None:
     supervisor = make()
-    process = python_process(tmp_path, f"print('try')\nraise SystemExit({code})")
+    process = python_process(home, f"print('try')\nraise SystemExit({code})")
     supervisor.start(process)
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     state = supervisor.state(process)
@@ -111,9 +121,9 @@ def test_other_codes_are_tried_again_and_given_up_at_last(
     assert "gave up after 4" in str(state.message)
 
 
-def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, tmp_path: Path) -> None:
+def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, home: Path) -> None:
     supervisor = make()
-    process = python_process(tmp_path, f"print('up')\n{SLEEP}")
+    process = python_process(home, f"print('up')\n{SLEEP}")
     supervisor.start(process)
     wait_for(lambda: b"up" in supervisor.read_log(process, 1), "attempt 1")
     first = supervisor.state(process).child
@@ -128,10 +138,10 @@ def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, tmp_path:
     assert supervisor.state(process).state == "stopped"
 
 
-def test_a_process_that_ignores_the_request_is_killed(make: Make, tmp_path: Path) -> None:
+def test_a_process_that_ignores_the_request_is_killed(make: Make, home: Path) -> None:
     supervisor = make(grace=0.2)
     code = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\n{SLEEP}"
-    process = python_process(tmp_path, code)
+    process = python_process(home, code)
     supervisor.start(process)
     wait_for(lambda: b"deaf" in supervisor.read_log(process, 1), "the first line")
     supervisor.stop([process], 20.0)
@@ -139,9 +149,9 @@ def test_a_process_that_ignores_the_request_is_killed(make: Make, tmp_path: Path
     assert (state.state, state.signal) == ("stopped", signal.SIGKILL)
 
 
-def test_a_stopped_process_can_be_ended(make: Make, tmp_path: Path) -> None:
+def test_a_stopped_process_can_be_ended(make: Make, home: Path) -> None:
     supervisor = make()
-    process = python_process(tmp_path, f"print('up')\n{SLEEP}")
+    process = python_process(home, f"print('up')\n{SLEEP}")
     supervisor.start(process)
     wait_for(lambda: b"up" in supervisor.read_log(process, 1), "the first line")
     child = supervisor.state(process).child
@@ -151,9 +161,9 @@ def test_a_stopped_process_can_be_ended(make: Make, tmp_path: Path) -> None:
     assert supervisor.state(process).state == "stopped"
 
 
-def test_a_request_during_the_pause_ends_it_at_once(make: Make, tmp_path: Path) -> None:
+def test_a_request_during_the_pause_ends_it_at_once(make: Make, home: Path) -> None:
     supervisor = make(RestartPolicy(first_delay=600.0, longest_delay=600.0))
-    process = python_process(tmp_path, "raise SystemExit(3)")
+    process = python_process(home, "raise SystemExit(3)")
     supervisor.start(process)
     wait_for(lambda: supervisor.state(process).state == "backoff", "the pause")
     supervisor.stop([process], 20.0)
@@ -161,7 +171,7 @@ def test_a_request_during_the_pause_ends_it_at_once(make: Make, tmp_path: Path) 
     assert (state.state, state.attempt, state.exit_code) == ("stopped", 1, 3)
 
 
-def test_what_a_child_leaves_behind_ends_with_it(make: Make, tmp_path: Path, run_id: str) -> None:
+def test_what_a_child_leaves_behind_ends_with_it(make: Make, home: Path, run_id: str) -> None:
     supervisor = make()
     code = (
         "import subprocess, sys\n"
@@ -169,29 +179,29 @@ def test_what_a_child_leaves_behind_ends_with_it(make: Make, tmp_path: Path, run
         "subprocess.Popen(sleep)\n"
         "subprocess.Popen(sleep, start_new_session=True)\n"
     )
-    process = python_process(tmp_path, code)
+    process = python_process(home, code)
     supervisor.start(process)
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     wait_for(lambda: not find_run(run_id), "its children to be gone")
 
 
-def test_a_program_that_is_missing_fails_with_a_line_in_its_log(make: Make, tmp_path: Path) -> None:
+def test_a_program_that_is_missing_fails_with_a_line_in_its_log(make: Make, home: Path) -> None:
     supervisor = make()
-    process = replace(python_process(tmp_path, ""), argv=("/no/such/trainer",))
+    process = replace(python_process(home, ""), argv=("/no/such/trainer",))
     supervisor.start(process)
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     assert supervisor.state(process).exit_code == 2
     assert b"cannot start /no/such/trainer: No such file" in supervisor.read_log(process, 1)
 
 
-def test_no_terminal_no_stdin_and_a_process_group_of_its_own(make: Make, tmp_path: Path) -> None:
+def test_no_terminal_no_stdin_and_a_process_group_of_its_own(make: Make, home: Path) -> None:
     supervisor = make()
     code = (
         "import os, sys\n"
         "print(repr(sys.stdin.read()), os.getpgid(0) == os.getpid(), os.getsid(0) != os.getpid())\n"
         "print(os.environ['MOTLEY_RUN_ID'])"
     )
-    process = python_process(tmp_path, code)
+    process = python_process(home, code)
     supervisor.start(process)
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     first, second = supervisor.read_log(process, 1).decode().splitlines()
@@ -199,9 +209,9 @@ def test_no_terminal_no_stdin_and_a_process_group_of_its_own(make: Make, tmp_pat
     assert second.startswith("test-")
 
 
-def test_a_process_started_again_counts_on_and_keeps_its_logs(make: Make, tmp_path: Path) -> None:
+def test_a_process_started_again_counts_on_and_keeps_its_logs(make: Make, home: Path) -> None:
     supervisor = make()
-    process = python_process(tmp_path, "print('once')")
+    process = python_process(home, "print('once')")
     for attempt in (1, 2):
         supervisor.start(process)
         wait_for(lambda: supervisor.state(process).is_over, "the end")
@@ -209,11 +219,11 @@ def test_a_process_started_again_counts_on_and_keeps_its_logs(make: Make, tmp_pa
     assert supervisor.read_log(process, 1) == supervisor.read_log(process, 2) == b"once\n"
 
 
-def test_a_process_ends_for_good_with_its_leader(make: Make, tmp_path: Path) -> None:
+def test_a_process_ends_for_good_with_its_leader(make: Make, home: Path) -> None:
     """A worker killed at the very end comes back when its coordinator has finished."""
-    leader = python_process(tmp_path, SLEEP, "coordinator")
-    restarted = python_process(tmp_path, "print('up')\nraise SystemExit(3)", "worker-0")
-    patient = python_process(tmp_path, SLEEP, "worker-1")
+    leader = python_process(home, SLEEP, "coordinator")
+    restarted = python_process(home, "print('up')\nraise SystemExit(3)", "worker-0")
+    patient = python_process(home, SLEEP, "worker-1")
     supervisor = make(RestartPolicy(first_delay=0.01, longest_delay=0.01), grace=0.1)
     for process in (leader, restarted, patient):
         supervisor.start(process, None if process is leader else leader)
@@ -247,7 +257,7 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
     process = python_process(tmp_path, f"print('up')\n{SLEEP}")
     starter = (
         "import sys, json\n"
-        "from launcher.connection import LocalConnection\n"
+        "from launcher.access import LocalConnection\n"
         "from launcher.plan import ProcessPlan\n"
         "from launcher.supervisor import SessionSupervisor\n"
         "plan = ProcessPlan(**json.loads(sys.argv[1]))\n"

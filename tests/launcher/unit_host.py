@@ -1,0 +1,122 @@
+"""A host whose units are run here as systemd runs them, as far as supervisors rely on it.
+
+What systemd itself does (cgroups, boot, hardening) is tested on the test bed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.access import ASK_DEADLINE, UNIT_DEADLINE, LocalConnection
+from launcher.errors import PreflightError, UnreachableError
+from launcher.processes import boot_id
+
+UNIT = re.compile(r"motley-(?:worker|coordinator)@([a-z0-9][a-z0-9._-]*:[a-z0-9-]+)\.service")
+
+
+class Unit:
+    """One instance: ExecStart, Restart=on-failure, and whether it is wanted at boot."""
+
+    def __init__(self, argv: list[str], state_folder: Path) -> None:
+        self.enabled = False
+        self._argv = argv
+        self._environment = {**os.environ, "MOTLEY_STATE_DIR": str(state_folder)}
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+        self._guard = threading.Lock()
+
+    def start(self) -> None:
+        self.enabled = True
+        self._stopping = False
+        self._run()
+
+    def _run(self) -> None:
+        with self._guard:
+            if self._stopping:
+                return
+            self._keeper = subprocess.Popen(
+                self._argv,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        threading.Thread(target=self._watch, args=(self._keeper,), daemon=True).start()
+
+    def _watch(self, keeper: subprocess.Popen[bytes]) -> None:
+        if keeper.wait() != 0:
+            self._run()
+
+    def stop(self, deadline: float) -> None:
+        self.enabled = False
+        with self._guard:
+            self._stopping = True
+        if self._keeper is None:
+            return
+        self._keeper.send_signal(signal.SIGTERM)
+        try:
+            self._keeper.wait(deadline)
+        except subprocess.TimeoutExpired:
+            raise UnreachableError("the unit did not stop in time") from None
+
+    def kill(self) -> None:
+        self.enabled = False
+        with self._guard:
+            self._stopping = True
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._keeper.wait()
+
+    def show(self) -> dict[str, str]:
+        runs = self._keeper is not None and self._keeper.poll() is None
+        return {
+            "ActiveState": "active" if runs else "inactive",
+            "SubState": "running" if runs else "dead",
+            "UnitFileState": "enabled" if self.enabled else "disabled",
+            "Result": "success",
+        }
+
+
+class UnitHost(LocalConnection):
+    """This machine, with units; `asked` is what `control_unit` was told."""
+
+    units = True
+
+    def __init__(self, state_folder: Path, program: str = sys.executable) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self._state_folder = state_folder
+        self._program = program
+        self._units: dict[str, Unit] = {}
+
+    def unit(self, name: str) -> Unit:
+        found = UNIT.fullmatch(name)
+        if found is None:
+            raise PreflightError(f"not a unit of Motley: {name}")
+        argv = [self._program, "-P", "-m", "launcher.session", "--instance", found.group(1)]
+        return self._units.setdefault(name, Unit(argv, self._state_folder))
+
+    def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
+        self.asked.append((verb, unit))
+        found = self.unit(unit)
+        {"start": found.start, "stop": lambda: found.stop(deadline), "kill": found.kill}[verb]()
+
+    def ask(
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = ASK_DEADLINE
+    ) -> Any:
+        if name != "units":
+            return super().ask(name, arguments, deadline)
+        wanted = (arguments or {})["names"]
+        return {"boot": boot_id(), "units": {unit: self.unit(unit).show() for unit in wanted}}
+
+    def close(self) -> None:
+        for unit in self._units.values():
+            unit.kill()
