@@ -33,7 +33,9 @@ else
 fi;
 if [ -n "$t" ]; then
   c=$(command -v -- "$t");
-  if [ -n "$c" ] && [ -x "${c%/*}/python" ]; then exec "${c%/*}/python" -P -m launcher.agent; fi;
+  if [ -n "$c" ] && [ -x "${c%/*}/python" ]; then
+    echo "motley: beside"; exec "${c%/*}/python" -P -m launcher.agent;
+  fi;
   echo "motley: no python beside $t";
 fi;
 exit 127
@@ -63,6 +65,9 @@ def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
             f"{RECIPE} --tags trainer"
         )
     beside = next((mark for mark in marks if mark.startswith("no python beside ")), "")
+    last = f": {others[-1]}" if others and others[-1] not in str(error) else ""
+    if "beside" in marks:
+        return UnreachableError(f"{error}{last}")
     if "missing" in marks and beside:
         return PreflightError(
             f"{where}: no Motley at /opt/motley and {beside}; run: {RECIPE}, or correct "
@@ -76,5 +81,4 @@ def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
             f"{where}: {user} may not become {RUN_USER} there ({why}); name {user} in "
             f"trainer_operators and run: {RECIPE} --tags trainer"
         )
-    last = f": {others[-1]}" if others and others[-1] not in str(error) else ""
     return UnreachableError(f"{error}{last}")

@@ -62,7 +62,10 @@ def route_to(host: Host) -> Route:
     if host.ssh_port is not None:
         arguments += ["-p", str(host.ssh_port)]
     if host.ssh_key is not None:
-        arguments += ["-i", str(Path(host.ssh_key).expanduser())]
+        key = Path(host.ssh_key).expanduser()
+        if not key.is_file():  # ssh would go on without it
+            raise ConfigError(f"host {host.name}: ansible_ssh_private_key_file: no file {key}")
+        arguments += ["-i", str(key)]
     if host.user is not None:
         arguments += ["-l", host.user]
     return resolve(host.address or host.name, (*arguments, *host.ssh_args), f"host {host.name}")

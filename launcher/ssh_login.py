@@ -5,6 +5,7 @@ What `connection.py` gives to Fabric's Connection instead of its own ways, which
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import socket
 from collections.abc import Generator, Iterator, Sequence
@@ -88,9 +89,13 @@ class Login:
         Raises:
             UnreachableError: no key was accepted; it names those offered and those left out.
         """
+        with socket.socket(socket.AF_UNIX) as stream:
+            self._log_in(transport, self._agent_keys(stream))
+
+    def _log_in(self, transport: Any, agent: Sequence[Any]) -> None:
         offered: list[str] = []
         wants = ""
-        for name, key in self._keys():
+        for name, key in self._keys(agent):
             offered.append(name)
             try:
                 missing = transport.auth_publickey(self._route.user, key)
@@ -112,9 +117,8 @@ class Login:
             "ansible_user and ansible_ssh_private_key_file, or: ssh-copy-id"
         )
 
-    def _keys(self) -> Iterator[tuple[str, Any]]:
+    def _keys(self, agent: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         """Yield names and keys: the agent's that are configured, the files', the agent's others."""
-        agent = self._agent_keys()
         files = dict.fromkeys(self._route.identities)
         public = {_public(path): path for path in files}
         used: set[str] = set()
@@ -129,17 +133,16 @@ class Login:
             if bytes(key.asbytes()) not in public:
                 yield f"{key.comment or key.get_name()} (agent)", key
 
-    def _agent_keys(self) -> list[Any]:
+    def _agent_keys(self, stream: socket.socket) -> list[Any]:
+        """Return what the ssh agent holds; it is used over `stream` from then on."""
         if self._route.agent is None:
             return []
         client: Any = AgentSSH()
-        stream = socket.socket(socket.AF_UNIX)
         try:
             stream.settimeout(CONNECT_TIMEOUT)
             stream.connect(self._route.agent)
             client._connect(stream)  # paramiko's Agent knows no other socket than the variable's
         except (OSError, paramiko.SSHException):
-            stream.close()
             return []
         return list(client.get_keys())
 
@@ -162,7 +165,5 @@ def _public(path: str) -> bytes:
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = Path(name).read_text(encoding="utf-8").split()
             if text[0].startswith(("ssh-", "ecdsa-", "sk-")):
-                import base64
-
                 return base64.b64decode(text[1], validate=True)
     return path.encode()

@@ -26,6 +26,7 @@ class Server:
 
     folder: Path
     port: int
+    pid: int = 0
 
     @property
     def key(self) -> Path:
@@ -106,6 +107,7 @@ def running_sshd(folder: Path) -> Iterator[Server]:
     try:
         wait_for(lambda: _answers(server.port) or process.poll() is not None, "sshd", 20.0)
         assert process.poll() is None, (folder / "sshd.log").read_text()
+        server.pid = process.pid
         yield server
     finally:
         process.terminate()
@@ -114,14 +116,21 @@ def running_sshd(folder: Path) -> Iterator[Server]:
 
 
 def end_sessions(server: Server) -> None:
-    """Cut every connection to a server, as a reboot of it would."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError, ProcessLookupError):
-                words = (folder / "cmdline").read_bytes()
-                parent = (folder / "environ").read_bytes()
-                if words.startswith(b"sshd: ") and str(server.folder).encode() in parent:
-                    os.kill(int(folder.name), signal.SIGKILL)
+    """Cut every connection to a server, as a cable that is pulled and plugged in again."""
+    for session in _children(server.pid):
+        for process in (session, *_children(session)):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"sshd:"):
+                    os.kill(process, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+    except OSError:
+        return []
 
 
 def _answers(port: int) -> bool:

@@ -1,0 +1,379 @@
+"""Hosts over a real SSH server: how they are reached, whom they must be, and every way to fail."""
+
+import getpass
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keeping import python_process, wait_for
+from sshd import Server, end_sessions, free_port, make_key, running_sshd
+
+from launcher import agent_command, known_hosts
+from launcher.access import LocalConnection
+from launcher.connection import (
+    accept_new_host_keys,
+    close_all,
+    connect,
+    ssh_command,
+    ssh_destination,
+)
+from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.fleet import ask_hosts
+from launcher.inventory import Host
+from launcher.processes import find_run
+from launcher.remote import RemoteConnection
+from launcher.session_spec import RestartPolicy
+from launcher.supervisor import SessionSupervisor
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def apart(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test its own known hosts, pool and ssh_config, and end what it opened."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setattr("launcher.connection._POOL.accept_new", False)
+    before = server.config.read_text()
+    yield
+    close_all()
+    server.config.write_text(before)
+    server.known_hosts.write_text(server.known_line)
+
+
+def refused(host: Host, kind: type[LauncherError] = UnreachableError) -> str:
+    """Return why a host cannot be connected to: one line that begins with its name."""
+    with pytest.raises(LauncherError) as caught:
+        connect(host)
+    assert type(caught.value) is kind, caught.value
+    text = str(caught.value)
+    assert text.startswith(f"host {host.name}: ")
+    assert "\n" not in text
+    return text
+
+
+def test_a_host_is_used_as_if_it_were_here(server: Server, tmp_path: Path) -> None:
+    connection = connect(server.host())
+    assert connection is connect(server.host(devices=()))
+    assert connection.user == getpass.getuser()
+    assert Path(connection.python).samefile(sys.executable)
+    data = os.urandom(3_000_000)
+    connection.write(str(tmp_path / "a" / "file"), data)
+    assert connection.read(str(tmp_path / "a" / "file")) == data
+    assert connection.names(str(tmp_path / "a")) == ["file"]
+    assert connection.ask("folder", {"path": str(tmp_path), "least": 1})["status"] == "ok"
+
+
+def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: Path) -> None:
+    run_id = f"test-{os.urandom(4).hex()}"
+    process = python_process(tmp_path, "import time\nprint('up')\nwhile True: time.sleep(60)")
+    supervisor = SessionSupervisor(connect(server.host()), run_id, RestartPolicy())
+    supervisor.start(process)
+    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "its first line")
+    close_all()
+    assert len(find_run(run_id)) == 2
+    connection = connect(server.host())
+    assert set(connection.find_run(run_id)) == set(find_run(run_id))
+    supervisor = SessionSupervisor(connection, run_id, RestartPolicy())
+    assert supervisor.state(process).state == "running"
+    supervisor.stop([process], 20.0)
+    assert supervisor.state(process).state == "stopped"
+    wait_for(lambda: not find_run(run_id), "everything to be gone")
+
+
+def test_a_key_nobody_knows_is_refused_and_accepted_when_asked(server: Server) -> None:
+    server.known_hosts.write_text("")
+    assert "is not known yet" in refused(server.host())
+    assert not known_hosts.own_file().exists()
+    accept_new_host_keys()
+    assert connect(server.host()).exists("/")
+    assert known_hosts.own_file().read_text() == server.known_line
+    assert server.known_hosts.read_text() == ""
+
+
+def test_what_was_accepted_is_known_from_then_on(server: Server) -> None:
+    server.known_hosts.write_text("")
+    known_hosts.own_file().parent.mkdir(parents=True)
+    known_hosts.own_file().write_text(server.known_line)
+    assert connect(server.host()).exists("/")
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
+def test_a_changed_key_is_always_refused(server: Server, tmp_path: Path, kind: str) -> None:
+    name, public = make_key(tmp_path / "old", kind).with_suffix(".pub").read_text().split()[:2]
+    server.known_hosts.write_text(f"# mine\n[127.0.0.1]:{server.port} {name} {public}\n")
+    accept_new_host_keys()
+    text = refused(server.host())
+    assert "ITS HOST KEY HAS CHANGED" in text
+    assert f"{server.known_hosts}:2 says SHA256:" in text
+    (remedy,) = re.findall(r"ssh-keygen -R .*$", text)
+    subprocess.run(["sh", "-c", remedy], check=True, capture_output=True)
+    assert connect(server.host()).exists("/")
+
+
+def test_fabric_s_own_trust_is_switched_off(server: Server, tmp_path: Path) -> None:
+    """StrictHostKeyChecking=no in the inventory does not open the door either."""
+    server.known_hosts.write_text("")
+    host = server.host(args=("-o", "StrictHostKeyChecking=no"))
+    assert "is not known yet" in refused(host)
+    command = [*ssh_command(host), ssh_destination(host), "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "Host key verification failed" in done.stderr
+
+
+def test_a_login_that_is_refused_names_the_keys(server: Server, tmp_path: Path) -> None:
+    wrong, locked = make_key(tmp_path / "wrong"), make_key(tmp_path / "locked", passphrase="secret")
+    server.config.write_text(
+        server.config.read_text().replace(
+            f"IdentityFile {server.key}", f"IdentityFile {wrong}\n  IdentityFile {locked}"
+        )
+    )
+    text = refused(server.host())
+    assert f"login as {getpass.getuser()} refused (offered: {wrong}; left out: {locked}" in text
+    assert f"has a passphrase: ssh-add {locked}" in text
+    text = refused(server.host(user="nobody-of-this-name"))
+    assert "login as nobody-of-this-name refused" in text
+
+
+def test_keys_of_an_ssh_agent_are_offered(server: Server, tmp_path: Path) -> None:
+    key = make_key(tmp_path / "held", passphrase="secret")
+    socket_path = tmp_path / "agent"
+    command = ["ssh-agent", "-D", "-a", str(socket_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as agent:
+        try:
+            wait_for(socket_path.exists, "the ssh-agent")
+            environment = {
+                **os.environ,
+                "SSH_AUTH_SOCK": str(socket_path),
+                "SSH_ASKPASS": str(tmp_path / "ask"),
+                "SSH_ASKPASS_REQUIRE": "force",
+            }
+            (tmp_path / "ask").write_text("#!/bin/sh\necho secret\n")
+            (tmp_path / "ask").chmod(0o700)
+            subprocess.run(["ssh-add", "-q", str(key)], env=environment, check=True)
+            keys = server.folder / "authorized_keys"
+            before = keys.read_text()
+            keys.write_text(before + key.with_suffix(".pub").read_text())
+            server.config.write_text(
+                f"Host *\n  IdentityAgent {socket_path}\n  IdentityFile {key}\n"
+                f"  UserKnownHostsFile {server.known_hosts}\n"
+            )
+            assert connect(server.host()).exists("/")
+            keys.write_text(before)
+        finally:
+            agent.terminate()
+
+
+def test_a_port_that_is_closed_and_a_name_that_is_none(server: Server) -> None:
+    port = free_port()
+    assert f"127.0.0.1 port {port} is closed" in refused(server.host(ssh_port=port))
+    text = refused(server.host(address="no-such-host.invalid"))
+    assert "the name no-such-host.invalid does not resolve" in text
+
+
+def test_a_host_that_swallows_everything_is_given_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("connection", "ssh_login", "ssh_pipe"):
+        monkeypatch.setattr(f"launcher.{module}.CONNECT_TIMEOUT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        text = refused(server.host(ssh_port=port))
+        assert "no SSH greeting within" in text
+
+
+def test_something_else_that_listens_there_is_said(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as web:
+
+        def answer() -> None:
+            stream, _ = web.accept()
+            with stream:
+                stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        text = refused(server.host(ssh_port=web.getsockname()[1]))
+        thread.join()
+    assert "SSH" in text
+
+
+def test_jump_hosts_are_verified_like_any_other(server: Server) -> None:
+    server.config.write_text(
+        server.config.read_text()
+        + f"Host gate\n  HostName 127.0.0.1\n  Port {server.port}\n"
+        + f"Host door\n  HostName localhost\n  Port {server.port}\n"
+        + f"Host dead\n  HostName 127.0.0.1\n  Port {free_port()}\n"
+    )
+    host = server.host(args=("-J", "gate"))
+    assert connect(host).exists("/")
+    command = [*ssh_command(host), ssh_destination(host), "echo", "there"]
+    assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
+    assert "jump host door: its host key" in refused(server.host("two", args=("-J", "door,gate")))
+    assert "host two: jump host dead: 127.0.0.1 port" in refused(
+        server.host("two", args=("-J", "dead"))
+    )
+    text = refused(server.host("two", args=("-J", "gate"), ssh_port=free_port()))
+    assert "asked of jump host gate: connect" in text
+
+
+def test_two_jumps_and_hashed_names(server: Server) -> None:
+    line = server.known_line.split(" ", 1)[1]
+    server.known_hosts.write_text(f"{server.known_line}[localhost]:{server.port} {line}")
+    subprocess.run(
+        ["ssh-keygen", "-q", "-H", "-f", str(server.known_hosts)], check=True, capture_output=True
+    )
+    server.config.write_text(
+        server.config.read_text()
+        + f"Host gate\n  HostName 127.0.0.1\n  Port {server.port}\n"
+        + f"Host door\n  HostName localhost\n  Port {server.port}\n"
+    )
+    host = server.host(args=("-o", "ProxyJump=door,gate"))
+    assert connect(host).exists("/")
+    command = [*ssh_command(host), ssh_destination(host), "echo", "there"]
+    assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
+
+
+def test_a_proxy_command_carries_the_connection(server: Server) -> None:
+    relay = server.folder / "relay.py"
+    relay.write_text(
+        "import os, socket, sys, threading\n"
+        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "def up():\n"
+        "    while data := os.read(0, 65536): s.sendall(data)\n"
+        "threading.Thread(target=up, daemon=True).start()\n"
+        "while data := s.recv(65536): os.write(1, data)\n"
+    )
+    server.config.write_text(
+        server.config.read_text() + f"  ProxyCommand {sys.executable} {relay} %h %p 2>/dev/null\n"
+    )
+    connection = connect(server.host())
+    assert connection.exists("/")
+    close_all()
+
+
+def test_an_alias_of_an_included_file_is_enough(server: Server) -> None:
+    (server.folder / "included").write_text(
+        f"Host far\n  HostName 127.0.0.1\n  Port {server.port}\n  User {getpass.getuser()}\n"
+    )
+    server.config.write_text(f"Include {server.folder}/included\n{server.config.read_text()}")
+    host = server.host(address=None, ssh_port=None, user=None)
+    assert connect(host).exists("/")
+
+
+def test_a_host_without_motley_says_which_recipe(server: Server, tmp_path: Path) -> None:
+    text = refused(server.host(trainer_command=None), PreflightError)
+    assert text.endswith("no Motley at /opt/motley; run: ansible-playbook recipes/gpu-training.yml")
+    text = refused(server.host(trainer_command=("/no/such/trainer",)), PreflightError)
+    assert "and no python beside /no/such/trainer" in text
+    for name, code in (("trainer", ""), ("python", "echo hm; echo 'No module named launcher' >&2")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    text = refused(server.host(trainer_command=(str(tmp_path / "trainer"),)), PreflightError)
+    assert "it is of another version" in text
+    (tmp_path / "python").write_text("#!/bin/sh\necho out of order >&2\nexit 3\n")
+    text = refused(server.host(trainer_command=(str(tmp_path / "trainer"),)))
+    assert text.endswith("its agent is gone: out of order")
+
+
+def test_the_installation_s_own_python_is_used_where_there_is_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_command, "PYTHON", sys.executable)
+    monkeypatch.setattr(agent_command, "RUN_USER", getpass.getuser())
+    connection = connect(server.host(trainer_command=None))
+    assert connection.exists("/")
+    assert not connection.units
+
+
+def test_a_connection_that_broke_is_made_anew(server: Server) -> None:
+    connection = connect(server.host())
+    assert isinstance(connection, RemoteConnection)
+    os.kill(int(connection.hello["pid"]), signal.SIGKILL)
+    wait_for(lambda: connection._link.broken is not None, "the link to break")
+    assert connect(server.host()).exists("/")
+    end_sessions(server)
+    wait_for(lambda: connection._link.broken is not None, "the link to break")
+    assert connection.exists("/")
+    with connection.lock(str(server.folder / "lock"), "run"):
+        end_sessions(server)
+        wait_for(lambda: connection.is_spent, "the lock to be lost")
+        with LocalConnection().lock(str(server.folder / "lock"), "mine"):
+            pass
+        fresh = connect(server.host())
+        assert fresh is not connection
+        assert fresh.exists("/")
+
+
+def test_units_are_controlled_beside_the_agent_by_sudo_s_one_rule(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "motley unit"
+    program.write_text(
+        '#!/bin/sh\necho "$1 $2" >> "$0.log"\n'
+        "case $2 in bad) echo no >&2; exit 4;; slow) exec sleep 600;; esac\n"
+    )
+    program.chmod(0o755)
+    connection = connect(server.host())
+    assert isinstance(connection, RemoteConnection)
+    monkeypatch.setattr(RemoteConnection, "units", True)
+    monkeypatch.setattr("launcher.remote.UNIT_COMMAND", (str(program),))
+    connection.control_unit("start", "motley-worker@a b:worker-0.service")
+    assert Path(f"{program}.log").read_text() == "start motley-worker@a b:worker-0.service\n"
+    with pytest.raises(PreflightError, match=r"host far: motley-unit stop bad: no"):
+        connection.control_unit("stop", "bad")
+    with pytest.raises(UnreachableError, match="motley-unit stop slow did not end within 0 s"):
+        connection.control_unit("stop", "slow", 0.2)
+    assert connection.exists("/")
+
+
+def test_hosts_at_once_all_finish_and_their_errors_come_together(server: Server) -> None:
+    dead = server.host("dead", ssh_port=free_port())
+    lost = server.host("lost", address="no-such-host.invalid")
+    hosts = [server.host("one"), dead, server.host("two"), lost]
+    answers = ask_hosts(hosts, lambda _host, connection: connection.exists("/"), 60.0)
+    assert answers.found == {"one": True, "two": True}
+    assert list(answers.errors) == ["dead", "lost"]
+    with pytest.raises(UnreachableError, match="host dead: ") as caught:
+        answers.require()
+    assert any("host lost: " in line for line in caught.value.details)
+
+
+def test_many_threads_share_one_connection(server: Server, tmp_path: Path) -> None:
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        connection = connect(server.host())
+        path, data = str(tmp_path / f"{number}"), os.urandom(200_000)
+        for _ in range(5):
+            connection.write(path, data)
+            if connection.read(path) != data:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len([*tmp_path.glob("[0-5]")]) == 6
+
+
+def test_this_machine_needs_no_ssh() -> None:
+    code = (
+        "import sys\nfrom launcher.connection import connect\nfrom launcher.inventory import Host\n"
+        "connect(Host(name='localhost', connection='local')).exists('/')\n"
+        "print(*{'fabric', 'paramiko', 'invoke'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("\n", "")
