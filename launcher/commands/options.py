@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,13 @@ inventory_option = click.option(
     envvar="MOTLEY_INVENTORY",
     help="An Ansible inventory, else $MOTLEY_INVENTORY, else this machine.",
 )
+
+
+def _accept(_context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from launcher.connection import accept_new_host_keys
+
+        accept_new_host_keys()
 
 
 def cluster_options(command: Command) -> Command:
@@ -43,6 +50,13 @@ def cluster_options(command: Command) -> Command:
                 multiple=True,
                 metavar="KEY=VALUE",
                 help="Override an inventory variable, e.g. -e motley_port=9100.",
+            ),
+            click.option(
+                "--accept-new-host-keys",
+                is_flag=True,
+                expose_value=False,
+                callback=_accept,
+                help="Write down SSH host keys that are new; a changed one stays refused.",
             ),
         )
     ):
@@ -121,8 +135,12 @@ def read_config(
     model: str | None,
     data: str | None,
     output: str | None,
+    hosts: Sequence[Any] = (),
 ) -> Any:
     """Return the `RunConfig` that `config_options` describe.
+
+    Relative paths are taken from here when the coordinator of `hosts` is this machine, else from
+    the state folder of that host: `inputs/model` is where `launch sync inputs` puts a model.
 
     Raises:
         ConfigError: both --preset and --config, or a wrong key or value.
@@ -135,7 +153,17 @@ def read_config(
     overrides = parse_assignments(settings, "--set")
     nulls = [key for key, value in overrides.items() if value is None]
     overrides |= {"model.path": model, "data.train": data, "output": output}
-    return resolve(preset or (str(config) if config else None), overrides, Path.cwd(), nulls)
+    source = preset or (str(config) if config else None)
+    return resolve(source, overrides, _folder_of_paths(hosts), nulls)
+
+
+def _folder_of_paths(hosts: Sequence[Any]) -> Path:
+    from launcher.placement import REMOTE_STATE
+    from launcher.runs import head_of
+
+    if not hosts or head_of(hosts).is_local:
+        return Path.cwd()
+    return Path(head_of(hosts).state_folder or REMOTE_STATE)
 
 
 def resumed_config(text: bytes, flags: Mapping[str, Any]) -> Any:
