@@ -42,7 +42,7 @@ def nvidia_names(
             "nvidia-driver-cuda",
             *("libnvidia-gl", "nvidia-vulkan-icd", "nvidia-driver-libs"),
             "nvidia-persistenced",
-            *_headers(kernel),
+            *_headers(kernel, release),
         ]
     if release.startswith("Ubuntu"):
         flavour, meta = _flavour(kernel, release)
@@ -53,7 +53,7 @@ def nvidia_names(
             f"nvidia-headless-no-dkms-{branch}-server-open",
             f"nvidia-utils-{branch}-server",
             f"libnvidia-gl-{branch}-server",
-            *_headers(kernel),
+            *_headers(kernel, release),
         ]
     return [
         "nvidia-kernel-dkms",
@@ -62,7 +62,7 @@ def nvidia_names(
         "libcuda1",
         "nvidia-vulkan-icd",
         "nvidia-persistenced",
-        *_headers(kernel),
+        *_headers(kernel, release),
     ]
 
 
@@ -88,7 +88,7 @@ def nvidia_choice(
     else:
         choice = _from_debian(known, open_modules)
     if choice["dkms"]:
-        running, rolling = _headers(kernel)
+        running, rolling = _headers(kernel, release)
         choice["packages"] += [name for name in (running, rolling) if name in known]
         if running not in known:
             choice["problems"].append(
@@ -234,9 +234,10 @@ def _require(
             choice["problems"].append(line)
 
 
-def _headers(kernel: str) -> tuple[str, str]:
+def _headers(kernel: str, release: str) -> tuple[str, str]:
     """Return the headers of the running kernel, and the package that follows its updates."""
-    return f"linux-headers-{kernel}", f"linux-headers-{kernel.rpartition('-')[2]}"
+    flavour, meta = _flavour(kernel, release)
+    return f"linux-headers-{kernel}", f"linux-headers-{meta or flavour}"
 
 
 def _flavour(kernel: str, release: str) -> tuple[str, str]:
@@ -244,7 +245,7 @@ def _flavour(kernel: str, release: str) -> tuple[str, str]:
     flavour = kernel.rpartition("-")[2]
     number = release.rpartition(" ")[2]
     general = GENERAL_KERNELS.get(number, "")
-    newer = flavour == "generic" and not kernel.startswith(general)
+    newer = bool(general) and flavour == "generic" and not kernel.startswith(general)
     return flavour, f"{flavour}-hwe-{number}" if newer else ""
 
 

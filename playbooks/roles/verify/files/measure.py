@@ -7,6 +7,7 @@
 Standard library only, for Python 3.10 and later.
 """
 
+import contextlib
 import json
 import socket
 import statistics
@@ -36,6 +37,8 @@ def folder(path, seconds):
         out, err = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0.5)  # one that can die does so now
         for pipe in (child.stdout, child.stderr):
             pipe.close()
         return {"error": f"no answer within {seconds:g} s: its server is gone?"}
