@@ -6,7 +6,7 @@ A model's hub name is no path and stays as it is; whether it can be had is prefl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -18,6 +18,8 @@ from trainer import config as run_config
 from trainer.config import RunConfig
 
 DEFAULT_PRESET = "quickstart"
+INPUTS = "inputs"
+"""Folder below a host's state folder for models and data: `launch sync inputs` fills it."""
 
 
 def resolve(
@@ -39,7 +41,11 @@ def resolve(
         config = _without(config, key)
     data, model = config.data, config.model
     validation = None if data.validation is None else _absolute(data.validation, folder)
-    path = model.path if is_hub_name(model.path, folder) else _absolute(model.path, folder)
+    on_hub = is_hub_name(model.path, folder) and not model.path.startswith(f"{INPUTS}/")
+    path = model.path if on_hub else _absolute(model.path, folder)
+    checkpoints = config.checkpoint.folder
+    if checkpoints is not None:
+        checkpoints = _absolute(checkpoints, folder)
     return config.model_copy(
         update={
             "output": _absolute(config.output, folder),
@@ -47,8 +53,18 @@ def resolve(
             "data": data.model_copy(
                 update={"train": _absolute(data.train, folder), "validation": validation}
             ),
+            "checkpoint": config.checkpoint.model_copy(update={"folder": checkpoints}),
         }
     )
+
+
+def with_shared_checkpoints(config: RunConfig, share: str | None, run_id: str) -> RunConfig:
+    """Return the config with checkpoints on the share, unless it names a place of its own."""
+    if share is None or config.checkpoint.folder is not None:
+        return config
+    folder = str(PurePosixPath(share) / "checkpoints" / run_id)
+    checkpoint = config.checkpoint.model_copy(update={"folder": folder})
+    return config.model_copy(update={"checkpoint": checkpoint})
 
 
 def parse_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:

@@ -47,18 +47,19 @@ def up(
     The run outlives this terminal. Without --preset or --config it is the quickstart.
     """
     from launcher import bringup, render
+    from launcher.configuration import with_shared_checkpoints
     from launcher.errors import ConfigError
     from launcher.fleet import REACH
     from launcher.following import follow_run
     from launcher.observation import Cockpit
-    from launcher.runs import Registry
+    from launcher.runs import Registry, head_of
     from launcher.stopwatch import Stopwatch
 
     watch = Stopwatch()
-    config = read_config(**config_flags) if resume is None else None
     if resume is not None and (config_flags["preset"] or config_flags["config"]):
         raise ConfigError("--resume brings its own config; leave out --preset and --config")
     hosts = read_hosts(inventory, limit, extra_vars)
+    config = read_config(**config_flags, hosts=hosts) if resume is None else None
     watch.lap("inventory")
     registry = Registry.default() if dry_run and resume is None else Registry.of(hosts, REACH)
     if config is None:
@@ -66,6 +67,8 @@ def up(
     found = bringup.look_around(hosts, only_to_plan=dry_run)
     watch.lap("connect and survey")
     plan = bringup.make_plan(found, config, expect_workers, resume)
+    if resume is None:
+        config = with_shared_checkpoints(config, head_of(hosts).share_folder, plan.run_id)
     if dry_run:
         if as_json:
             render.print_json(bringup.plan_tree(plan))

@@ -37,8 +37,8 @@ def doctor(
     from launcher.diagnosis import diagnose
     from launcher.errors import PreflightError
 
-    config = read_config(**config_flags)
     hosts = read_hosts(inventory, limit, extra_vars)
+    config = read_config(**config_flags, hosts=hosts)
     checks = diagnose(hosts, config, expect_workers, whole=any(config_flags.values()))
     if as_json:
         tree = [render.check_tree(check) for check in checks]
