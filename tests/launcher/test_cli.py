@@ -1,6 +1,7 @@
 """The command line: light imports, one line for an error, exit codes, JSON and completion."""
 
 import json
+import socket
 import os
 import subprocess
 import sys
@@ -151,19 +152,24 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing(
     assert len(tree["processes"]) == 3
 
 
-def test_hosts_over_ssh_are_planned_but_not_driven(
+def test_hosts_over_ssh_are_planned_without_asking_them(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     inventory = tmp_path / "hosts.yml"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        closed = probe.getsockname()[1]
     inventory.write_text(
-        "all:\n  hosts:\n    intel:\n      ansible_host: 10.0.0.2\n"
+        "all:\n  hosts:\n    intel:\n      ansible_host: 127.0.0.1\n"
+        f"      ansible_port: {closed}\n      motley_bind_address: 192.0.2.1\n"
         "      motley_devices: [{backend: cpu}]\n"
     )
     arguments = ["cluster", "up", "-i", str(inventory)]
     assert run([*arguments, "--dry-run"]) == 0
-    assert "# intel (SSH to 10.0.0.2)" in capsys.readouterr().out
+    assert "# intel (SSH to 127.0.0.1" in capsys.readouterr().out
     assert run(arguments) == 3
-    assert "host intel: this release drives only the local machine" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"host intel: 127.0.0.1 port {closed} is closed" in said
 
 
 def test_doctor_shows_every_check_with_its_remedy(
