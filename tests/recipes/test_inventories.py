@@ -1,4 +1,4 @@
-"""The inventories that are shipped: they load, they are documented, and ranks are where they say."""
+"""The inventories that are shipped: they load, are documented, and ranks are as they say."""
 
 from __future__ import annotations
 

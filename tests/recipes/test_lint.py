@@ -68,7 +68,9 @@ def test_host_keys_are_checked_everywhere() -> None:
     assert re.search(r"^host_key_checking = True$", settings, re.MULTILINE)
     files = [ROOT / "ansible.cfg", *(ROOT / "inventory").glob("*.yml"), *PLAYBOOKS, *RECIPES]
     files += [file for role in ROLES for file in role.rglob("*") if file.is_file()]
-    off = re.compile(r"StrictHostKeyChecking[ =]+(?:no|off|accept)|UserKnownHostsFile[ =]+/dev/null")
+    off = re.compile(
+        r"StrictHostKeyChecking[ =]+(?:no|off|accept)|UserKnownHostsFile[ =]+/dev/null"
+    )
     assert not [file for file in files if off.search(file.read_text(encoding="utf-8"))]
 
 

@@ -20,8 +20,7 @@ class Unit:
         self._calls = folder / "calls"
         systemctl = folder / "systemctl"
         systemctl.write_text(
-            f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {self._calls}\n"
-            f"[ ! -e {folder}/fail ] || exit 1\n"
+            f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {self._calls}\n[ ! -e {folder}/fail ] || exit 1\n"
         )
         systemctl.chmod(0o755)
         text = SCRIPT.read_text(encoding="utf-8")

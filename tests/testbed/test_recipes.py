@@ -1,0 +1,257 @@
+"""The recipes on bare hosts: they converge, say truthfully what they would do, and can be undone.
+
+torch is left out here (`trainer_extras: coordinator`), which saves minutes a host.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.conftest import NewHost
+from tests.testbed.host import Host
+from tests.testbed.lab import Lab
+from tests.testbed.processes import Completed
+
+pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+RECIPE, RESET = "recipes/gpu-training.yml", "recipes/reset.yml"
+UNIT = "motley-worker@demo-20261121-130000-7f3a:worker-2.service"
+DROP_IN = "/etc/ssh/sshd_config.d/00-motley.conf"
+
+Play = Callable[..., Completed]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the files under version control, which nobody edits meanwhile."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git checkout")
+    copy = tmp_path_factory.mktemp("checkout")
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    archive = ["tar", "--create", "--null", "--files-from=-", "--ignore-failed-read"]
+    packed = subprocess.run(archive, cwd=ROOT, input=listing.stdout, capture_output=True)
+    subprocess.run(["tar", "--extract"], cwd=copy, input=packed.stdout, check=True)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def play(lab: Lab, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Play:
+    """Return a caller of ansible-playbook on all hosts of the lab, the first one coordinates."""
+
+    def call(*arguments: str, fails: bool = False, **extra: object) -> Completed:
+        first = next(iter(lab.hosts))
+        variables: dict[str, object] = {"share_server": first, "trainer_extras": "coordinator"}
+        inventory = lab.write_inventory(
+            tmp_path_factory.mktemp("inventory") / "hosts.yml",
+            {**variables, **extra},
+            {first: {"motley_coordinator": True}},
+        )
+        program = [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory)]
+        done = lab.run([*program, *arguments], cwd=checkout, timeout=1200, check=False)
+        assert (done.returncode != 0) == fails, done.stdout[-6000:] + done.stderr[-2000:]
+        return done
+
+    return call
+
+
+def changed(done: Completed) -> dict[str, int]:
+    """Return how many tasks changed something, by host."""
+    recap = re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", done.stdout, re.MULTILINE)
+    return {host: int(count) for host, count in recap}
+
+
+def changing_tasks(done: Completed) -> str:
+    """Return the tasks that changed something, for the message of an assert."""
+    found: list[str] = []
+    task = ""
+    for line in done.stdout.splitlines():
+        task = line if line.startswith(("TASK", "RUNNING HANDLER")) else task
+        if line.startswith("changed:"):
+            found.append(f"{task} {line}")
+    return "\n".join(found)
+
+
+@pytest.fixture(scope="module")
+def head(lab: Lab, play: Play) -> Iterator[Host]:
+    """Return a host with roles base and trainer, and a login `guest` that may only drive runs."""
+    host = lab.add_host("head")
+    host.exec(["useradd", "--create-home", "guest"])
+    play("playbooks/base.yml", "playbooks/trainer.yml", trainer_operators=["ops", "guest"])
+    yield host
+    host.remove()
+
+
+def as_guest(host: Host, *argv: str) -> Completed:
+    return host.exec(["sudo", "-n", *argv], user="guest", check=False)
+
+
+def test_services_are_fenced_in(head: Host) -> None:
+    for name in (UNIT, "motley-coordinator@demo:coordinator.service"):
+        # Exit status 1 above the threshold, which is in tenths.
+        head.exec(["systemd-analyze", "security", "--threshold=20", "--no-pager", name])
+        head.exec(
+            ["systemd-analyze", "verify", f"/etc/systemd/system/{name.split('@')[0]}@.service"]
+        )
+
+
+def test_operators_may_start_and_stop_runs_and_nothing_else(head: Host) -> None:
+    agent = ["-u", "motley", "/opt/motley/current/bin/python", "-P", "-m", "launcher.agent"]
+    assert as_guest(head, "-l", *agent).returncode == 0
+    for command in (
+        ["id"],
+        ["systemctl", "start", UNIT],
+        ["-u", "motley", "id"],
+        ["-u", "motley", "/opt/motley/current/bin/python", "-c", "0"],
+        [*agent, "more"],
+        agent[2:],
+    ):
+        assert as_guest(head, *command).returncode != 0, command
+
+    refused = as_guest(head, "/usr/local/sbin/motley-unit", "start", "ssh.service")
+    assert (refused.returncode, refused.stderr) == (2, "motley-unit: not a unit of Motley\n")
+
+
+def test_a_unit_is_there_until_it_is_stopped(head: Host) -> None:
+    wanted = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
+    for verb in ("stop", "kill"):
+        assert as_guest(head, "/usr/local/sbin/motley-unit", "start", UNIT).returncode == 0
+        assert head.exec(["test", "-L", wanted]).returncode == 0
+
+        assert as_guest(head, "/usr/local/sbin/motley-unit", verb, UNIT).returncode == 0
+
+        assert head.exec(["test", "-e", wanted], check=False).returncode != 0
+        assert (
+            head.exec(["systemctl", "list-units", "--all", "--plain", "--no-legend", UNIT]).stdout
+            == ""
+        )
+
+
+def test_passwords_are_off_and_keys_work(lab: Lab, head: Host) -> None:
+    settings = head.exec(["sshd", "-T"]).stdout.splitlines()
+    assert {"passwordauthentication no", "kbdinteractiveauthentication no"} <= set(settings)
+    assert lab.run(["ssh", head.ip, "true"]).returncode == 0
+
+
+def test_the_port_is_opened_in_nftables_for_the_cluster_only(head: Host, play: Play) -> None:
+    head.exec(
+        ["tee", "/etc/nftables.conf"],
+        input="flush ruleset\ntable inet filter {\nchain input {\n"
+        "type filter hook input priority filter; policy drop;\n"
+        "ct state established,related accept\niif lo accept\ntcp dport 22 accept\n}\n}\n",
+    )
+    head.exec(["systemctl", "enable", "--now", "nftables"])
+    only = ("playbooks/trainer.yml", "--tags", "trainer_firewall")
+    wanted = f"ip daddr {head.ip} tcp dport 9000 accept"
+    show = ["nft", "list", "chain", "inet", "filter", "input"]
+
+    assert changed(play(*only, "--check", "--diff"))["head"] > 0
+    assert wanted not in head.exec(show).stdout
+    assert changed(play(*only))["head"] > 0
+    assert head.exec(show).stdout.count(wanted) == 1
+    assert changed(play(*only)) == {"head": 0}
+    for verb in ("reload", "restart"):
+        head.exec(["systemctl", verb, "nftables"])
+        assert head.exec(show).stdout.count(wanted) == 1
+    head.exec(["/usr/local/sbin/motley-firewall", "remove"])
+    assert wanted not in head.exec(show).stdout
+    head.exec(["systemctl", "disable", "--now", "nftables"])
+
+
+# --- sshd: whatever happens, the operator still gets in ------------------------------------------
+
+
+def test_no_key_no_hardening(lab: Lab, new_host: NewHost, play: Play) -> None:
+    """The connection of the play is open; a fresh one would need a password."""
+    host = new_host(name="locked")
+    hide = ["mv", "/home/ops/.ssh/authorized_keys", "/home/ops/.ssh/kept"]
+    base = ("playbooks/base.yml", "--limit", "locked", "--tags", "base_sshd")
+    lab.run([sys.executable, "-m", "ansible", "playbook", "--version"])
+    play("playbooks/validate.yml", "--limit", "locked")  # leaves a connection open
+    host.exec(hide)
+
+    done = play(*base, fails=True)
+
+    assert "locked: base_manage_sshd: ops@" in done.stdout
+    assert "does not get in with a key" in done.stdout
+    assert host.exec(["test", "-e", DROP_IN], check=False).returncode != 0
+    assert "passwordauthentication yes" in host.exec(["sshd", "-T"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Nonsense yes", "its configuration was refused"),
+        # Written by somebody, never loaded: our reload would bring it into force.
+        ("AuthorizedKeysFile none", "no longer gets in with a key"),
+    ],
+)
+def test_hardening_is_taken_back(new_host: NewHost, play: Play, line: str, message: str) -> None:
+    host = new_host(name="back")
+    host.exec(["tee", "/etc/ssh/sshd_config.d/10-local.conf"], input=f"{line}\n")
+
+    done = play("playbooks/base.yml", "--limit", "back", "--tags", "base_sshd", fails=True)
+
+    assert "back: sshd is as it was before" in done.stdout
+    assert host.exec(["test", "-e", DROP_IN], check=False).returncode != 0
+
+
+# --- the whole recipe ----------------------------------------------------------------------------
+
+
+def test_bare_hosts_converge_and_can_be_undone(lab: Lab, new_host: NewHost, play: Play) -> None:
+    hosts = [new_host(name="intel"), new_host(name="lambda")]
+    limit = ("--limit", "intel:lambda")
+    data = ["/var/lib/motley/runs/old/plan.json", "/srv/motley/logits/teacher.parquet"]
+    settings = {"share_server": "intel", "base_open_files": 4096}
+
+    first = play(RECIPE, *limit, **settings)
+    assert all(changed(first)[host.name] > 0 for host in hosts)
+
+    for arguments in ((), ("--check", "--diff")):
+        again = play(RECIPE, *limit, *arguments, **settings)
+        assert changed(again) == {"intel": 0, "lambda": 0}, changing_tasks(again)
+
+    # Check mode tells the truth about a difference, too, and does not make it.
+    told = play(
+        "playbooks/base.yml", *limit, "--check", "--diff", **{**settings, "base_open_files": 8192}
+    )
+    assert changed(told) == {"intel": 1, "lambda": 1}, changing_tasks(told)
+    assert "-motley - nofile 4096\n+motley - nofile 8192" in told.stdout
+    assert "4096" in hosts[0].exec(["cat", "/etc/security/limits.d/motley.conf"]).stdout
+
+    for path in data:
+        hosts[0].exec(["runuser", "-u", "motley", "--", "mkdir", "-p", str(Path(path).parent)])
+        hosts[0].exec(["runuser", "-u", "motley", "--", "tee", path], input="kept")
+    undone = play(RESET, *limit, **settings)
+    assert all(changed(undone)[host.name] > 0 for host in hosts)
+    for path in data:
+        assert hosts[0].exec(["cat", path]).stdout == "kept"
+    for host in hosts:
+        found = host.exec(["find", "/etc", "/usr/local", "/opt", "-iname", "*motley*"]).stdout
+        assert found == ""
+        assert host.exec(["getent", "passwd", "motley"], check=False).returncode == 2
+        assert (
+            host.exec(["grep", "-i", "motley", "/etc/hosts", "/etc/fstab"], check=False).stdout
+            == ""
+        )
+        assert lab.run(["ssh", host.ip, "sudo -n true"]).returncode == 0
+    again = play(RESET, *limit, **settings)
+    assert changed(again) == {"intel": 0, "lambda": 0}, changing_tasks(again)
+
+
+def test_reset_refuses_while_a_run_is_active(new_host: NewHost, play: Play) -> None:
+    host = new_host(name="busy")
+    unit = ["--unit=motley-worker@demo:worker-0.service", "sleep", "infinity"]
+    host.exec(["systemd-run", *unit])
+
+    done = play(RESET, "--limit", "busy", fails=True)
+
+    assert "busy: a run is active (motley-worker@demo:worker-0.service" in done.stdout
+    assert changed(done) == {"busy": 0}
