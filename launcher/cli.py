@@ -28,6 +28,18 @@ cluster = LazyGroup(
     },
 )
 
+_SYNC = "launcher.commands.sync"
+
+sync = LazyGroup(
+    name="sync",
+    help="Move models, data, logits and checkpoints between this machine and the hosts.",
+    commands_at={
+        "inputs": (f"{_SYNC}:inputs", "Bring models and data to every host."),
+        "logits": (f"{_SYNC}:logits", "Bring a teacher's logits to hosts without a share."),
+        "checkpoints": (f"{_SYNC}:checkpoints", "Fetch checkpoints from the coordinator's host."),
+    },
+)
+
 cli = LazyGroup(
     name="launch",
     help="Start, watch and stop training runs over the computers you own.",
@@ -38,6 +50,7 @@ cli = LazyGroup(
         "status": _STATUS,
         "logs": _LOGS,
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),
+        "sync": ("launcher.cli:sync", "Move models, data, logits and checkpoints."),
         "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
         "certificates": (
             "launcher.commands.certificates:certificates",

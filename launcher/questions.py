@@ -106,6 +106,7 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "connect": link_checks.connect,
     "folder": _folder,
     "share": share_checks.check_share,
+    "share_source": share_checks.source,
     "model": _model,
     "model_content": _model_content,
     "file_content": _file_content,

@@ -69,6 +69,12 @@ def check_share(path: str, deadline: float = DEADLINE) -> Finding:
     return judge(path, json.loads(said))
 
 
+def source(path: str) -> str:
+    """Return where a folder is mounted from over the network; empty when it is this host's."""
+    place, kind = _mount(path)
+    return place if kind in _NETWORK else ""
+
+
 def judge(path: str, trials: Sequence[dict[str, Any]]) -> Finding:
     """Turn what a child found, one mapping a folder, into a finding."""
     for trial in trials:

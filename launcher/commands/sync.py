@@ -1,0 +1,127 @@
+"""`launch sync`: models, data and logits to the hosts, checkpoints from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.commands.options import cluster_options, json_option, read_hosts
+
+if TYPE_CHECKING:
+    from launcher.sync import Synced
+
+
+@click.command()
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
+)
+@cluster_options
+@json_option
+def inputs(
+    paths: tuple[Path, ...],
+    inventory: Path | None,
+    limit: str,
+    extra_vars: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Bring model folders and data files to every host: STATE_FOLDER/inputs/NAME."""
+    from launcher import render, sync
+
+    hosts = read_hosts(inventory, limit, extra_vars)
+    _show("inputs", sync.push_inputs(hosts, paths, render.note), as_json)
+
+
+@click.command()
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--from", "origin", metavar="HOST", help="Fetch them from this host first.")
+@cluster_options
+@json_option
+def logits(
+    folder: Path | None,
+    origin: str | None,
+    inventory: Path | None,
+    limit: str,
+    extra_vars: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Bring a teacher's logits to the hosts that have no mounted share.
+
+    With --from they come from a host, by way of FOLDER (a folder of the state folder else).
+    """
+    from launcher import render, sync
+    from launcher.access import default_state_folder
+    from launcher.errors import ConfigError
+
+    hosts = read_hosts(inventory, limit, extra_vars)
+    done: list[Synced] = []
+    if origin is not None:
+        source = next((host for host in hosts if host.name == origin), None)
+        if source is None:
+            raise ConfigError(f"--from {origin}: no such host in the inventory")
+        folder = folder or default_state_folder() / "logits"
+        done.append(sync.pull(source, "logits", "", folder, render.note))
+        hosts = tuple(host for host in hosts if host.name != origin)
+    if folder is None:
+        raise ConfigError("name the folder of the logits, or the host that has them: --from HOST")
+    _show("logits", [*done, *sync.push_logits(hosts, folder, render.note)], as_json)
+
+
+@click.command()
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), default="checkpoints", metavar="DIR",
+    help="Where they go; ./checkpoints.",
+)  # fmt: skip
+@click.option("--name", default="", metavar="NAME", help="Only this folder of the share.")
+@click.option("--from", "origin", metavar="HOST", help="This host; the coordinator's.")
+@cluster_options
+@json_option
+def checkpoints(
+    output: Path,
+    name: str,
+    origin: str | None,
+    inventory: Path | None,
+    limit: str,
+    extra_vars: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Fetch checkpoints from the coordinator's host; only whole ones appear here."""
+    from launcher import render, sync
+    from launcher.errors import ConfigError
+
+    hosts = read_hosts(inventory, limit, extra_vars)
+    wanted = [
+        h for h in hosts if (h.name == origin if origin else h.coordinator or len(hosts) == 1)
+    ]
+    if not wanted:
+        raise ConfigError(
+            f"--from {origin}: no such host in the inventory"
+            if origin
+            else "motley_coordinator is true on no host; name one: --from HOST"
+        )
+    done = sync.pull(wanted[0], "checkpoints", name, output, render.note)
+    _show("checkpoints", [done], as_json)
+
+
+def _show(what: str, done: Sequence[Synced], as_json: bool) -> None:
+    from launcher import render
+
+    if not as_json:
+        for synced in done:
+            click.echo(synced.line)
+        return
+    hosts = [
+        {
+            "host": synced.host,
+            "folder": synced.folder,
+            "files": synced.moved.files,
+            "bytes": synced.moved.size,
+            "sent": synced.moved.sent,
+            "complete": list(synced.complete),
+            "note": synced.note,
+        }
+        for synced in done
+    ]
+    render.print_json({"schema": "motley.sync/1", "what": what, "hosts": hosts})
