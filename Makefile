@@ -22,7 +22,7 @@ help:
 	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
 	@echo "make test       quick lint, the fast tests, the tests with real processes and hosts"
 	@echo "make test-fast  quick lint and the fast tests"
-	@echo "make lint       format, lint, types, import rules"
+	@echo "make lint       format, lint, types, import rules, recipes"
 	@echo "make bench      every benchmark, one after the other; JSON in benchmarks/results/"
 	@echo "make clean      remove caches, build products and the demo's output (not .venv)"
 
@@ -43,6 +43,8 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint
+	$(BIN)/python scripts/role_readmes.py --check
 
 bench: setup
 	@bash scripts/bench.sh
