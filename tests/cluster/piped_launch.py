@@ -7,12 +7,13 @@ HOSTS.json says for each host of the inventory where its state folder is and how
 from __future__ import annotations
 
 import json
-import os
-import select
-import subprocess
 import sys
 import threading
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "launcher"))
+
+from agent_pipe import AGENT, ProcessPipe
 
 from launcher import cli, connection
 from launcher.access import Connection
@@ -21,45 +22,7 @@ from launcher.errors import UnreachableError
 from launcher.inventory import Host
 from launcher.remote import RemoteConnection
 
-SILENT = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-
-
-class ProcessPipe:
-    """The stdin and stdout of an agent that runs as a child."""
-
-    def __init__(self, argv: list[str], state: str) -> None:
-        self._child = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "MOTLEY_STATE_DIR": state},
-            start_new_session=True,  # as over SSH: signals of our terminal do not get there
-        )
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._to, self._from = self._child.stdin, self._child.stdout
-
-    def send(self, data: bytes) -> None:
-        try:
-            self._to.write(data)
-            self._to.flush()
-        except ValueError as error:
-            raise OSError("closed") from error
-
-    def receive(self, seconds: float) -> bytes | None:
-        if not select.select([self._from], [], [], seconds)[0]:
-            return None
-        return os.read(self._from.fileno(), 1 << 16)
-
-    def last_words(self) -> str:
-        return ""
-
-    def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
-        raise OSError("no programs here")
-
-    def close(self) -> None:
-        self._child.kill()
+SILENT = (sys.executable, "-c", "import sys; sys.stdin.read()")
 
 
 class Hosts:
@@ -80,9 +43,8 @@ class Hosts:
         tree = json.loads(self._path.read_text())[host.name]
         if tree["condition"] == "dead":
             raise UnreachableError(f"host {host.name}: connection refused")
-        agent = [sys.executable, "-P", "-m", "launcher.agent"]
-        argv = SILENT if tree["condition"] == "silent" else agent
-        return AgentLink(host.name, ProcessPipe(argv, tree["state"]))
+        argv = SILENT if tree["condition"] == "silent" else AGENT
+        return AgentLink(host.name, ProcessPipe(argv, {"MOTLEY_STATE_DIR": tree["state"]}))
 
 
 if __name__ == "__main__":
