@@ -33,7 +33,7 @@ def ssh_errors(where: str) -> Generator[None]:
     except (paramiko.SSHException, OSError, EOFError) as error:
         text = str(error) or "the connection was closed"
         if "banner" in text:
-            text = f"no SSH greeting within {CONNECT_TIMEOUT:.0f} s; is that port sshd's?"
+            text = f"no SSH greeting came within {CONNECT_TIMEOUT:.0f} s; is that port sshd's?"
         elif "No existing session" in text:
             text = f"SSH was not ready within {CONNECT_TIMEOUT:.0f} s"
         raise UnreachableError(f"{where}: {text}") from None

@@ -190,7 +190,7 @@ def test_a_host_that_swallows_everything_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         text = refused(server.host(ssh_port=port))
-        assert "no SSH greeting within" in text
+        assert "no SSH greeting came within" in text
 
 
 def test_something_else_that_listens_there_is_said(server: Server) -> None:

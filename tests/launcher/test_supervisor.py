@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from agent_pipe import AgentHost
 from keeping import python_process, wait_for
 from unit_host import UnitHost
 
@@ -44,17 +45,23 @@ def home(tmp_path: Path, run_id: str) -> Path:
     return tmp_path / "runs" / run_id / "processes"
 
 
-@pytest.fixture(params=["session", "units"])
+@pytest.fixture(params=["session", "session of an agent", "units"])
 def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator[Make]:
     """Return a maker of supervisors; every implementation is a parameter."""
-    kinds = {"session": SessionSupervisor, "units": SystemdSupervisor}
-    connection = LocalConnection() if request.param == "session" else UnitHost(tmp_path)
+    host = AgentHost()
+    kind = SystemdSupervisor if request.param == "units" else SessionSupervisor
+    connection = {
+        "session": LocalConnection,
+        "session of an agent": host.connect,
+        "units": lambda: UnitHost(tmp_path),
+    }[request.param]()
 
     def build(restart: RestartPolicy = QUICK, grace: float = 10.0) -> Supervisor:
-        return kinds[request.param](connection, run_id, restart, grace)
+        return kind(connection, run_id, restart, grace)
 
     yield build
     connection.close()
+    host.end()
 
 
 def test_a_process_that_was_never_started_is_absent(make: Make, home: Path) -> None:
