@@ -125,10 +125,13 @@ def driver_state(loaded: str, on_disk: str, library: str, nouveau: bool) -> dict
     return state
 
 
-def library_version(paths: list[str]) -> str:
-    """`libnvidia-ml.so.580.95.05` among paths -> `580.95.05`; empty when there is none."""
+def library_version(paths: list[str], loaded: str = "") -> str:
+    """`libnvidia-ml.so.580.95.05` among paths -> `580.95.05`; empty when there is none.
+
+    Of several, left by other installers, the one that fits the loaded module counts.
+    """
     versions = [m[1] for p in paths if (m := re.search(r"libnvidia-ml\.so\.(\d+\.[\d.]+)$", p))]
-    return versions[0] if versions else ""
+    return loaded if loaded in versions else next(iter(versions), "")
 
 
 def apt_missing(targets: str, wanted: list[str], own: str) -> list[dict[str, Any]]:

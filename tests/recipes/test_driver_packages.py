@@ -197,3 +197,6 @@ def test_the_librarys_version_is_in_its_name() -> None:
     folder = "/usr/lib/x86_64-linux-gnu/nvidia/current"
     assert driver.library_version([f"{folder}/libnvidia-ml.so.535.309.01"]) == "535.309.01"
     assert driver.library_version(["/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"]) == ""
+    left = [f"{folder}/libnvidia-ml.so.535.309.01", "/usr/lib/libnvidia-ml.so.580.178.04"]
+    assert driver.library_version(left, "580.178.04") == "580.178.04"
+    assert driver.library_version(left, "570.1") == "535.309.01"
