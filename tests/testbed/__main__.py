@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from tests.testbed.errors import LabError
-from tests.testbed.host import Plan
 from tests.testbed.image import SUITES, cache_folder, image
 from tests.testbed.lab import Lab
+from tests.testbed.plan import Plan
 
 AS_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 

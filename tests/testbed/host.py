@@ -6,13 +6,14 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.testbed.errors import LabError
-from tests.testbed.image import SUITES, image
+from tests.testbed.image import image
 from tests.testbed.mirrors import PIP_CERTIFICATES, pip_configuration
+from tests.testbed.plan import Plan
 from tests.testbed.processes import (
     Completed,
     Process,
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from tests.testbed.lab import Lab
 
 KEEPER = Path(__file__).with_name("host.sh")
-NAME = re.compile(r"[a-z][a-z0-9-]{0,11}")  # v-NAME is an interface: 15 characters at most
-SIZE = re.compile(r"[1-9][0-9]*[kMG]")
 RATE = re.compile(r"[1-9][0-9]*(?:\.[0-9]+)?[kmg]bit")
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -36,32 +35,6 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
 }
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a host is made of; kept as `host.json` in its folder."""
-
-    name: str
-    ip: str
-    suite: str = "bookworm"
-    disk: str | None = None
-    """Size of the whole disk, such as 600M (held in memory); None: as much as the lab's disk."""
-    volumes: dict[str, str] = field(default_factory=dict[str, str])
-    """Small file systems of their own, such as {"/var/lib/motley": "20M"}."""
-    nspawn: list[str] = field(default_factory=list[str])
-    """Further arguments of systemd-nspawn."""
-
-    def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
-            raise LabError(f"host {self.name!r}: a letter, then at most 11 letters, digits, -")
-        if self.suite not in SUITES:
-            raise LabError(f"suite {self.suite}: there are {', '.join(SUITES)}")
-        for size in filter(None, [self.disk, *self.volumes.values()]):
-            if not SIZE.fullmatch(size):
-                raise LabError(f"host {self.name}: size {size!r}: a number and k, M or G")
-        if bad := [path for path in self.volumes if not path.startswith("/") or ":" in path]:
-            raise LabError(f"host {self.name}: volume {bad[0]!r}: an absolute path without `:`")
 
 
 class Host:
@@ -102,9 +75,12 @@ class Host:
         self.lab.inside("ip", "netns", "add", name)
         self.lab.inside("ip", "link", "add", veth, "type", "veth", "peer", "eth0", "netns", name)
         self.lab.inside("ip", "link", "set", veth, "master", "tb0", "up")
-        lines = ["link set lo up", f"address add {self.ip}/24 dev eth0", "link set eth0 up"]
-        lines.append(f"route add default via {self.lab.gateway}")
-        batch = "\n".join(lines) + "\n"
+        # By address: a host made anew under an old one is the same to its neighbours' tables.
+        hardware = ":".join(f"{int(part):02x}" for part in ("2", "0", *self.ip.split(".")))
+        lines = ["link set lo up", f"link set eth0 address {hardware}"]
+        lines += [f"address add {self.ip}/24 dev eth0", "link set eth0 up"]
+        lines += [f"route add default via {self.lab.gateway}", ""]
+        batch = "\n".join(lines)
         self.lab.inside("ip", "-netns", name, "-batch", "-", input=batch)
         (self.folder / "host.json").write_text(json.dumps(asdict(self.plan)), encoding="utf-8")
 

@@ -2,7 +2,7 @@
 # The first process of a lab, called by lab.py inside new mount, net, uts, ipc and pid namespaces:
 # everything of the lab is below it or in its namespaces, so killing it removes all but the cgroup.
 #
-#   lab.sh enter FOLDER KEY attached|detached     set up, say "ready", stay (attached: until stdin ends)
+#   lab.sh enter FOLDER KEY     set up, say "ready"; end with stdin, unless that says "stay"
 #   lab.sh forget FOLDER KEY    remove the cgroup of the lab, and those that dead labs left
 #                               (in a mount namespace of its own)
 set -euo pipefail
@@ -10,8 +10,8 @@ verb=$1 folder=$2 key=$3
 
 case $verb in
 enter)
-    while read -r field value; do # /proc is still the machine's: how it calls us and our parent
-        case $field in Pid: | PPid:) echo "$value" ;; esac
+    while read -r field value; do # /proc is still the machine's: how the machine calls us
+        case $field in Pid:) echo "$value" ;; esac
     done </proc/self/status
     mount -t proc proc /proc
     mount -t sysfs sysfs /sys # of the new network namespace
@@ -23,7 +23,7 @@ enter)
 
 settle)
     shift
-    folder=$2 stay=$4
+    folder=$2
     umount /sys/fs/cgroup
     mount -t cgroup2 cgroup2 /sys/fs/cgroup # now the lab's own cgroup is its root
     resolver=$(readlink -m /etc/resolv.conf)
@@ -42,14 +42,12 @@ settle)
     echo ready
     exec >/dev/null
     # The shell stays: as process 1 it reaps what its hosts and commands leave behind.
-    if [ "$stay" = attached ]; then
-        read -r _ || true
-    else
-        while :; do
+    while read -r word; do
+        [ "$word" != stay ] || while :; do
             sleep infinity &
             wait
         done
-    fi
+    done
     ;;
 
 forget)
