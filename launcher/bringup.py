@@ -31,7 +31,7 @@ from launcher.observation import OVER, Cockpit, RunView, live_runs
 from launcher.placement import Setting, place
 from launcher.plan import LaunchPlan, ProcessPlan
 from launcher.preflight import Check
-from launcher.runs import Registry, Run, authority_folder, new_run_id
+from launcher.runs import Place, Registry, Run, authority_folder, new_run_id
 from launcher.session_spec import RestartPolicy
 from launcher.stopwatch import Stopwatch
 from launcher.supervisor import POLL
@@ -194,6 +194,14 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
             f"the cluster is busy: run {view.run.run_id} is {view.state}; "
             "see: launch cluster status, end it: launch cluster down"
         )
+
+    def wanted(place: Place) -> list[str]:
+        return place.connection.ask("wanted_runs") if place.connection.units else []
+
+    # Runs that ended by themselves: their units need not be started at boot any more.
+    ids = registry.ask(wanted, REACH).require().values()
+    for run in registry.all({run_id for found in ids for run_id in found}):
+        tear_down(run)
 
 
 def _deliver(run: Run, record: bytes, config: bytes) -> None:

@@ -5,9 +5,15 @@ Standard library only: agents answer it.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from launcher.session import is_final
+
+WANTED = Path("/etc/systemd/system/multi-user.target.wants")
+"""Where systemd keeps links to what it starts at boot."""
+
+_UNIT = re.compile(r"motley-(?:worker|coordinator)@([a-z0-9][a-z0-9._-]*):[a-z0-9-]+\.service")
 
 
 def unfinished_runs(folder: str) -> list[str]:
@@ -21,3 +27,15 @@ def unfinished_runs(folder: str) -> list[str]:
         if run_id not in found and not is_final(path):
             found.add(run_id)
     return sorted(found)
+
+
+def wanted_runs(folder: Path = WANTED) -> list[str]:
+    """Return the ids of the runs of which a unit would be started at boot.
+
+    A run that ended by itself leaves them so: its keepers may not change what systemd does.
+    """
+    try:
+        found = [_UNIT.fullmatch(path.name) for path in folder.iterdir()]
+    except OSError:
+        return []
+    return sorted({match.group(1) for match in found if match})

@@ -93,6 +93,7 @@ def _memory(plan: Mapping[str, Any], config: Mapping[str, Any], hosts: Sequence[
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     "clock": time.time,
     "unfinished_runs": host_runs.unfinished_runs,
+    "wanted_runs": host_runs.wanted_runs,
     "units": unit_states.show_units,
     "machine": machine.describe,
     "routes": network.routes,

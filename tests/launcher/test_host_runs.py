@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host_runs import unfinished_runs
+from launcher.host_runs import unfinished_runs, wanted_runs
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,13 @@ def test_runs_are_told_apart(tmp_path: Path) -> None:
         (folder / "state.json").write_text(json.dumps({"state": state}))
     assert unfinished_runs(str(tmp_path)) == ["a", "b"]
     assert unfinished_runs(str(tmp_path / "absent")) == []
+
+
+def test_runs_with_units_that_are_started_at_boot(tmp_path: Path) -> None:
+    names = ["motley-worker@b-1:worker-0.service", "motley-worker@b-1:worker-12.service"]
+    names += ["motley-coordinator@a.2:coordinator.service", "ssh.service"]
+    names += ["motley-worker@.service", "other-worker@c:worker-0.service"]
+    for name in names:
+        (tmp_path / name).symlink_to("/nowhere")
+    assert wanted_runs(tmp_path) == ["a.2", "b-1"]
+    assert wanted_runs(tmp_path / "absent") == []

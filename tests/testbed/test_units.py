@@ -181,6 +181,7 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
         station.supervisor.start(each)
         station.up(each)
         assert station.systemd(each) == ("active", "enabled")
+    assert station.connection.ask("wanted_runs") == [station.run_id]
     state = station.supervisor.state(process)
     assert (state.state, state.attempt) == ("running", 1)
     assert state.keeper is not None
@@ -196,6 +197,7 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
         assert station.systemd(each) == ("inactive", "disabled")
     assert station.supervisor.state(process).state == "stopped"
     assert station.connection.find_run(station.run_id) == []
+    assert station.connection.ask("wanted_runs") == []
 
 
 def test_units_outlive_the_launcher_a_killed_keeper_and_a_power_cut(station: Station) -> None:
