@@ -1,4 +1,7 @@
-"""What the test bed needs of the machine, and how to get it."""
+"""What the test bed needs of the machine, and how to get it.
+
+`python3 -m tests.testbed.requirements` prints the Debian packages that are missing.
+"""
 
 from __future__ import annotations
 
@@ -55,3 +58,9 @@ def complaint() -> str | None:
             f"(apt-get install --no-install-recommends {' '.join(packages)})"
         )
     return None
+
+
+if __name__ == "__main__":
+    from tests.testbed import nfs  # the NFS client is built here, for the hosts
+
+    sys.stdout.write(" ".join(sorted({*missing_packages(), *nfs.missing_packages()})) + "\n")
