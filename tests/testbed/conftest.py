@@ -16,6 +16,7 @@ import pytest
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.requirements import complaint
+from tests.testbed.training import RECIPE, Cluster
 
 NewHost = Callable[..., Host]
 
@@ -32,6 +33,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator[Lab
     """Return an up lab for the session; it dies with pytest, however that ends."""
     with Lab(tmp_path_factory.mktemp("lab")).up(attached=True) as lab:
         yield lab
+
+
+@pytest.fixture(scope="session")
+def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return three hosts that the recipe has made from bare ones, with a model and data on them."""
+    cluster = Cluster(lab, tmp_path_factory.mktemp("cluster"))
+    cluster.operator.play(RECIPE)
+    cluster.push_inputs()
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture

@@ -1,0 +1,209 @@
+"""What a home does to a cluster, one fault after the other, to one run that goes on through all.
+
+Each test leaves the run whole for the next one: three ranks that take part in every step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.testbed.training import (
+    STATE,
+    Cluster,
+    Operator,
+    Running,
+    leftovers,
+    up_flags,
+    verified,
+)
+
+pytestmark = [pytest.mark.testbed, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def going(cluster: Cluster) -> Iterator[Running]:
+    """Return a run that goes on until this module is done."""
+    yield Running.start(cluster)
+    cluster.operator.launch("cluster", "down", check=False)
+
+
+@pytest.fixture
+def run(going: Running) -> Running:
+    """Return the run, whole."""
+    going.wait_whole()
+    return going
+
+
+def test_a_cut_cable(cluster: Cluster, run: Running) -> None:
+    """Whoever is behind it is fenced off and comes back; status tells meanwhile."""
+    losses, returns = len(run.events("lost", rank=1)), len(run.events("rejoined", rank=1))
+    cluster.w1.cut()
+    run.wait_event("lost", since=losses, rank=1)
+    run.wait_steps()
+    began = time.monotonic()
+    tree = cluster.operator.status()
+    print(f"status beside a host that is away: {time.monotonic() - began:.1f} s")  # noqa: T201
+    states = {process["name"]: process["state"] for process in tree["processes"]}
+    assert states["worker-1"] == "unreachable"
+    assert states["coordinator"] == states["worker-2"] == "running"
+    cluster.w1.heal()
+    run.wait_event("rejoined", since=returns, rank=1)
+    run.wait_whole()
+    run.check()
+
+
+def test_a_slow_line(cluster: Cluster, run: Running) -> None:
+    """The share of a host behind 50 Mbit/s shrinks, and grows again afterwards."""
+
+    def mean_share(count: int = 10) -> float:
+        """Return the samples of rank 1 in the newest steps that all three took part in."""
+        at = run.step
+        run.wait(lambda: run.step >= at + count, f"{count} more steps")
+        steps = [s for s in run.records("step") if s["step"] > at and len(s["shares"]) == 3]
+        return sum(step["shares"]["1"] for step in steps) / len(steps)
+
+    before = mean_share()
+    cluster.w1.shape("50mbit")
+    run.wait(lambda: mean_share() < before - 0.5, f"a smaller share than {before:.1f}")
+    run.wait_steps(10)
+    assert not run.events("benched", rank=1)
+    cluster.w1.shape(None)
+    run.wait(lambda: mean_share() > before - 1.0, f"a share of {before:.1f} again")
+    run.check()
+
+
+def test_a_reboot_of_a_workers_host(cluster: Cluster, run: Running) -> None:
+    """Its unit comes back by itself, and the worker joins again."""
+    returns = len(run.events("rejoined", rank=1))
+    cluster.w1.reboot()
+    run.wait_event("rejoined", since=returns, rank=1)
+    run.wait_whole()
+    worker = cluster.operator.status()["processes"][2]
+    assert worker["name"] == "worker-1"
+    assert worker["state"] == "running"
+    assert worker["attempt"] >= 2
+    run.check()
+
+
+def test_training_needs_neither_ssh_nor_the_launcher(cluster: Cluster, run: Running) -> None:
+    watching = cluster.operator.start("cluster", "status", "--watch")
+    following = cluster.operator.start("logs", "worker-1", "-f")
+    for host in cluster.hosts:
+        host.exec(["systemctl", "stop", "ssh.socket", "ssh.service"], check=False)
+        host.exec(["pkill", "-x", "sshd"], check=False)
+    for view in (watching, following):
+        view.kill()
+        view.communicate(timeout=60)
+    at = run.step
+    run.wait_steps(5)
+    blind = cluster.operator.launch("cluster", "status", check=False)
+    assert blind.returncode == 3
+    assert len(blind.stderr.splitlines()) <= 1 + len(cluster.hosts)
+    for host in cluster.hosts:
+        host.exec(["systemctl", "start", "ssh.service"])
+    tree = cluster.operator.status()
+    assert tree["state"] == "running"
+    assert tree["training"]["step"] > at
+    assert {process["attempt"] for process in tree["processes"][:1]} == {1}
+
+
+def test_a_full_disk_on_the_coordinators_host(cluster: Cluster, run: Running) -> None:
+    """Its log of metrics and its status stop; the training and the checkpoints do not."""
+    filler = f"{STATE}/filler"
+    cluster.head.exec(["dd", "if=/dev/zero", f"of={filler}", "bs=1M"], check=False)
+    used = cluster.head.exec(["df", "--output=pcent", STATE]).stdout.split()[-1]
+    assert used == "100%"
+    pointer = f"/srv/motley/checkpoints/{run.run_id}/latest"
+
+    def newest() -> str:
+        return cluster.w2.exec(["readlink", pointer]).stdout.strip()
+
+    before = newest()
+    run.wait(lambda: newest() != before, "a checkpoint while the disk is full")
+    cluster.head.exec(["rm", filler])
+    at = run.step
+    run.wait(lambda: run.step > at + 3, "metrics again")
+    assert cluster.operator.status()["state"] == "running"
+    assert not run.events("diverged")
+
+
+def test_an_nfs_server_that_stops(cluster: Cluster, run: Running) -> None:
+    """Training goes on, status answers, nothing is corrupt, and a later checkpoint is saved."""
+    saved = len(run.events("checkpoint"))
+    run.wait_event("checkpoint", since=saved)
+    cluster.w2.exec(["systemctl", "kill", "--signal=SIGSTOP", "nfs-ganesha"])
+    try:
+        run.wait_steps(40)  # two checkpoints are due
+        began = time.monotonic()
+        tree = cluster.operator.status()
+        print(f"status beside a dead NFS server: {time.monotonic() - began:.1f} s")  # noqa: T201
+        assert tree["state"] == "running"
+    finally:
+        cluster.w2.exec(["systemctl", "kill", "--signal=SIGCONT", "nfs-ganesha"])
+    saved = len(run.events("checkpoint"))
+    run.wait_event("checkpoint", since=saved)
+    assert verified(cluster.w2, f"/srv/motley/checkpoints/{run.run_id}")
+
+
+def test_a_changed_host_key(cluster: Cluster, run: Running) -> None:
+    """Refused in one line, also by whoever accepts keys of new hosts."""
+    key = "/etc/ssh/ssh_host_ed25519_key"
+    host = cluster.w1
+    host.exec(["cp", "-a", key, f"{key}.pub", "/root/"])
+    host.exec(["rm", key, f"{key}.pub"])
+    try:
+        host.exec(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
+        host.exec(["systemctl", "restart", "ssh.service"])
+        for flags in ((), ("--accept-new-host-keys",)):
+            refused = cluster.operator.launch("doctor", *flags, "--json", check=False)
+            assert refused.returncode in (3, 4)
+            assert "w1" in refused.stdout + refused.stderr
+            assert "changed" in refused.stdout + refused.stderr
+    finally:
+        host.exec(["cp", "-a", "/root/ssh_host_ed25519_key", "/root/ssh_host_ed25519_key.pub",
+                   "/etc/ssh/"])  # fmt: skip
+        host.exec(["systemctl", "restart", "ssh.service"])
+    assert cluster.operator.status()["state"] == "running"
+
+
+def test_a_second_start_and_a_skewed_wheel_are_refused(cluster: Cluster, run: Running) -> None:
+    other = cluster.another_operator("second")
+    busy = other.launch("cluster", "up", *up_flags(), check=False)
+    assert busy.returncode == 4
+    assert f"the cluster is busy: run {run.run_id} is running" in busy.stderr
+
+    installed = "/opt/motley/current/motley.json"
+    whole = cluster.w1.exec(["cat", installed]).stdout
+    try:
+        skewed = whole.replace('"sha256": "', '"sha256": "0')
+        cluster.w1.exec(["tee", installed], input=skewed)
+        done = cluster.operator.launch("doctor", "--json", check=False)
+        assert done.returncode == 4
+        assert '"version"' in done.stdout
+        assert "launch cluster push" in done.stdout
+    finally:
+        cluster.w1.exec(["tee", installed], input=whole)
+
+
+def test_down_leaves_nothing_anywhere(cluster: Cluster, run: Running) -> None:
+    run.check()
+    assert "no process is left" in cluster.operator.launch("cluster", "down").stdout
+    assert {host.name: leftovers(host) for host in cluster.hosts} == {
+        host.name: [] for host in cluster.hosts
+    }
+
+
+def test_of_two_operators_at_once_one_wins(cluster: Cluster) -> None:
+    operators: list[Operator] = [cluster.another_operator(name) for name in ("ann", "bob")]
+    flags = up_flags("--set", "training.max_steps=5")
+    starts = [operator.start("cluster", "up", *flags) for operator in operators]
+    told = [start.communicate(timeout=300) for start in starts]
+    codes = sorted(start.returncode for start in starts)
+    assert codes == [0, 4], told
+    loser = next(i for i, start in enumerate(starts) if start.returncode == 4)
+    assert "another launch is starting a run" in told[loser][1] or "busy" in told[loser][1]
+    cluster.operator.launch("cluster", "down", "--all")
+    assert [leftovers(host) for host in cluster.hosts] == [[], [], []]
