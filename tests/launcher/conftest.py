@@ -1,6 +1,39 @@
 """Makes the helpers beside the tests importable (import-mode importlib adds no path)."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from sshd import Server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Yield a real sshd on loopback."""
+    from sshd import running_sshd
+
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as made:
+        yield made
+
+
+@pytest.fixture
+def own_ssh(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give a test known hosts, a pool and an ssh_config of its own, and end what it opened."""
+    from launcher.connection import close_all
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setattr("launcher.connection._POOL.accept_new", False)
+    before = server.config.read_text()
+    yield
+    close_all()
+    server.config.write_text(before)
+    server.known_hosts.write_text(server.known_line)

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from keeping import wait_for
 
+from launcher.connection import connect
+from launcher.errors import LauncherError, UnreachableError
 from launcher.inventory import Host
 
 
@@ -113,6 +115,17 @@ def running_sshd(folder: Path) -> Iterator[Server]:
         process.terminate()
         process.wait(20.0)
         log.close()
+
+
+def refused(host: Host, kind: type[LauncherError] = UnreachableError) -> str:
+    """Return why a host cannot be connected to: one line that begins with its name."""
+    with pytest.raises(LauncherError) as caught:
+        connect(host)
+    assert type(caught.value) is kind, caught.value
+    text = str(caught.value)
+    assert text.startswith(f"host {host.name}: ")
+    assert "\n" not in text
+    return text
 
 
 def end_sessions(server: Server) -> None:

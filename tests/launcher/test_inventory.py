@@ -186,21 +186,21 @@ all:
       ansible_host: 10.0.0.9
       ansible_port: "2222"
       ansible_user: operator
-      ansible_ssh_private_key_file: /home/me/key
+      ansible_ssh_private_key_file: /keys/key
       ansible_ssh_common_args: -J "{{ door }}" -o 'UserKnownHostsFile=/a b'
       ansible_ssh_extra_args: -v
       motley_share_folder: /srv/motley
     old:
-      ansible_private_key_file: /home/me/other
+      ansible_private_key_file: /keys/other
       ansible_ssh_common_args: ""
   vars: {door: gate}
 """
     far, old = load_inventory(write(tmp_path, text))
     assert (far.address, far.ssh_port, far.user) == ("10.0.0.9", 2222, "operator")
-    assert far.ssh_key == "/home/me/key"
+    assert far.ssh_key == "/keys/key"
     assert far.ssh_args == ("-J", "gate", "-o", "UserKnownHostsFile=/a b", "-v")
     assert far.share_folder == "/srv/motley"
-    assert (old.ssh_key, old.ssh_args, old.share_folder) == ("/home/me/other", (), None)
+    assert (old.ssh_key, old.ssh_args, old.share_folder) == ("/keys/other", (), None)
     plan = LaunchPlan(
         run_id="run",
         output="out",

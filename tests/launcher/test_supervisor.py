@@ -50,11 +50,8 @@ def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterato
     """Return a maker of supervisors; every implementation is a parameter."""
     host = AgentHost()
     kind = SystemdSupervisor if request.param == "units" else SessionSupervisor
-    connection = {
-        "session": LocalConnection,
-        "session of an agent": host.connect,
-        "units": lambda: UnitHost(tmp_path),
-    }[request.param]()
+    local = UnitHost(tmp_path) if request.param == "units" else LocalConnection()
+    connection = host.connect() if "agent" in request.param else local
 
     def build(restart: RestartPolicy = QUICK, grace: float = 10.0) -> Supervisor:
         return kind(connection, run_id, restart, grace)
