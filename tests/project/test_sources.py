@@ -16,7 +16,7 @@ PUBLIC_INDEXES = ("pypi.org", "files.pythonhosted.org", "download.pytorch.org")
 # Paths and addresses that exist on one machine or in one network only.
 MACHINE_PATHS = re.compile(
     r"(?<![\w.$}~/-])/(?:work|scratch|mnt/data)/\w"
-    r"|/home/(?!(?:motley|user|you|\{|<|\$))\w+"
+    r"|/home/(?!(?:motley|ops|user|you|\{|<|\$))\w+"
     r"|/root/\.\w"
     r"|/opt/\w*(?:wheel|pypi)"
 )

@@ -29,12 +29,12 @@ def test_local_places_are_bound_and_named_alike(tmp_path: Path) -> None:
     index.mkdir(parents=True)
     pip = pip_configuration(
         f"global.find-links='{wheels}\\nhttps://example.org/wheels'\n"
-        f"global.extra-index-url='file://{index}'\n"
+        f"global.extra-index-url='{index.as_uri()}'\n"
         "global.timeout='5'\n"
     )
     assert settings(pip.text) == {
         "find-links": [str(wheels), "https://example.org/wheels"],
-        "extra-index-url": [f"file://{index}"],
+        "extra-index-url": [index.as_uri()],
     }
     # The pages of an index point beside it.
     assert pip.folders == (index.parent, wheels)
@@ -44,11 +44,11 @@ def test_local_places_are_bound_and_named_alike(tmp_path: Path) -> None:
 def test_the_environment_wins_and_certificates_are_copied() -> None:
     pip = pip_configuration(
         ":env:.cert='/etc/ssl/mine.pem'\n"
-        ":env:.index-url='https://two.example.org/simple'\n"
+        ":env:.index-url='https://pypi.org/simple'\n"
         "global.cert='/etc/ssl/other.pem'\n"
-        "global.index-url='https://one.example.org/simple'\n"
+        "global.index-url='https://files.pythonhosted.org/simple'\n"
     )
-    assert settings(pip.text)["index-url"] == ["https://two.example.org/simple"]
+    assert settings(pip.text)["index-url"] == ["https://pypi.org/simple"]
     assert settings(pip.text)["cert"] == [str(PIP_CERTIFICATES)]
     assert pip.certificates == Path("/etc/ssl/mine.pem")
     assert pip.folders == ()
