@@ -55,7 +55,7 @@ def test_the_environment_wins_and_certificates_are_copied() -> None:
 
 
 def test_a_setting_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(LabError, match="cannot read 'global.find-links="):
+    with pytest.raises(LabError, match=r"cannot read 'global\.find-links="):
         pip_configuration("global.find-links=[unclosed")
 
 
