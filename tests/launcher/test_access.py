@@ -89,7 +89,7 @@ def test_a_lock_has_one_holder_whose_purpose_is_told(
         for other in (connection, LocalConnection()):
             with pytest.raises(PreflightError, match="run quickstart"), other.lock(path, "mine"):
                 pass
-    with connection.lock(path, "again"), pytest.raises(RuntimeError, match="inside"):  # noqa: PT012
+    with connection.lock(path, "again"), pytest.raises(RuntimeError, match="inside"):
         raise RuntimeError("inside")
     with LocalConnection().lock(path, "free"):
         pass
