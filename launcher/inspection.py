@@ -14,6 +14,7 @@ from functools import partial
 from launcher import machine
 from launcher.access import Connection
 from launcher.comparisons import compare
+from launcher.errors import LauncherError
 from launcher.host_checks import CUDA_DEADLINE, check_devices
 from launcher.job_probes import job_probes, state_folder
 from launcher.link_trial import LinkTrial
@@ -24,6 +25,7 @@ from trainer.config import RunConfig
 
 CHECKS = (
     "reachable",
+    "host key",
     "version",
     "python",
     "libraries",
@@ -66,7 +68,7 @@ def inspect(found: Survey, plan: LaunchPlan | None, config: RunConfig | None) ->
     Hosts that cannot be asked are one failed check each; the others are examined all the same.
     """
     checks = [
-        Check("reachable", name, "fail", str(error), "; ".join(error.details))
+        Check(_kind(error), name, "fail", str(error), "; ".join(error.details))
         for name, error in found.failures.items()
     ]
     names = [host.name for host in found.hosts if host.name in found.machines]
@@ -87,6 +89,13 @@ def inspect(found: Survey, plan: LaunchPlan | None, config: RunConfig | None) ->
     return sorted(checks, key=lambda c: (order.get(c.host, len(order)), CHECKS.index(c.name)))
 
 
+def _kind(error: LauncherError) -> str:
+    """Return the check that a host failed of which nothing else could be found out."""
+    if "host key" in str(error).lower():
+        return "host key"
+    return "version" if "launch cluster push" in str(error) else "reachable"
+
+
 def _host_probes(name: str, found: Survey) -> list[Probe]:
     """Return what is checked of a host, whatever is planned."""
     host = next(host for host in found.hosts if host.name == name)
@@ -96,6 +105,7 @@ def _host_probes(name: str, found: Survey) -> list[Probe]:
     if not host.is_local:
         probes += [
             Probe("reachable", name, partial(_reachable, connection)),
+            Probe("host key", name, partial(_known, Finding("ok", "it is the known one"))),
             Probe("clock", name, partial(check_clock, connection)),
             question_probe("sleep", name, connection, "sleep", {}),
         ]
@@ -146,7 +156,7 @@ def _reachable(connection: Connection) -> Finding:
     began = time.monotonic()
     connection.ask("clock", {})
     trip = 1e3 * (time.monotonic() - began)
-    return Finding("ok", f"as {connection.user}, {how}, {trip:.0f} ms; its host key is known")
+    return Finding("ok", f"as {connection.user}, {how}, {trip:.0f} ms")
 
 
 def check_clock(connection: Connection, clock: Callable[[], float] = time.time) -> Finding:

@@ -17,7 +17,7 @@ from launcher.preflight import Finding, Probe
 SLOW = 100e6
 """bit/s below which a link is said to be slow: a 5 MB gradient takes half a second there."""
 
-_PATIENCE = 4.0
+_PATIENCE = 6.0
 """Seconds that a worker may take to get through."""
 _PER_PEER = 1.5
 """Seconds more for each worker: they measure one after the other."""

@@ -112,11 +112,14 @@ def secure_boot(variables: Path = Path("/sys/firmware/efi/efivars")) -> SecureBo
 
 
 def may_sleep(run: Runner = run_command) -> bool:
-    """Whether systemd would let this machine fall asleep and a desktop is there to ask for it."""
+    """Whether systemd would let this machine fall asleep and a desktop is there to ask for it.
+
+    Not by graphical.target: Debian makes it the default without any desktop, too.
+    """
     code, output = run(["systemctl", "is-enabled", *_SLEEP_TARGETS])
     if code == 127 or "masked" in output:
         return False
-    code, output = run(["systemctl", "is-active", "graphical.target"])
+    code, output = run(["systemctl", "is-active", "display-manager.service"])
     return code == 0 and output.strip() == "active"
 
 

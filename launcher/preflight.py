@@ -18,7 +18,7 @@ from typing import Any, Literal
 from launcher.access import Connection
 from launcher.errors import LauncherError
 
-DEADLINE = 10.0
+DEADLINE = 15.0
 """Seconds a check may take that does not say otherwise."""
 
 Status = Literal["ok", "warn", "fail"]

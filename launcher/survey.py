@@ -206,5 +206,5 @@ def _ask(
 ) -> Any:
     try:
         return connection.ask(question, arguments, deadline)
-    except ValueError as error:  # a question that its version does not know
+    except (ValueError, RuntimeError) as error:  # of another version, or a defect of its own
         raise PreflightError(f"host {host}: {error}; update it: launch cluster push") from None

@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from hollow_model import make_model
 
 from launcher.devices import Device
 from launcher.inventory import Host
@@ -56,59 +57,11 @@ def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> 
     assert check_output(tmp_path, "run-2").status == "ok"  # the trainer judges by the manifests
 
 
-def model_folder(tmp_path: Path) -> Path:
-    """Make a Qwen3 of real size by its headers alone; where weights would be the file is a hole."""
-    hidden, inner, layers, vocabulary = 2560, 9728, 4, 151936
-    shapes: dict[str, list[int]] = {"model.embed_tokens.weight": [vocabulary, hidden]}
-    for index in range(layers):
-        prefix = f"model.layers.{index}."
-        shapes |= {
-            f"{prefix}self_attn.q_proj.weight": [4096, hidden],
-            f"{prefix}self_attn.k_proj.weight": [1024, hidden],
-            f"{prefix}self_attn.v_proj.weight": [1024, hidden],
-            f"{prefix}self_attn.o_proj.weight": [hidden, 4096],
-            f"{prefix}self_attn.q_norm.weight": [128],
-            f"{prefix}self_attn.k_norm.weight": [128],
-            f"{prefix}mlp.gate_proj.weight": [inner, hidden],
-            f"{prefix}mlp.up_proj.weight": [inner, hidden],
-            f"{prefix}mlp.down_proj.weight": [hidden, inner],
-            f"{prefix}input_layernorm.weight": [hidden],
-            f"{prefix}post_attention_layernorm.weight": [hidden],
-        }
-    shapes["model.norm.weight"] = [hidden]
-    header: dict[str, object] = {}
-    end = 0
-    for name, shape in shapes.items():
-        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    with (tmp_path / "model.safetensors").open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        stream.truncate(8 + len(text) + end)
-    config = {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
-
-
 def test_a_plan_above_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-HET-002: before anything is started, for the main memory and for a card."""
-    config = load("quickstart", {"model.path": str(model_folder(tmp_path))})
+    config = load("quickstart", {"model.path": str(make_model(tmp_path))})
     assert check_model(config).status == "ok"
     host = Host(
         name="localhost",
@@ -131,7 +84,7 @@ def test_a_plan_above_the_memory_is_refused(
 def test_each_host_answers_for_its_own_share_of_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load("quickstart", {"model.path": str(model_folder(tmp_path))})
+    config = load("quickstart", {"model.path": str(make_model(tmp_path))})
     cpu = (Device("cpu", "cpu"),)
     head = Host(name="head", coordinator=True, bind_address="10.0.0.1", devices=cpu)
     plan = place([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)

@@ -74,10 +74,10 @@ def test_hosts_without_a_connection_are_left_as_the_inventory_has_them() -> None
 
 
 class Old(LocalConnection):
-    """A host with an earlier Motley."""
+    """A host whose Motley is broken."""
 
-    def ask(self, name: str, *_: object, **__: object) -> object:
-        raise ValueError(f"no question {name!r} is known here")
+    def ask(self, *_: object, **__: object) -> object:
+        raise RuntimeError("host c: its agent has a defect: AttributeError('x')")
 
 
 class Hung(LocalConnection):
