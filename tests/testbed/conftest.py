@@ -7,18 +7,46 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.testbed.errors import LabError
 from tests.testbed.host import Host
+from tests.testbed.image import SUITES, image
 from tests.testbed.lab import Lab
 from tests.testbed.requirements import complaint
 from tests.testbed.training import RECIPE, Cluster
 
 NewHost = Callable[..., Host]
+Report = Generator[None, pytest.TestReport, pytest.TestReport]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make the images that are not there yet before any test's time begins to run."""
+    wanted = any(item.get_closest_marker("testbed") for item in session.items)
+    if wanted and not session.config.option.collectonly and complaint() is None:
+        for suite in SUITES:
+            try:
+                image(suite)
+            except LabError as error:
+                pytest.exit(f"no image of {SUITES[suite]}: {error}", pytest.ExitCode.USAGE_ERROR)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Report:
+    """Show what the hosts of the session's lab have logged last beside a failure."""
+    report = yield
+    lab = getattr(item, "funcargs", {}).get("lab")
+    if report.failed and call.when == "call" and isinstance(lab, Lab):
+        for name, host in lab.hosts.items():
+            if host.running:
+                journal = ["journalctl", "--boot", "--no-pager", "--lines=20", "--priority=notice"]
+                shown = host.exec(journal, check=False).stdout
+                report.sections.append((f"journal of {name}", shown))
+    return report
 
 
 @pytest.fixture(scope="session")
