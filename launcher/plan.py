@@ -83,12 +83,13 @@ class LaunchPlan:
         tree: dict[str, Any] = json.loads(text)
         if tree.pop("schema") != PLAN_SCHEMA:
             raise ValueError(f"not a {PLAN_SCHEMA} file")
-        hosts = tuple(_host(host) for host in tree.pop("hosts"))
+        hosts = tuple(host_from_tree(host) for host in tree.pop("hosts"))
         processes = tuple(_process(process) for process in tree.pop("processes"))
         return cls(hosts=hosts, processes=processes, **tree)
 
 
-def _host(tree: dict[str, Any]) -> Host:
+def host_from_tree(tree: dict[str, Any]) -> Host:
+    """Return a host from its fields; raises KeyError or TypeError when they are not one's."""
     devices = tree.pop("devices")
     command = tree.pop("trainer_command")
     ssh_args = tree.pop("ssh_args", ())

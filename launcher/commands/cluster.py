@@ -137,7 +137,7 @@ def down(inventory: Path | None, run_id: str | None, everything: bool, as_json: 
     from launcher.observation import find_run
     from launcher.teardown import tear_down
 
-    registry = open_registry(inventory)
+    registry = open_registry(inventory, to_look=False)
     if everything:
         runs = registry.all()
     else:

@@ -110,19 +110,23 @@ def read_hosts(inventory: Path | None, limit: str, extra_vars: tuple[str, ...]) 
     return load_inventory(inventory, limit=limit, extra=parse_assignments(extra_vars, "-e"))
 
 
-def open_registry(inventory: Path | None) -> Any:
+def open_registry(inventory: Path | None, to_look: bool = True) -> Any:
     """Return the `Registry` of the inventory's cluster, or of this machine; says what it lacks.
+
+    Whoever only looks does without Ansible while the inventory is as it was the last time.
 
     Raises:
         ConfigError: the inventory cannot be used.
         UnreachableError: none of its hosts answers.
     """
+    from launcher.recall import recall_hosts
     from launcher.render import note
     from launcher.runs import Registry
 
     if inventory is None:
         return Registry.default()
-    registry = Registry.of(read_hosts(inventory, "all", ()))
+    hosts = recall_hosts(inventory) if to_look else read_hosts(inventory, "all", ())
+    registry = Registry.of(hosts)
     if registry.absence is not None:
         note(f"{registry.absence}; what the other hosts know:")
     return registry
