@@ -8,12 +8,16 @@ from collections.abc import Callable
 
 from launcher import render
 from launcher.bringup import job_failure
+from launcher.failures import Failure, FailureWatch
+from launcher.live_view import live_view
 from launcher.observation import Cockpit, RunView
 from launcher.runs import Run
 from launcher.supervisor import POLL
 from launcher.teardown import tear_down
+from launcher.telemetry import LOOK_EVERY, Telemetry
 
 _PROGRESS_EVERY = 2.0
+_REDRAW = 0.5
 
 
 def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
@@ -23,9 +27,13 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
         JobFailedError: it failed, or was stopped before it had finished.
     """
     cockpit = Cockpit(run)
+    watch = FailureWatch(cockpit)
     said, said_at = "", 0.0
     with render.detaching("launch cluster status --watch", run.run_id):
         while (view := cockpit.observe()).state not in ("finished", "failed", "stopped"):
+            for failure in watch.news(view):
+                for text in failure.text:
+                    report(text)
             line = render.headline(view)
             if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
                 report(line)
@@ -43,41 +51,63 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
 
 
 def watch_run(run: Run, as_json: bool) -> None:
-    """Show a run every second until it is over or Ctrl-C.
+    """Show a run until it is over or Ctrl-C; what a host does not answer holds up nothing.
 
-    A live table on a terminal, else a line a change; JSON is one object a look.
+    A live picture on a terminal, else a line a change; JSON is one object a look.
     """
-    from rich.console import Group
-    from rich.live import Live
-
-    cockpit = Cockpit(run)
     with render.detaching("launch cluster status --watch", run.run_id):
         if as_json:
-            while (view := cockpit.observe()).is_live:
+            cockpit = Cockpit(run)
+            while not is_over(view := cockpit.observe()):
                 render.print_json(render.status_tree(view))
-                time.sleep(1.0)
+                time.sleep(LOOK_EVERY)
             render.print_json(render.status_tree(view))
-            return
-        if not sys.stdout.isatty():
-            _print_changes(cockpit)
-            return
-        with Live(console=render.console(), auto_refresh=False) as live:
-            while True:
-                view = cockpit.observe()
-                live.update(Group(render.headline(view), render.status_table(view)), refresh=True)
-                if not view.is_live:
-                    return
-                time.sleep(1.0)
+        elif sys.stdout.isatty():
+            _draw(Telemetry(Cockpit(run)))
+        else:
+            _print_changes(Telemetry(Cockpit(run)))
 
 
-def _print_changes(cockpit: Cockpit) -> None:
-    said = ""
+def is_over(view: RunView) -> bool:
+    """Whether nothing of a run goes on; while its coordinator's host is away nobody knows."""
+    return not view.is_live and view.state != "unknown"
+
+
+def _draw(telemetry: Telemetry) -> None:
+    from rich.live import Live
+
+    console = render.console()
+    telemetry.start()
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            snapshot = telemetry.latest()
+            live.update(live_view(snapshot, console.width), refresh=True)
+            if is_over(snapshot.view):
+                return telemetry.close()
+            time.sleep(_REDRAW)
+
+
+def _print_changes(telemetry: Telemetry) -> None:
+    said: dict[str, str] = {}
+    shown: tuple[Failure, ...] = ()
+    telemetry.start()
     while True:
-        view = cockpit.observe()
-        if (line := render.headline(view)) != said:
-            sys.stdout.write(f"{line}\n")
-            sys.stdout.flush()
-            said = line
-        if not view.is_live:
-            return
-        time.sleep(1.0)
+        snapshot = telemetry.latest()
+        view = snapshot.view
+        lines = {"run": render.headline(view)}
+        for process in view.run.plan.processes:
+            state = view.processes[process.name]
+            attempt = f", attempt {state.attempt}" if state.attempt > 1 else ""
+            lines[process.name] = f"{process.name} on {process.host}: {state.state}{attempt}"
+        for key, line in lines.items():
+            if said.get(key) != line:
+                sys.stdout.write(f"{line}\n")
+        said = lines
+        for failure in snapshot.failures:
+            if failure not in shown:
+                sys.stdout.write("".join(f"{line}\n" for line in failure.text))
+        shown = snapshot.failures
+        sys.stdout.flush()
+        if is_over(view):
+            return telemetry.close()
+        time.sleep(LOOK_EVERY)

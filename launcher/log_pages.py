@@ -82,10 +82,13 @@ class LogPages:
         return self._supervisor.read_log(self._process, self._attempt, offset, limit)
 
 
-def last_lines(supervisor: Supervisor, process: ProcessPlan, count: int) -> list[str]:
-    """Return the end of a process's newest log that is not empty."""
-    for attempt in reversed(supervisor.attempts(process)):
-        pages = LogPages(supervisor, process, attempt)
+def last_lines(
+    supervisor: Supervisor, process: ProcessPlan, count: int, attempt: int | None = None
+) -> list[str]:
+    """Return the end of an attempt's log; without one, of the newest that is not empty."""
+    attempts = supervisor.attempts(process) if attempt is None else [attempt]
+    for number in reversed(attempts):
+        pages = LogPages(supervisor, process, number)
         offset = pages.offset_of_tail(4 * count)  # blank lines say nothing
         lines = [
             line.decode(errors="replace")

@@ -7,16 +7,18 @@ that one host that is away holds up no other.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from launcher import connection
-from launcher.errors import ConfigError, UnreachableError
+from launcher.errors import ConfigError, LauncherError, UnreachableError
+from launcher.failures import FailureWatch
 from launcher.log_pages import LogPages, Page
 from launcher.observation import Cockpit
 from launcher.plan import ProcessPlan
@@ -26,6 +28,7 @@ from launcher.runs import Run
 POLL = 0.2
 _FIRST_RETRY = 0.5
 _LONGEST_RETRY = 15.0
+_OTHERS_EVERY = 2.0
 _AHEAD = 16
 """Pages that may be read before they are printed."""
 
@@ -163,6 +166,7 @@ class LogReader:
         printer: Printer,
         selection: Selection,
     ) -> None:
+        self._cockpit = cockpit
         self._logs = [ProcessLog(cockpit, process, selection) for process in chosen]
         self._printer = printer
 
@@ -188,7 +192,8 @@ class LogReader:
     def follow(self, announce: Announce) -> None:
         """Print what is there and what is added, until every process is over.
 
-        A host that is lost is announced once, and asked again until it is back.
+        A host that is lost is announced once, and asked again until it is back. When a process
+        that is not followed fails, its last lines are announced.
 
         Raises:
             LauncherError: a host answers that this cannot go on.
@@ -197,6 +202,10 @@ class LogReader:
         for log in self._logs:
             threading.Thread(target=_follow, args=(log, events), daemon=True).start()
         open_logs = len(self._logs)
+        followed = {log.process.name for log in self._logs}
+        if len(followed) < len(self._cockpit.run.plan.processes):
+            arguments = (self._cockpit, followed, events)
+            threading.Thread(target=_watch_others, args=arguments, daemon=True).start()
         while open_logs:
             event = events.get()
             if event.note is not None:
@@ -255,6 +264,16 @@ def _follow(log: ProcessLog, events: queue.Queue[_Event]) -> None:
         except BaseException as error:  # the main thread raises it again
             return events.put(_Event(error=error))
         time.sleep(pause)
+
+
+def _watch_others(cockpit: Cockpit, followed: Collection[str], events: queue.Queue[_Event]) -> None:
+    """Announce failures of the processes that are not followed."""
+    watch = FailureWatch(cockpit, without=followed)
+    while True:
+        with contextlib.suppress(LauncherError, OSError):
+            for failure in watch.news(cockpit.observe()):
+                events.put(_Event(note="\n".join(failure.text)))
+        time.sleep(_OTHERS_EVERY)
 
 
 def choose(run: Run, names: Sequence[str]) -> list[ProcessPlan]:

@@ -94,11 +94,13 @@ class Cockpit:
         """
         return self.supervisor(process).state(process)
 
-    def last_lines(self, process: ProcessPlan, count: int = 10) -> list[str]:
-        """Return the end of a process's newest log that is not empty."""
+    def last_lines(
+        self, process: ProcessPlan, count: int = 10, attempt: int | None = None
+    ) -> list[str]:
+        """Return the end of an attempt's log; without one, of the newest that is not empty."""
 
         def read(_host: Host, connection: Connection) -> list[str]:
-            return last_lines(supervise(connection, self.run.run_id), process, count)
+            return last_lines(supervise(connection, self.run.run_id), process, count, attempt)
 
         answers = ask_hosts([self.run.host(process.host)], read)
         for name, error in answers.errors.items():

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher import (
     devices,
+    gauges,
     host_checks,
     host_runs,
     link_checks,
@@ -97,6 +98,7 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "units": unit_states.show_units,
     "machine": machine.describe,
     "routes": network.routes,
+    "gauges": gauges.read_gauges,
     "devices": devices.detect,
     "trainer": host_checks.check_trainer,
     "cuda": host_checks.check_trainer_cuda,

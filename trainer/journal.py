@@ -61,6 +61,7 @@ class Journal:
             loss=None,
             learning_rate=None,
             tokens_per_second=None,
+            exchange_ms=None,
             generation=0,
             expect_workers=expect_workers,
             workers=[],
@@ -139,7 +140,8 @@ class Journal:
                 samples=details["shares"],
             )
         )
-        for key in ("step", "epoch", "loss", "learning_rate", "tokens_per_second"):
+        moving = ("step", "epoch", "loss", "learning_rate", "tokens_per_second", "exchange_ms")
+        for key in moving:
             self._status[key] = details[key]
         self._begin_running()
         for rank, worker in self._workers.items():

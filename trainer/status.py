@@ -68,6 +68,8 @@ class Status(TypedDict):
     loss: float | None
     learning_rate: float | None
     tokens_per_second: float | None
+    exchange_ms: float | None
+    """What the last step took beyond the slowest worker's own computing."""
     generation: int
     expect_workers: int
     workers: list[WorkerStatus]
@@ -75,7 +77,7 @@ class Status(TypedDict):
     validation: ValidationStatus | None
 
 
-_MOVING = ("step", "epoch", "loss", "learning_rate", "tokens_per_second")
+_MOVING = ("step", "epoch", "loss", "learning_rate", "tokens_per_second", "exchange_ms")
 _MOVING_OF_WORKER = ("samples", "step_seconds", "tokens_per_second")
 
 

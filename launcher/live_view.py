@@ -1,0 +1,220 @@
+"""The picture of `launch cluster status --watch`: how far training is, and who does how much of it.
+
+Fits 80 columns; what has room in wider terminals is added there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from launcher.gauges import Gauge
+from launcher.plan import ProcessPlan
+from launcher.supervisor import ProcessState
+from launcher.telemetry import Snapshot
+
+STATES = {
+    "running": "green",
+    "active": "green",
+    "finished": "green",
+    "exited": "green",
+    "starting": "cyan",
+    "joining": "cyan",
+    "rejoining": "cyan",
+    "stopping": "cyan",
+    "benched": "yellow",
+    "backoff": "yellow",
+    "recovering": "yellow",
+    "lost": "red",
+    "failed": "red",
+    "unreachable": "red",
+    "unknown": "red",
+}
+"""Colours of what processes, members and runs are."""
+
+_HOT = 85.0
+_FULL = 0.95
+_WIDE = 110
+_LATE = 5.0
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def live_view(snapshot: Snapshot, width: int) -> RenderableType:
+    """Return one picture, `width` columns wide."""
+    view = snapshot.view
+    parts: list[RenderableType] = [_title(snapshot), *_progress(snapshot, width), Text("")]
+    parts.append(_workers(snapshot, width))
+    notes = [Text(f"! {line}", "red", overflow="fold") for line in view.unreachable.values()]
+    for failure in snapshot.failures:
+        notes.append(Text(failure.heading, "bold red"))
+        notes += [Text(line, "dim", overflow="ellipsis", no_wrap=True) for line in failure.text[1:]]
+    if notes:
+        parts += [Text(""), *notes]
+    return Group(*parts)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return values as bars, the newest at the right end; each bar is the mean of its share."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    cells = [
+        values[index * len(values) // count : (index + 1) * len(values) // count]
+        for index in range(count)
+    ]
+    means = [sum(cell) / len(cell) for cell in cells]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def _title(snapshot: Snapshot) -> Text:
+    view = snapshot.view
+    title = Text.assemble((view.run.run_id, "bold"), "  ", (view.state, STATES.get(view.state, "")))
+    if view.run.started:
+        title.append(f"  {_duration(time.time() - view.run.started)}", "dim")
+    if view.reason:
+        title.append(f"  {view.reason}", "yellow")
+    if snapshot.age > _LATE:
+        title.append(f"  (as it was {snapshot.age:.0f} s ago)", "red")
+    return title
+
+
+def _progress(snapshot: Snapshot, width: int) -> list[RenderableType]:
+    training: Mapping[str, Any] = snapshot.view.training or {}
+    total, step = training.get("total_steps"), training.get("step")
+    if not isinstance(total, int) or not isinstance(step, int) or total <= 0:
+        return []
+    line = Table.grid(padding=(0, 2))
+    line.add_row(
+        f"step {step}/{total}",
+        ProgressBar(total=total, completed=step, width=min(40, max(10, width - 60))),
+        f"{100 * step // total} %",
+        Text(sparkline(snapshot.losses, 24), "cyan"),
+    )
+    figures = [
+        _figure("loss", training.get("loss"), ".4f"),
+        _figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
+        _figure("exchange", training.get("exchange_ms"), ".0f", " ms"),
+    ]
+    validation = training.get("validation")
+    if isinstance(validation, dict):
+        tree: dict[str, Any] = validation  # pyright: ignore[reportUnknownVariableType]
+        figures.append(_figure("validation", tree.get("loss"), ".4f"))
+        figures.append(_figure("accuracy", tree.get("accuracy"), ".3f"))
+    return [line, Text("  ".join(figure for figure in figures if figure))]
+
+
+def _workers(snapshot: Snapshot, width: int) -> Table:
+    view, wide = snapshot.view, width >= _WIDE
+    members: dict[int, dict[str, Any]] = {w["rank"]: w for w in view.members if "rank" in w}
+    samples = sum(_int(member.get("samples")) for member in members.values())
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("RANK", justify="right", no_wrap=True)
+    table.add_column("HOST", no_wrap=True, max_width=24 if wide else 10, overflow="ellipsis")
+    table.add_column("DEVICE", no_wrap=True, max_width=32 if wide else 13, overflow="ellipsis")
+    table.add_column("STATE", no_wrap=True)
+    for name in ("SHARE", "TOKENS/S", "MEMORY", "TEMP"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("LOAD", justify="right", no_wrap=True)
+        table.add_column("ATTEMPT", justify="right", no_wrap=True)
+        table.add_column("LAST EXIT", no_wrap=True, overflow="ellipsis")
+    for process in view.run.plan.processes:
+        state = view.processes[process.name]
+        member = members.get(process.rank, {}) if process.rank is not None else {}
+        gauge = _gauge(snapshot, process)
+        cells: list[str | Text] = [
+            "-" if process.rank is None else str(process.rank),
+            escape(process.host),
+            escape(_device(snapshot, process, wide)),
+            _state(state, member),
+            _share(member, samples),
+            _figure("", member.get("tokens_per_second"), ",.0f") or "-",
+            _memory(gauge),
+            _temperature(gauge),
+        ]
+        if wide:
+            load = "-" if gauge.load is None else f"{gauge.load} %"
+            cells += [load, str(state.attempt), state.ending or "-"]
+        table.add_row(*cells)
+    return table
+
+
+def _state(state: ProcessState, member: Mapping[str, Any]) -> Text:
+    """Return what matters most: a process that runs is what the coordinator says of it."""
+    word = str(member.get("state") or state.state) if state.state == "running" else state.state
+    if word == "lost" and state.state == "running":
+        word = "rejoining"  # its process is back
+    return Text(word, STATES.get(word, ""))
+
+
+def _device(snapshot: Snapshot, process: ProcessPlan, wide: bool) -> str:
+    if process.backend == "cpu" and not wide:
+        return "cpu"
+    if process.role == "coordinator":
+        return "coordinator"
+    host = snapshot.view.run.host(process.host)
+    for device in host.devices or ():
+        if device.answers_to(process.device) and device.name:
+            kind = "cpu " if process.backend == "cpu" else ""
+            return kind + _short(device.name)
+    return process.device or process.backend
+
+
+def _short(name: str) -> str:
+    for word in ("NVIDIA GeForce ", "NVIDIA ", "AMD Radeon ", "AMD ", "Intel(R) ", "(R)", "(TM)"):
+        name = name.replace(word, "")
+    return name
+
+
+def _gauge(snapshot: Snapshot, process: ProcessPlan) -> Gauge:
+    gauges = snapshot.gauges.get(process.host, {})
+    return gauges.get(process.device or "cpu") or gauges.get(process.device.lower()) or Gauge()
+
+
+def _share(member: Mapping[str, Any], samples: int) -> str:
+    mine = member.get("samples")
+    if not isinstance(mine, int) or samples == 0:
+        return "-"
+    return f"{100 * mine / samples:.0f} %"
+
+
+def _memory(gauge: Gauge) -> Text:
+    if gauge.memory_used is None:
+        return Text("-")
+    used = gauge.memory_used / 2**30
+    if gauge.memory_total is None:
+        return Text(f"{used:.1f} GiB")
+    total = gauge.memory_total / 2**30
+    full = gauge.memory_used > _FULL * gauge.memory_total
+    return Text(f"{used:.1f}/{total:.0f} GiB", "red" if full else "")
+
+
+def _temperature(gauge: Gauge) -> Text:
+    if gauge.temperature is None:
+        return Text("-")
+    return Text(f"{gauge.temperature:.0f} °C", "red" if gauge.temperature >= _HOT else "")
+
+
+def _figure(name: str, value: object, style: str, unit: str = "") -> str:
+    if not isinstance(value, int | float):
+        return ""
+    return f"{name} {value:{style}}{unit}".strip()
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,99 @@
+"""What went wrong since the last look: real keepers, real logs."""
+
+from pathlib import Path
+
+import pytest
+from keeping import python_process, wait_for
+
+from launcher import connection
+from launcher.access import LocalConnection
+from launcher.failures import FailureWatch
+from launcher.inventory import Host
+from launcher.observation import Cockpit, RunView
+from launcher.plan import LaunchPlan, ProcessPlan
+from launcher.runs import Run
+from launcher.session_spec import RestartPolicy
+from launcher.supervisor import ProcessState, SessionSupervisor
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "connect", lambda _host: LocalConnection())
+
+
+def cockpit_of(process: ProcessPlan) -> Cockpit:
+    hosts = (Host(name=process.host, connection="local"),)
+    plan = LaunchPlan(
+        run_id="r", output="/nowhere", bind_address="", port=1, hosts=hosts, processes=(process,)
+    )
+    return Cockpit(Run(plan, 0.0, hosts))
+
+
+def view(cockpit: Cockpit, state: ProcessState) -> RunView:
+    name = cockpit.run.plan.processes[0].name
+    return RunView(cockpit.run, "running", None, {name: state}, None)
+
+
+def state(name: str, attempt: int, exit_code: int | None = None) -> ProcessState:
+    return ProcessState(state=name, attempt=attempt, exit_code=exit_code)
+
+
+def test_each_failure_is_told_once_with_its_own_last_lines(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys\n"
+        f"mark = pathlib.Path({str(tmp_path)!r}) / 'mark'\n"
+        "print('attempt', mark.exists() + 1)\n"
+        "if not mark.exists(): mark.touch(); sys.exit(1)\n"
+        "sys.exit(2)\n"
+    )
+    process = python_process(tmp_path, code)
+    cockpit = cockpit_of(process)
+    watch = FailureWatch(cockpit)
+    assert watch.news(cockpit.observe()) == []
+    supervisor = SessionSupervisor(LocalConnection(), "r", restart=RestartPolicy(first_delay=0.05))
+    supervisor.start(process)
+    found = []
+
+    def over() -> bool:
+        found.extend(watch.news(look := cockpit.observe()))
+        return not look.is_live
+
+    wait_for(over, "both attempts to fail")
+    assert watch.news(cockpit.observe()) == []
+    last = found[-1]
+    assert last.heading == "worker-0 on localhost: attempt 2 ended, exit code 2; for good"
+    assert last.lines == ("attempt 2",)
+    assert last.text == [last.heading, "  attempt 2"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "news"),
+    [
+        (None, state("running", 3, 1), False),  # old news
+        (None, state("backoff", 3, 1), True),
+        (None, state("failed", 3, 4), True),
+        (state("running", 1), state("running", 1), False),
+        (state("running", 1), state("backoff", 1, 1), True),
+        (state("running", 1), state("running", 2, 1), True),  # back before anybody looked
+        (state("backoff", 1, 1), state("running", 2, 1), False),
+        (state("running", 1), state("exited", 1, 0), False),
+        (state("running", 1), state("stopped", 1), False),
+        (state("running", 1), state("unreachable", 0), False),
+        (state("running", 1), state("lost", 1), True),
+    ],
+)
+def test_what_is_news(
+    tmp_path: Path, before: ProcessState | None, now: ProcessState, news: bool
+) -> None:
+    cockpit = cockpit_of(python_process(tmp_path, ""))
+    watch = FailureWatch(cockpit)
+    if before is not None:
+        watch.news(view(cockpit, before))
+    assert bool(watch.news(view(cockpit, now))) == news
+    assert watch.news(view(cockpit, now)) == []
+
+
+def test_who_is_followed_anyway_is_left_out(tmp_path: Path) -> None:
+    cockpit = cockpit_of(python_process(tmp_path, ""))
+    watch = FailureWatch(cockpit, without=["worker-0"])
+    assert watch.news(view(cockpit, state("failed", 1, 2))) == []

@@ -1,0 +1,178 @@
+"""The picture of `status --watch` on narrow and wide terminals, and who feeds it."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keeping import python_process, wait_for
+from rich.console import Console
+
+from launcher import connection, telemetry
+from launcher.access import Connection, LocalConnection
+from launcher.devices import Device
+from launcher.errors import UnreachableError
+from launcher.failures import Failure
+from launcher.gauges import Gauge
+from launcher.inventory import Host
+from launcher.live_view import live_view, sparkline
+from launcher.observation import Cockpit, RunView
+from launcher.plan import LaunchPlan
+from launcher.runs import Run
+from launcher.supervisor import ProcessState, SessionSupervisor
+from launcher.telemetry import Snapshot, Telemetry
+
+GIB = 1 << 30
+UUID = "GPU-6f1e0b1c-0000-1111-2222-333344445555"
+CARD = Device("cuda", UUID, "NVIDIA GeForce RTX 4090", 24 * GIB)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    worker = python_process(tmp_path, "print('hi')")
+    here = Host(name="intel", address="10.0.0.1")
+    far = Host(name="lambda-with-a-very-long-name", devices=(CARD,))
+    processes = (
+        replace(worker, name="coordinator", role="coordinator", rank=None, device="", host="intel"),
+        replace(worker, host="intel"),
+        replace(worker, name="worker-1", rank=1, device=UUID, backend="cuda", host=far.name),
+    )
+    plan = LaunchPlan(
+        run_id="demo-20261121-130000-7f3a",
+        output="/nowhere",
+        bind_address="",
+        port=1,
+        hosts=(here, far),
+        processes=processes,
+    )
+    return Run(plan, 0.0, (here, far))
+
+
+TRAINING: dict[str, Any] = {
+    "step": 120,
+    "total_steps": 480,
+    "loss": 1.23456,
+    "tokens_per_second": 4200.0,
+    "exchange_ms": 35.4,
+    "workers": [
+        {"rank": 0, "state": "active", "samples": 3, "tokens_per_second": 1000.0},
+        {"rank": 1, "state": "benched", "samples": 9, "tokens_per_second": 3200.0},
+    ],
+}
+
+
+def snapshot(run: Run, **changes: Any) -> Snapshot:
+    states = {p.name: ProcessState(state="running", attempt=1) for p in run.plan.processes}
+    view = RunView(run, "running", None, states, TRAINING)
+    gauges = {
+        "intel": {"cpu": Gauge(3 * GIB, 8 * GIB, 51.0)},
+        run.hosts[1].name: {UUID: Gauge(24 * GIB, 24 * GIB, 91.0, 98)},
+    }
+    made = Snapshot(view, 0.2, gauges, (3.0, 2.0, 1.2))
+    return replace(made, **changes)
+
+
+def drawn(picture: Snapshot, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(live_view(picture, width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_eighty_columns_hold_it(run: Run) -> None:
+    lines = drawn(snapshot(run), 80)
+    assert max(len(line) for line in lines) <= 80
+    text = "\n".join(lines)
+    assert "demo-20261121-130000-7f3a  running" in lines[0]
+    for words in ("step 120/480", "25 %", "loss 1.2346", "4,200 tokens/s", "exchange 35 ms"):
+        assert words in text
+    first, second = (next(line for line in lines if line.strip().startswith(r)) for r in "01")
+    assert " ".join(first.split()) == "0 intel cpu active 25 % 1,000 3.0/8 GiB 51 °C"
+    words = "benched 75 % 3,200 24.0/24 GiB 91 °C"
+    assert second.split()[-len(words.split()) :] == words.split()
+    assert "RTX 4090" in second
+    assert "lambda-wi…" in second
+
+
+def test_wider_terminals_show_more(run: Run) -> None:
+    text = "\n".join(drawn(snapshot(run), 140))
+    assert "lambda-with-a-very-long…" in text
+    for words in ("LOAD", "98 %", "ATTEMPT", "LAST EXIT"):
+        assert words in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 110, 200])
+def test_nothing_is_wider_than_the_terminal(run: Run, width: int) -> None:
+    failure = Failure("worker-1 failed", ("x" * 300,))
+    for picture in (snapshot(run), snapshot(run, failures=(failure,), age=60.0)):
+        assert max(len(line) for line in drawn(picture, width)) <= width
+
+
+def test_who_is_away_is_marked(run: Run) -> None:
+    whole = snapshot(run)
+    far = run.hosts[1].name
+    states = {**whole.view.processes, "worker-1": ProcessState(state="unreachable")}
+    view = replace(
+        whole.view, processes=states, unreachable={far: f"host {far}: no answer within 3 s"}
+    )
+    text = "\n".join(drawn(replace(whole, view=view, gauges={}, age=7.0), 100))
+    assert "unreachable" in text
+    assert f"! host {far}: no answer within 3 s" in text
+    assert "(as it was 7 s ago)" in text
+
+
+def test_before_anything_is_known(run: Run) -> None:
+    states = {p.name: ProcessState(state="absent") for p in run.plan.processes}
+    view = RunView(run, "starting", "waiting", states, None)
+    text = "\n".join(drawn(Snapshot(view, 0.0), 80))
+    assert "starting" in text
+    assert "step" not in text
+
+
+def test_a_worker_whose_process_is_back_is_on_its_way(run: Run) -> None:
+    whole = snapshot(run)
+    workers = [TRAINING["workers"][0], {"rank": 1, "state": "lost", "samples": 0}]
+    view = replace(whole.view, training={**TRAINING, "workers": workers})
+    assert "rejoining" in "\n".join(drawn(replace(whole, view=view), 80))
+
+
+def test_the_last_words_of_a_failed_worker_are_shown(run: Run) -> None:
+    failure = Failure("worker-1 on x: attempt 1 ended, killed by SIGKILL; starts again", ("out",))
+    lines = drawn(snapshot(run, failures=(failure,)), 80)
+    assert lines[-2].strip() == failure.heading
+    assert lines[-1].strip() == "out"
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [((), ""), ((1.0,), "▁"), ((1.0, 1.0), "▁▁"), ((8.0, 1.0), "█▁"), (range(16), "▁▂▃▄▅▆▇█")],
+)
+def test_sparkline(values: Any, bars: str) -> None:
+    assert sparkline(list(values), 8) == bars
+
+
+def test_a_dead_host_does_not_hold_up_the_picture(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(host: Host) -> Connection:
+        if host.name == "intel":
+            return LocalConnection()
+        raise UnreachableError(f"host {host.name}: no route")
+
+    monkeypatch.setattr(connection, "connect", connect)
+    monkeypatch.setattr(telemetry, "LOOK_EVERY", 0.01)
+    worker = run.plan.processes[1]
+    SessionSupervisor(LocalConnection(), run.run_id).start(worker)
+    looking = Telemetry(Cockpit(run))
+    looking.start()
+    try:
+        wait_for(lambda: "intel" in looking.latest().gauges, "gauges")
+        wait_for(lambda: looking.latest().view.processes[worker.name].is_over, "the end")
+        latest = looking.latest()
+        assert list(latest.gauges) == ["intel"]
+        assert latest.gauges["intel"]["cpu"].memory_total
+        assert latest.view.processes["worker-1"].state == "unreachable"
+        assert latest.view.unreachable
+    finally:
+        looking.close()
