@@ -21,6 +21,7 @@ def status(**changes: Any) -> Status:
         "loss": 1.25,
         "learning_rate": 1e-4,
         "tokens_per_second": 900.0,
+        "exchange_ms": 12.0,
         "generation": 1,
         "expect_workers": 1,
         "workers": [
