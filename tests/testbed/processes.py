@@ -47,7 +47,8 @@ class Process:
     def kill(self) -> None:
         """Send SIGKILL, if it is still this process."""
         if self.alive:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself just now
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def everyone() -> Iterator[int]:
