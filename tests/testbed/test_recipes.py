@@ -16,6 +16,7 @@ import pytest
 from tests.testbed.conftest import NewHost
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
+from tests.testbed.nfs import AUTOFS, install_client
 from tests.testbed.processes import Completed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
@@ -206,10 +207,12 @@ def test_hardening_is_taken_back(new_host: NewHost, play: Play, line: str, messa
 
 
 def test_bare_hosts_converge_and_can_be_undone(lab: Lab, new_host: NewHost, play: Play) -> None:
-    hosts = [new_host(name="intel"), new_host(name="lambda")]
+    hosts = [new_host(name=name, nspawn=[AUTOFS]) for name in ("intel", "lambda")]
+    for host in hosts:
+        install_client(host)
     limit = ("--limit", "intel:lambda")
     data = ["/var/lib/motley/runs/old/plan.json", "/srv/motley/logits/teacher.parquet"]
-    settings = {"share_server": "intel", "base_open_files": 4096}
+    settings = {"share_server": "intel", "share_protocols": [3, 4], "base_open_files": 4096}
 
     first = play(RECIPE, *limit, **settings)
     assert all(changed(first)[host.name] > 0 for host in hosts)
@@ -234,7 +237,8 @@ def test_bare_hosts_converge_and_can_be_undone(lab: Lab, new_host: NewHost, play
     for path in data:
         assert hosts[0].exec(["cat", path]).stdout == "kept"
     for host in hosts:
-        found = host.exec(["find", "/etc", "/usr/local", "/opt", "-iname", "*motley*"]).stdout
+        places = ["/etc", "/usr/local", "/opt", "-xdev"]
+        found = host.exec(["find", *places, "-iname", "*motley*"]).stdout
         assert found == ""
         assert host.exec(["getent", "passwd", "motley"], check=False).returncode == 2
         assert (
