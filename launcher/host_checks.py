@@ -60,8 +60,14 @@ def check_trainer(program: str, own: bool, trains: bool = True) -> Finding:
     return Finding("ok", f"Python {version}, {program}" if own else program)
 
 
-def check_devices(devices: Sequence[str], problems: Sequence[str]) -> Finding:
-    """Whether every device answers; one that is there but unusable refuses the start."""
+def check_devices(
+    devices: Sequence[str], problems: Sequence[str], spare: Sequence[str] = ()
+) -> Finding:
+    """Whether every device answers; one that is there but unusable refuses the start.
+
+    Args:
+        spare: what else works on the host, for people who want to list it.
+    """
     if problems:
         return Finding(
             "fail",
@@ -70,7 +76,8 @@ def check_devices(devices: Sequence[str], problems: Sequence[str]) -> Finding:
         )
     counts = {device: devices.count(device) for device in devices}
     texts = [f"{count} x {device}" if count > 1 else device for device, count in counts.items()]
-    return Finding("ok", ", ".join(texts) or "coordinator only")
+    also = f"; not used: {', '.join(spare)}" if spare else ""
+    return Finding("ok", f"{', '.join(texts) or 'coordinator only'}{also}")
 
 
 def check_cuda(python: str | None, cards: Sequence[str]) -> Finding:

@@ -127,7 +127,9 @@ def _plan_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[
         workers = [worker for worker in plan.workers if worker.host == name]
         program = {"program": own.argv[0], "own": plan.host(name).trainer_command is None}
         trains = {**program, "trains": bool(workers)}
-        devices = check_devices([w.device for w in workers], found.problems.get(name, ()))
+        spare = [f"{d.backend} {d.id} ({d.name})" for d in found.spare.get(name, ())]
+        problems = found.problems.get(name, ())
+        devices = check_devices([w.device for w in workers], problems, spare)
         state = {"path": state_folder(plan, name), "least": _LEAST_STATE_SPACE}
         probes += [
             question_probe("trainer", name, connection, "trainer", trains),

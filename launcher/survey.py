@@ -33,6 +33,8 @@ class Survey:
     hosts: tuple[Host, ...]
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Devices that are there but unusable."""
+    spare: Mapping[str, tuple[Device, ...]] = field(default_factory=dict[str, tuple[Device, ...]])
+    """Devices that work and that the inventory could list: `auto` leaves Vulkan's out."""
     machines: Mapping[str, Machine] = field(default_factory=dict[str, Machine])
     failures: Mapping[str, LauncherError] = field(default_factory=dict[str, LauncherError])
     """Hosts that could not be asked, and why."""
@@ -78,9 +80,11 @@ def survey(
     found = ask.all("devices", open_hosts, DEVICES_DEADLINE)
     learned: list[Host] = []
     problems: dict[str, tuple[str, ...]] = {}
+    spare: dict[str, tuple[Device, ...]] = {}
     for host in hosts:
         if host.name in found:
             host, problems[host.name] = with_devices(host, found[host.name])
+            spare[host.name] = _spare(host, found[host.name])
         if host.name in machines:
             host = _with_machine(host, machines, connections[host.name])
         learned.append(host)
@@ -88,6 +92,7 @@ def survey(
     return Survey(
         hosts=tuple(learned),
         problems=problems,
+        spare=spare,
         machines=machines,
         failures=errors,
         connections={name: connections[name] for name in machines},
@@ -110,6 +115,13 @@ def with_devices(host: Host, detection: Mapping[str, Any]) -> tuple[Host, tuple[
     known = [(device, _known(device, found)) for device in host.devices]
     problems = tuple(_absence(device, reasons) for device, match in known if match is None)
     return replace(host, devices=tuple(match or device for device, match in known)), problems
+
+
+def _spare(host: Host, detection: Mapping[str, Any]) -> tuple[Device, ...]:
+    """Return the GPUs that were found and are not used."""
+    found = [Device(**tree) for tree in (*detection["devices"], *detection["vulkan"])]
+    used = {device.pci or device.id for device in host.devices or ()}
+    return tuple(d for d in found if d.backend != "cpu" and (d.pci or d.id) not in used)
 
 
 def _known(device: Device, found: Sequence[Device]) -> Device | None:

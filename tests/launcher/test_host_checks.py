@@ -53,6 +53,8 @@ def test_devices_that_do_not_work_are_never_passed_over() -> None:
     assert finding.status == "fail"
     assert "no driver" in finding.detail
     assert check_devices(["cpu", "cpu"], []).detail == "2 x cpu"
+    spare = check_devices(["cpu"], [], ["wgpu 0000:0b:00.0 (W5700X)"]).detail
+    assert spare == "cpu; not used: wgpu 0000:0b:00.0 (W5700X)"
 
 
 def stand_in_python(folder: Path, code: str) -> str:

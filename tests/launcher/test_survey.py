@@ -1,6 +1,7 @@
 """What hosts say about themselves fills the inventory; what it lists has to be there."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,24 @@ def test_a_local_host_learns_its_cores_and_keeps_its_folder() -> None:
 def test_a_remote_host_keeps_its_runs_where_its_agent_says() -> None:
     found = survey([Host(name="a", devices=())], {"a": LocalConnection()})
     assert found.hosts[0].state_folder == LocalConnection().state_folder
+
+
+class Equipped(LocalConnection):
+    """This machine, with more cards."""
+
+    def ask(self, *question: Any, **more: Any) -> Any:
+        return FOUND if question[0] == "devices" else super().ask(*question, **more)
+
+
+@pytest.mark.parametrize(
+    ("listed", "spare"),
+    [(None, ["0000:0b:00.0"]), ((Device("wgpu", "0000:0b:00.0"),), ["GPU-1"])],
+)
+def test_cards_that_nobody_uses_are_known(
+    listed: tuple[Device, ...] | None, spare: list[str]
+) -> None:
+    found = survey([Host(name="a", devices=listed)], {"a": Equipped()})
+    assert [device.id for device in found.spare["a"]] == spare
 
 
 def test_hosts_without_a_connection_are_left_as_the_inventory_has_them() -> None:
