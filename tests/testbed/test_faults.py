@@ -5,6 +5,7 @@ Each test leaves the run whole for the next one: three ranks that take part in e
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -175,17 +176,19 @@ def test_a_second_start_and_a_skewed_wheel_are_refused(cluster: Cluster, run: Ru
     assert busy.returncode == 4
     assert f"the cluster is busy: run {run.run_id} is running" in busy.stderr
 
-    installed = "/opt/motley/current/motley.json"
-    whole = cluster.w1.exec(["cat", installed]).stdout
+    find = ["find", "/opt/motley/current/lib/", "-path", "*/launcher/__init__.py"]
+    code = cluster.w1.exec(find).stdout.strip()
+    whole = cluster.w1.exec(["cat", code]).stdout
     try:
-        skewed = whole.replace('"sha256": "', '"sha256": "0')
-        cluster.w1.exec(["tee", installed], input=skewed)
+        cluster.w1.exec(["tee", code], input=f"{whole}\n# another version\n")
         done = cluster.operator.launch("doctor", "--json", check=False)
         assert done.returncode == 4
-        assert '"version"' in done.stdout
-        assert "launch cluster push" in done.stdout
+        checks, _ = json.JSONDecoder().raw_decode(done.stdout)
+        failed = [check for check in checks["checks"] if check["status"] == "fail"]
+        assert {check["name"] for check in failed} >= {"version"}
+        assert any("launch cluster push" in check["remedy"] for check in failed)
     finally:
-        cluster.w1.exec(["tee", installed], input=whole)
+        cluster.w1.exec(["tee", code], input=whole)
 
 
 def test_down_leaves_nothing_anywhere(cluster: Cluster, run: Running) -> None:
