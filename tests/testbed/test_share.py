@@ -1,0 +1,148 @@
+"""The share on two hosts: owners, a server that dies and comes back, rsync's narrow door.
+
+The kernel here has no NFS: the server is nfs-ganesha, the client of nfs.py stands in for the
+kernel's, behind the role's own units. Server on Debian 12, client on Debian 13.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.host import Host
+from tests.testbed.lab import Lab
+from tests.testbed.nfs import AUTOFS, install_client
+from tests.testbed.plan import Plan
+from tests.testbed.processes import Completed, wait_until
+
+pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINTS = "/srv/motley/checkpoints"
+DOOR = ["/usr/bin/rsync", "--config=/etc/motley/rsyncd.conf", "--server", "--daemon", "."]
+CHECK = "import json, launcher.share_checks as s; f = s.check_share('/srv/motley'); "
+CHECK += "print(json.dumps([f.status, f.detail]))"
+
+
+@dataclass
+class Share:
+    """Two hosts with the role, and a caller of playbooks on both."""
+
+    lab: Lab
+    server: Host
+    client: Host
+    play: Callable[..., Completed]
+
+    def check(self) -> tuple[str, str]:
+        """Ask the client as its agent would: the run user, within the check's own deadline."""
+        argv = ["timeout", "--kill-after=1", "30", "python3", "-P", "-c", CHECK]
+        environment = {"PYTHONPATH": "/srv/code"}
+        done = self.client.exec(argv, user="motley", env=environment, timeout=40)
+        status, detail = json.loads(done.stdout)
+        return status, detail
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file on the client as the run user."""
+        self.client.exec(["tee", path], user="motley", input=text)
+
+
+@pytest.fixture(scope="module")
+def share(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Share]:
+    first, second = lab.free_addresses(2)
+    hosts = lab.add_hosts(
+        [Plan("store", first), Plan("reader", second, suite="trixie", nspawn=[AUTOFS])]
+    )
+    server, client = hosts
+    inventory = lab.write_inventory(
+        tmp_path_factory.mktemp("inventory") / "hosts.yml",
+        {"share_server": server.name, "share_protocols": [3, 4], "share_operators": ["guest"]},
+        {server.name: {"motley_coordinator": True}},
+    )
+
+    def play(*arguments: str) -> Completed:
+        program = [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory)]
+        done = lab.run([*program, *arguments], cwd=ROOT, timeout=900, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+        return done
+
+    for host in hosts:
+        host.exec(["groupadd", "--gid", "7100", "motley"])
+        account = ["--uid", "7100", "--gid", "7100", "--home-dir", "/var/lib/motley"]
+        host.exec(["useradd", *account, "--create-home", "motley"])
+        host.exec(["useradd", "--create-home", "guest"])
+        code = host.folder / "root/srv/code"
+        lab.inside("mkdir", code)
+        lab.inside("cp", "--recursive", ROOT / "launcher", code)
+    install_client(client)
+    play("playbooks/share.yml")
+    yield Share(lab, server, client, play)
+    for host in hosts:
+        host.remove()
+
+
+def changes(done: Completed) -> set[int]:
+    return {int(count) for count in re.findall(r"changed=(\d+)", done.stdout)}
+
+
+def test_a_second_run_and_check_mode_change_nothing(share: Share) -> None:
+    assert changes(share.play("playbooks/share.yml")) == {0}
+    assert changes(share.play("playbooks/share.yml", "--check", "--diff")) == {0}
+
+
+def test_the_server_listens_on_the_network_of_the_cluster_alone(share: Share) -> None:
+    listening = share.server.exec(["ss", "-H", "-ltn", "sport = 2049"]).stdout.split()[3]
+    assert listening in (f"{share.server.ip}:2049", f"[::ffff:{share.server.ip}]:2049")
+
+
+def test_owners_are_right_on_both_sides_and_root_is_nobody(share: Share) -> None:
+    share.client.exec(["mkdir", f"{CHECKPOINTS}/demo"], user="motley")
+    share.write(f"{CHECKPOINTS}/demo/a", "written on the client\n")
+    share.client.exec(["ln", "-s", "demo", f"{CHECKPOINTS}/latest"], user="motley")
+
+    assert share.server.exec(["cat", f"{CHECKPOINTS}/latest/a"]).stdout == "written on the client\n"
+    for host in (share.server, share.client):
+        owner = host.exec(["stat", "--format=%u:%g", f"{CHECKPOINTS}/demo/a"]).stdout.strip()
+        assert owner == "7100:7100"
+    by_root = share.client.exec(["touch", f"{CHECKPOINTS}/by-root"], check=False)
+    assert by_root.returncode != 0
+
+
+def test_the_check_finds_the_mount_and_measures_it(share: Share) -> None:
+    status, detail = share.check()
+    assert status in ("ok", "warn")
+    assert f"{share.server.ip}:{CHECKPOINTS}" in detail
+
+
+def test_a_server_that_dies_costs_a_line_and_comes_back_by_itself(share: Share) -> None:
+    share.write(f"{CHECKPOINTS}/before", "kept\n")
+    share.server.exec(["systemctl", "stop", "nfs-ganesha"])
+
+    status, detail = share.check()
+    assert status == "fail", detail
+    assert CHECKPOINTS.rpartition("/")[0] in detail
+
+    share.server.exec(["systemctl", "start", "nfs-ganesha"])
+    wait_until(lambda: share.check()[0] != "fail", 120, "the share does not come back")
+    assert share.client.exec(["cat", f"{CHECKPOINTS}/before"], user="motley").stdout == "kept\n"
+
+
+def test_operators_may_call_rsync_in_one_way_only(share: Share) -> None:
+    def sudo(*argv: str) -> Completed:
+        return share.client.exec(["sudo", "-n", *argv], user="guest", check=False, input="")
+
+    assert sudo("-u", "motley", *DOOR).stdout.startswith("@RSYNCD:")
+    for refused in (
+        ["-u", "motley", *DOOR[:-1], "/etc"],
+        ["-u", "motley", "/usr/bin/rsync", "--config=/tmp/mine", *DOOR[2:]],
+        ["-u", "motley", "/usr/bin/rsync", "--server", "--sender", "-r", ".", "/var/lib/motley"],
+        DOOR,
+    ):
+        done = sudo(*refused)
+        assert done.returncode != 0, refused
+        assert "@RSYNCD" not in done.stdout
