@@ -1,8 +1,8 @@
 """The command line: light imports, one line for an error, exit codes, JSON and completion."""
 
 import json
-import socket
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
