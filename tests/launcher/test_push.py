@@ -203,7 +203,7 @@ def test_hosts_that_run_a_checkout_are_left_out() -> None:
         ("/opt/motley/current/bin/python", "/opt/motley"),
         ("/srv/a b/current/bin/python", "/srv/a b"),
         ("/usr/bin/python3", None),
-        ("/home/me/motley/.venv/bin/python", None),
+        ("/home/ops/motley/.venv/bin/python", None),
     ],
 )
 def test_where_an_installation_lies(python: str, root: str | None) -> None:

@@ -26,8 +26,8 @@ def test_the_packages_listed_are_the_packages_on_disk() -> None:
 
 
 def test_tests_are_no_packages() -> None:
-    # A tests/trainer/__init__.py would shadow the real trainer.
-    assert not list((ROOT / "tests").rglob("__init__.py"))
+    # A tests/trainer/__init__.py would shadow the real trainer. The test bed is a tool of its own.
+    assert list((ROOT / "tests").rglob("__init__.py")) == [ROOT / "tests/testbed/__init__.py"]
 
 
 def test_package_data_exists() -> None:
