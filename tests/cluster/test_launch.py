@@ -132,7 +132,10 @@ def test_up_status_logs_down(cluster: Cluster) -> None:
     assert "worker-1" in status.stdout
     assert cluster.launch("logs", "worker-1").stdout == "worker-1 here, work \n"
     both = cluster.launch("cluster", "logs", "worker-0", "coordinator", "--tail", "1")
-    assert both.stdout == "worker-0    | worker-0 here, work \ncoordinator | coordinator here, work \n"
+    assert both.stdout.splitlines() == [
+        "worker-0    | worker-0 here, work ",
+        "coordinator | coordinator here, work ",
+    ]
     wrong = cluster.launch("logs", "worker-7")
     assert wrong.returncode == 2
     assert "no process worker-7 (there are: coordinator, worker-0, worker-1)" in wrong.stderr

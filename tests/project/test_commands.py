@@ -73,7 +73,8 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
 
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     sources = [*(ROOT / "launcher").glob("commands/*.py")]
-    sources += [ROOT / "launcher" / f"{name}.py" for name in ("cli", "logs", "plan", "printer", "render")]
+    names = ("cli", "logs", "plan", "printer", "render")
+    sources += [ROOT / "launcher" / f"{name}.py" for name in names]
     sources += [ROOT / "trainer" / f"{name}.py" for name in ("scoring", "status")]
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     schemas = set(re.findall(r'"(motley\.[a-z.]+/\d+)"', text))
