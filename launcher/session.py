@@ -38,6 +38,8 @@ _INSTANCE = r"[a-z0-9][a-z0-9._-]*:(worker-[0-9]+|coordinator)"
 _LEADER_POLL = GRANULARITY  # how often it wakes without a signal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+WANTED_VARIABLE = "MOTLEY_UNIT_WANTED"
+"""Set by the units: the link that is there while systemd starts this one at boot."""
 _HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 
 
@@ -56,6 +58,7 @@ class Keeper:
         self._retry_at: float | None = None
         self._message: str | None = None
         self._stopping = False
+        self._leaving = False
 
     def run(self) -> None:
         """Keep the child until the end; the final state is on disk when this returns."""
@@ -65,12 +68,14 @@ class Keeper:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._write_state()
         while True:
-            if self._spec.ended is not None and Path(self._spec.ended).exists():
+            if self._is_taken_down():
                 return self._finish("stopped", "the run was taken down")
             began = time.monotonic()
             returncode = self._run_once(prctl)
             self._returncode = returncode
             self._child = None
+            if self._leaving:
+                return self._write_state()  # no end: the next boot goes on
             if self._stopping:
                 return self._finish("stopped", None)
             if returncode == 0:
@@ -85,7 +90,7 @@ class Keeper:
             if self._failures >= self._spec.restart.most_failures:
                 return self._finish("failed", f"gave up after {self._failures} failures in a row")
             if not self._pause(self._spec.restart.delay(self._failures)):
-                return self._finish("stopped", None)
+                return None if _is_wanted() else self._finish("stopped", None)
 
     def _run_once(self, prctl: Callable[..., int]) -> int:
         """Start one attempt and return how it ended, with nothing of it left running."""
@@ -147,9 +152,14 @@ class Keeper:
                 _kill_group(child.pid)
             elif (_asks_to_stop(caught) or abandoned) and not self._stopping:
                 self._stopping = True
+                self._leaving = _is_wanted() and not abandoned and not self._is_taken_down()
                 self._phase = "stopping"
                 self._write_state()
-                kill_at = time.monotonic() + self._spec.grace
+                # A coordinator that is asked to stop sends everybody home; one that dies with its
+                # host is waited for.
+                kill_at = time.monotonic() + (0.0 if self._leaving else self._spec.grace)
+                if self._leaving:
+                    continue
                 _signal_group(child.pid, signal.SIGTERM)
                 _signal_group(child.pid, signal.SIGCONT)  # a stopped group must hear it too
 
@@ -165,6 +175,10 @@ class Keeper:
                 return False
             _reap(-1)
         return True
+
+    def _is_taken_down(self) -> bool:
+        """Whether somebody asked for the end of the run."""
+        return self._spec.ended is not None and Path(self._spec.ended).exists()
 
     def _leader_is_over(self) -> bool:
         """Whether the process that this one serves has ended for good.
@@ -248,6 +262,15 @@ def _last_attempt(folder: Path) -> int:
     """Return the highest number of a log in the folder, 0 when there is none."""
     numbers = [path.stem.removeprefix("attempt-") for path in folder.glob("attempt-*.log")]
     return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def _is_wanted() -> bool:
+    """Whether systemd would start this unit at the next boot: then it is the host that goes down.
+
+    Whoever stops a unit for good disables it first (motley-unit).
+    """
+    link = os.environ.get(WANTED_VARIABLE)
+    return link is not None and Path(link).is_symlink()
 
 
 def _asks_to_stop(caught: signal.struct_siginfo | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import stat
 import struct
 import subprocess
@@ -67,7 +68,10 @@ def test_a_slow_share_is_said() -> None:
 
 @contextlib.contextmanager
 def silent_mount(folder: Path) -> Generator[None]:
-    """Mount a FUSE file system that greets the kernel and then answers nothing."""
+    """Mount a FUSE file system that greets the kernel, takes every request and answers none.
+
+    Whoever waits for a request that was taken can no longer be killed; before, it can.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={device},rootmode={stat.S_IFDIR:o},user_id=0,group_id=0,allow_other"
@@ -80,7 +84,20 @@ def silent_mount(folder: Path) -> Generator[None]:
         unique = struct.unpack_from("<IIQ", greeting)[2]
         welcome = struct.pack("<IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, 4096, 1, 0, 0, 0)
         os.write(device, struct.pack("<IiQ", 16 + len(welcome), 0, unique) + welcome)
-        yield
+        over = threading.Event()
+
+        def take() -> None:
+            while not over.is_set():
+                if select.select([device], [], [], 0.05)[0]:
+                    os.read(device, 1 << 20)
+
+        taking = threading.Thread(target=take)
+        taking.start()
+        try:
+            yield
+        finally:
+            over.set()
+            taking.join()
     finally:
         libc.umount2(os.fsencode(folder), 2)  # MNT_DETACH
         os.close(device)  # ends every request with an error

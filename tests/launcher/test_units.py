@@ -16,6 +16,7 @@ from unit_host import UnitHost
 from launcher.errors import PartialError, PreflightError
 from launcher.plan import ProcessPlan
 from launcher.processes import find_run, send_signal
+from launcher.session import is_final
 from launcher.session_spec import RestartPolicy
 from launcher.supervisor import SessionSupervisor
 from launcher.units import SystemdSupervisor, supervise, unit_of
@@ -122,6 +123,21 @@ def test_a_rebooted_host_goes_on_with_what_was_not_over(place: Place) -> None:
     place.supervisor.stop([process], 20.0)
 
 
+def test_a_host_that_is_shut_down_in_order_ends_nothing_for_good(place: Place) -> None:
+    """Its units get the SIGTERM of whoever stops them, but they stay wanted."""
+    process = place.process()
+    unit = place.host.unit(unit_of(place.run_id, process))
+    place.supervisor.start(process)
+    place.up(process)
+    unit.go_down_with_the_host()
+    assert not find_run(place.run_id)
+    assert not is_final(Path(process.folder) / "state.json")
+    unit.start()  # the next boot
+    place.up(process, attempt=2)
+    place.supervisor.stop([process], 20.0)
+    assert place.supervisor.state(process).state == "stopped"
+
+
 def test_a_rebooted_host_is_waited_for_while_its_units_have_not_had_their_turn(
     place: Place,
 ) -> None:
@@ -129,7 +145,7 @@ def test_a_rebooted_host_is_waited_for_while_its_units_have_not_had_their_turn(
     place.supervisor.start(process)
     place.up(process)
     place.host.close()
-    place.host.unit(unit_of(place.run_id, process)).enabled = True
+    place.host.unit(unit_of(place.run_id, process)).enable()
     path = Path(process.folder) / "state.json"
     keeper = place.supervisor.state(process).keeper
     assert keeper is not None
@@ -193,7 +209,8 @@ def test_where_systemd_refuses_the_process_is_ended_without_it(
 
     monkeypatch.setattr(place.host, "control_unit", refuse)
     place.supervisor.stop([process], 20.0)
-    assert place.supervisor.state(process).state == "stopped"
+    assert place.supervisor.state(process).is_over
+    assert not find_run(place.run_id)
 
 
 def test_a_process_started_before_the_host_had_units_can_be_stopped(place: Place) -> None:

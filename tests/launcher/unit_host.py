@@ -18,6 +18,7 @@ from typing import Any
 from launcher.access import ASK_DEADLINE, UNIT_DEADLINE, LocalConnection
 from launcher.errors import PreflightError, UnreachableError
 from launcher.processes import boot_id
+from launcher.session import WANTED_VARIABLE
 
 UNIT = re.compile(r"motley-(?:worker|coordinator)@([a-z0-9][a-z0-9._-]*:[a-z0-9-]+)\.service")
 
@@ -26,15 +27,37 @@ class Unit:
     """One instance: ExecStart, Restart=on-failure, and whether it is wanted at boot."""
 
     def __init__(self, argv: list[str], state_folder: Path) -> None:
-        self.enabled = False
+        self._wanted = state_folder / "wants" / argv[-1]
+        self._wanted.parent.mkdir(parents=True, exist_ok=True)
         self._argv = argv
-        self._environment = {**os.environ, "MOTLEY_STATE_DIR": str(state_folder)}
+        self._environment = {
+            **os.environ,
+            "MOTLEY_STATE_DIR": str(state_folder),
+            WANTED_VARIABLE: str(self._wanted),
+        }
         self._keeper: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self._guard = threading.Lock()
 
+    @property
+    def enabled(self) -> bool:
+        return self._wanted.is_symlink()
+
+    def _disable(self) -> None:
+        self._wanted.unlink(missing_ok=True)
+
+    def go_down_with_the_host(self) -> None:
+        """What a shutdown does: SIGTERM to a unit that stays enabled."""
+        assert self._keeper is not None
+        self._keeper.send_signal(signal.SIGTERM)
+        self._keeper.wait(30)
+
+    def enable(self) -> None:
+        if not self.enabled:
+            self._wanted.symlink_to("unit")
+
     def start(self) -> None:
-        self.enabled = True
+        self.enable()
         self._stopping = False
         self._run()
 
@@ -57,7 +80,7 @@ class Unit:
             self._run()
 
     def stop(self, deadline: float) -> None:
-        self.enabled = False
+        self._disable()
         with self._guard:
             self._stopping = True
         if self._keeper is None:
@@ -69,7 +92,7 @@ class Unit:
             raise UnreachableError("the unit did not stop in time") from None
 
     def kill(self) -> None:
-        self.enabled = False
+        self._disable()
         with self._guard:
             self._stopping = True
         if self._keeper is not None:

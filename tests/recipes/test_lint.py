@@ -1,4 +1,4 @@
-"""Recipes, playbooks and roles: what Ansible's own tools say about them."""
+"""Recipes, playbooks and roles: what can be read off them (`make lint` runs ansible-lint)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,6 @@ def call(*argv: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "NO_COLOR": "1"}
     command = [str(word) for word in argv]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.timeout(300)
-def test_ansible_lint_finds_nothing_in_profile_production() -> None:
-    done = call(BIN / "ansible-lint", "--offline", "--profile", "production")
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_rule_is_skipped() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
 import time
@@ -200,8 +201,12 @@ class Running:
 
 
 def up_flags(*flags: str) -> list[str]:
-    """Return the flags of a run that goes on until somebody ends it."""
+    """Return the flags of a run that goes on until somebody ends it, each in a folder of its own.
+
+    Equal shares: three workers on two cores would else bench each other.
+    """
     settings = {
+        "exchange.shares": "equal",
         "data.validation": "null",
         "data.max_seq_len": "64",
         "method": "full",
@@ -214,6 +219,7 @@ def up_flags(*flags: str) -> list[str]:
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     paths = ["--model", "inputs/model", "--data", "inputs/data/train.jsonl"]
+    paths += ["--output", f"outputs/{secrets.token_hex(4)}"]
     return ["--expect-workers", "3", *paths, *words, *flags]
 
 
