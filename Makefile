@@ -15,13 +15,14 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export VENV TORCH TORCH_VERSION TORCH_CPU_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint bench clean
+.PHONY: help setup demo test test-fast testbed lint bench clean
 
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
 	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
-	@echo "make test       quick lint, the fast tests, the tests with real processes and hosts"
+	@echo "make test       quick lint, the fast tests, the tests with real processes"
 	@echo "make test-fast  quick lint and the fast tests"
+	@echo "make testbed    the tests with booted Debian hosts: root, and minutes (docs/testing.md)"
 	@echo "make lint       format, lint, types, import rules, recipes"
 	@echo "make bench      every benchmark, one after the other; JSON in benchmarks/results/"
 	@echo "make clean      remove caches, build products and the demo's output (not .venv)"
@@ -33,7 +34,10 @@ demo: setup
 	@bash scripts/demo.sh
 
 test: setup
-	@bash scripts/test.sh lint fast cluster testbed
+	@bash scripts/test.sh lint fast cluster
+
+testbed: setup
+	@bash scripts/test.sh testbed
 
 test-fast: setup
 	@bash scripts/test.sh lint fast

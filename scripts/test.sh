@@ -9,7 +9,8 @@ lint() {
     "$bin/ruff" check && "$bin/ruff" format --check && "$bin/lint-imports"
 }
 fast() {
-    "$bin/pytest" -m 'not cluster and not testbed'
+    # By file, since the tests of one share their models. Two processes: torch's own threads wait.
+    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not cluster and not testbed' -n 2 --dist loadfile
 }
 cluster() {
     # Two at a time: they mostly wait. By file, since a file's tests may share one run.

@@ -180,6 +180,7 @@ def test_down_leaves_nothing_anywhere(cluster: Cluster, run: Running) -> None:
 
 
 def test_of_two_operators_at_once_one_wins(cluster: Cluster) -> None:
+    cluster.operator.launch("cluster", "down", "--all")
     operators: list[Operator] = [cluster.another_operator(name) for name in ("ann", "bob")]
     flags = up_flags("--set", "training.max_steps=5")
     starts = [operator.start("cluster", "up", *flags) for operator in operators]
