@@ -24,7 +24,7 @@ PARTIAL = ".rsync-partial"
 SILENCE = 60
 """Seconds without a byte after which a transfer gives up."""
 
-_OLDEST = (3, 1)
+_OLDEST = (3, 2)
 _LOST = (10, 12, 30, 35, 255)
 _TEMPORARY = (PARTIAL, ".tmp-*", ".old-*", ".link-*", ".probe-*", ".fetched-*")
 """What writers have not finished: it never travels."""
@@ -99,7 +99,8 @@ def transfer(
         PartialError: rsync stopped for another reason, in its words.
     """
     command = [find_rsync(), "--times", "--perms", f"--partial-dir={PARTIAL}", "--delay-updates"]
-    command += [f"--exclude={pattern}" for pattern in _TEMPORARY]
+    # Two checkpoints of one name have equal sizes, and may be of the same second.
+    command += ["--modify-window=-1", *(f"--exclude={pattern}" for pattern in _TEMPORARY)]
     command += [f"--timeout={SILENCE}", "--stats", "--out-format=%i %n", "--info=progress2"]
     command += [*options, *(["--files-from=-", "--from0"] if names is not None else [])]
     process = subprocess.Popen(
@@ -144,7 +145,7 @@ def find_rsync() -> str:
     found = re.match(r"rsync\s+version (\d+)\.(\d+)", said.stdout)
     if found is None or (int(found[1]), int(found[2])) < _OLDEST:
         first = (said.stdout.splitlines() or ["no version"])[0]
-        raise PreflightError(f"{program}: {first}; launch sync needs rsync 3.1 or newer")
+        raise PreflightError(f"{program}: {first}; launch sync needs rsync 3.2 or newer")
     return program
 
 

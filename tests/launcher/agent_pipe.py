@@ -55,8 +55,9 @@ class ProcessPipe:
             return os.read(self._out.fileno(), 1 << 16)
 
     def last_words(self) -> str:
-        if not self._err.closed:
-            self._words += self._err.read() or b""
+        with self._reading:  # whoever breaks the link and whoever ends it may meet here
+            if not self._err.closed:
+                self._words += self._err.read() or b""
         return self._words.decode(errors="replace")
 
     def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
