@@ -297,7 +297,7 @@ def test_a_machine_without_rsync_is_told_so(
     old = tmp_path / "rsync"
     old.write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
     old.chmod(0o755)
-    with pytest.raises(PreflightError, match=r"needs rsync 3\.1 or newer"):
+    with pytest.raises(PreflightError, match=r"needs rsync 3\.2 or newer"):
         rsync.find_rsync()
 
 
