@@ -142,7 +142,7 @@ def test_a_changed_host_key(cluster: Cluster, run: Running) -> None:
             refused = cluster.operator.launch("doctor", *flags, "--json", check=False)
             assert refused.returncode in (3, 4)
             assert "w1" in refused.stdout + refused.stderr
-            assert "changed" in refused.stdout + refused.stderr
+            assert "ITS HOST KEY HAS CHANGED" in refused.stdout + refused.stderr
     finally:
         host.exec(["cp", "-a", "/root/ssh_host_ed25519_key", "/root/ssh_host_ed25519_key.pub",
                    "/etc/ssh/"])  # fmt: skip

@@ -231,7 +231,7 @@ def leftovers(host: Host) -> list[str]:
     units = ["systemctl", "list-units", "--all", "--plain", "--no-legend", "motley-*@*"]
     found += host.exec(units).stdout.splitlines()
     wants = "/etc/systemd/system/multi-user.target.wants"
-    found += host.exec(["find", wants, "-name", "motley-*"]).stdout.splitlines()
+    found += host.exec(["find", wants, "-name", "motley-*@*"]).stdout.splitlines()
     listing = host.exec(["ps", "-u", "motley", "-o", "pid=,args="], check=False).stdout
     agents = ("launcher.agent", "sudo")
     found += [line for line in listing.splitlines() if not any(word in line for word in agents)]
