@@ -140,4 +140,4 @@ def _mount(path: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(try_folders(Path(sys.argv[1]))))  # noqa: T201
+    print(json.dumps(try_folders(Path(sys.argv[1]))))  # noqa: T201 - what the asking process reads

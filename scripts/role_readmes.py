@@ -30,7 +30,7 @@ def read(path: Path) -> Any:
     """Return the content of a YAML file; an empty mapping when there is no such file."""
     if not path.exists():
         return {}
-    return yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}  # noqa: S506
+    return yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}  # noqa: S506 - a SafeLoader
 
 
 def markdown(text: Any) -> str:

@@ -93,4 +93,4 @@ class SleepingReplica:
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Not part of any benchmark."""
-        raise NotImplementedError
+        raise NotImplementedError  # a run config of a benchmark has no validation data

@@ -225,9 +225,10 @@ def test_uploads_under_way_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyP
     thread.join(20.0)
 
 
-def test_it_loads_nothing_but_the_standard_library() -> None:
+@pytest.mark.parametrize("program", ["launcher.agent", "launcher.session"])
+def test_what_runs_on_hosts_loads_nothing_but_the_standard_library(program: str) -> None:
     code = (
-        "import sys, launcher.agent\n"
+        f"import sys, {program}\n"
         "roots = {name.partition('.')[0] for name in sys.modules}\n"
         "print(*sorted(roots - set(sys.stdlib_module_names) - {'__main__', '__mp_main__'}))"
     )

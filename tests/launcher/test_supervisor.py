@@ -332,18 +332,3 @@ def test_a_healthy_life_makes_the_count_start_again(run_id: str, tmp_path: Path)
     wait_for(lambda: supervisor.state(process).attempt > 4, "the fifth attempt")
     assert supervisor.state(process).failures <= 1
     supervisor.stop([process], 20.0)
-
-
-def test_the_keeper_loads_nothing_but_the_standard_library() -> None:
-    code = (
-        "import sys, launcher.session\n"
-        "roots = {name.partition('.')[0] for name in sys.modules}\n"
-        "print(*sorted(roots - set(sys.stdlib_module_names) - {'__main__', '__mp_main__'}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.stdout.split() == ["launcher"], done.stderr

@@ -5,7 +5,6 @@ torch is left out here (`trainer_extras: coordinator`), which saves minutes a ho
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from tests.testbed.conftest import NewHost
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
+from tests.testbed.plays import changed, changing_tasks
 from tests.testbed.processes import Completed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
@@ -60,23 +60,6 @@ def play(lab: Lab, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         return done
 
     return call
-
-
-def changed(done: Completed) -> dict[str, int]:
-    """Return how many tasks changed something, by host."""
-    recap = re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", done.stdout, re.MULTILINE)
-    return {host: int(count) for host, count in recap}
-
-
-def changing_tasks(done: Completed) -> str:
-    """Return the tasks that changed something, for the message of an assert."""
-    found: list[str] = []
-    task = ""
-    for line in done.stdout.splitlines():
-        task = line if line.startswith(("TASK", "RUNNING HANDLER")) else task
-        if line.startswith("changed:"):
-            found.append(f"{task} {line}")
-    return "\n".join(found)
 
 
 @pytest.fixture(scope="module")

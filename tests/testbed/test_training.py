@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
+from tests.testbed.plays import changed, changing_tasks
 from tests.testbed.training import RECIPE, Cluster, Running, leftovers, verified
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1500)]
 
 
-def changes(text: str) -> dict[str, int]:
-    """Return how many tasks changed something, by host."""
-    recap = re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", text, re.MULTILINE)
-    return {host: int(count) for host, count in recap}
-
-
 def test_a_second_run_of_the_recipe_changes_nothing(cluster: Cluster) -> None:
     again = cluster.operator.play(RECIPE)
-    assert changes(again.stdout) == {"head": 0, "w1": 0, "w2": 0}, again.stdout[-8000:]
+    assert changed(again) == {"head": 0, "w1": 0, "w2": 0}, changing_tasks(again)
     told = cluster.operator.play(RECIPE, "--check", "--diff")
-    assert changes(told.stdout) == {"head": 0, "w1": 0, "w2": 0}, told.stdout[-8000:]
+    assert changed(told) == {"head": 0, "w1": 0, "w2": 0}, changing_tasks(told)
 
 
 def test_every_check_of_the_doctor_passes(cluster: Cluster) -> None:
