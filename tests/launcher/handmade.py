@@ -22,5 +22,6 @@ def make_wheel(
     target = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(target, "w") as archive:
         for path, text in {**files, f"{info}/RECORD": "\n".join(records) + "\n"}.items():
-            archive.writestr(path, text)
+            # A ZipInfo of its own: the clock would make another wheel of the same files.
+            archive.writestr(zipfile.ZipInfo(path), text)
     return target
