@@ -1,0 +1,67 @@
+"""Device memory with a shape: what kernels read and write."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import wgpu
+
+Kind = Literal["f32", "u32", "bf16", "nf4"]
+
+ALIGNMENT = 256
+"""Bytes that a window into a buffer is aligned to: the most that any device asks for."""
+NF4_BLOCK = 64
+"""Elements that share one absmax, counted over the flattened tensor (bitsandbytes)."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """A row-major tensor in a buffer; the last axis is contiguous."""
+
+    buffer: wgpu.GPUBuffer | None
+    """None in a plan, which counts bytes and runs nothing."""
+    shape: tuple[int, ...]
+    kind: Kind = "f32"
+    """`bf16` and `nf4` are packed into u32, lowest element in the lowest bits; in a byte of NF4 the
+    high nibble is the first (the layout of bitsandbytes)."""
+    offset: int = 0
+    """Bytes from the start of the buffer."""
+    scales: Array | None = None
+    """For `nf4` the absmax of every 64 elements, f32."""
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, a multiple of 4; without the scales."""
+        return nbytes(self.shape, self.kind)
+
+    def reshape(self, *shape: int) -> Array:
+        """Return the same elements under another shape."""
+        assert math.prod(shape) == self.size, f"{self.shape} has no shape {shape}"
+        return replace(self, shape=shape)
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Return a window of the first axis; it must begin at an aligned byte."""
+        assert 0 <= start < stop <= self.shape[0], (start, stop, self.shape)
+        row = self.size // self.shape[0]
+        begin = nbytes((start * row,), self.kind)
+        assert begin % ALIGNMENT == 0, f"row {start} of {self.shape} is not aligned"
+        scales = self.scales
+        if scales is not None:
+            assert start * row % (NF4_BLOCK * NF4_BLOCK) == 0, "the scales would not be aligned"
+            scales = scales.rows(start * row // NF4_BLOCK, -(-stop * row // NF4_BLOCK))
+        shape = (stop - start, *self.shape[1:])
+        return replace(self, shape=shape, offset=self.offset + begin, scales=scales)
+
+
+def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
+    """Return the bytes of a tensor, rounded up to whole 4-byte words."""
+    bits = {"f32": 32, "u32": 32, "bf16": 16, "nf4": 4}[kind] * math.prod(shape)
+    return -(-bits // 32) * 4
