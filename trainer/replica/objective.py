@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.memory import LOGIT_ELEMENTS
-from trainer.replica.microbatch import IGNORED, MicroBatch
+from trainer.replica.torch_batch import IGNORED, MicroBatch
 
 
 def classify(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[Tensor, Tensor]:

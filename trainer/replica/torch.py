@@ -19,7 +19,8 @@ from trainer.memory import CPU_TOKENS, check_fits, fitting_tokens, plan_memory
 from trainer.replica import objective
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.gradient_stream import GradientStream
-from trainer.replica.microbatch import Limit, MicroBatch, collate, split
+from trainer.replica.microbatch import Limit, split
+from trainer.replica.torch_batch import MicroBatch, collate
 from trainer.replica.torch_model import (
     compute_dtype,
     flatten,

@@ -65,3 +65,8 @@ def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
     """Return the bytes of a tensor, rounded up to whole 4-byte words."""
     bits = {"f32": 32, "u32": 32, "bf16": 16, "nf4": 4}[kind] * math.prod(shape)
     return -(-bits // 32) * 4
+
+
+def aligned(size: int) -> int:
+    """Return `size` bytes rounded up to a whole number of aligned pieces, at least one."""
+    return max(1, -(-size // ALIGNMENT)) * ALIGNMENT

@@ -13,7 +13,7 @@ os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # noqa: S108  # Vulkan drivers
 import wgpu
 from wgpu.backends import wgpu_native
 
-from trainer.replica.wgpu.array import ALIGNMENT, Array, Kind, nbytes
+from trainer.replica.wgpu.array import Array, Kind, aligned, nbytes
 
 LIMITS = (
     "max-buffer-size",
@@ -114,7 +114,7 @@ class Device:
     def buffer(self, size: int, usage: int | None = None) -> wgpu.GPUBuffer:
         """Return a new buffer of at least `size` bytes, zeroed; storage unless said otherwise."""
         storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
-        size = -(-max(size, 4) // ALIGNMENT) * ALIGNMENT
+        size = aligned(size)
         try:
             buffer = self.handle.create_buffer(size=size, usage=usage or storage)
         except wgpu.GPUError as error:

@@ -45,10 +45,12 @@ class Graph:
 
     Args:
         device: where it will run; None plans only.
+        binding_limit: bytes that one array may span, where no device says so.
     """
 
-    def __init__(self, device: Device | None) -> None:
+    def __init__(self, device: Device | None, binding_limit: int = 128 << 20) -> None:
         self.device = device
+        self.binding_limit = device.binding_limit if device is not None else binding_limit
         self.dispatches: list[Dispatch] = []
         self._starts: dict[str, int] = {}
         self._encoded: list[tuple[Any, Any, int, int, int]] | None = None
@@ -70,9 +72,8 @@ class Graph:
         """
         assert self._encoded is None, "a frozen graph cannot grow"
         assert max(grid) <= _LARGEST, f"{label}: grid {grid}"
-        if self.device is not None:
-            for array in arrays:
-                assert array.nbytes <= self.device.binding_limit, f"{label}: {array.nbytes} bytes"
+        for array in arrays:
+            assert array.nbytes <= self.binding_limit, f"{label}: {array.nbytes} bytes"
         settings = tuple(sorted((constants or {}).items()))
         self.dispatches.append(Dispatch(code, settings, tuple(arrays), params, grid, label))
 

@@ -6,6 +6,7 @@ import struct
 
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.columns import sum_columns
 from trainer.replica.wgpu.kernels.source import source
 
 
@@ -16,3 +17,44 @@ def rms_norm(graph: Graph, x: Array, weight: Array, y: Array, *, eps: float) -> 
     assert y.shape == x.shape, y.shape
     params = struct.pack("<IIf", rows, width, eps)
     graph.add("rms_norm", source("rms_norm"), [x, weight, y], params, spread(rows))
+
+
+def rms_norm_backward(
+    graph: Graph,
+    x: Array,
+    weight: Array,
+    dy: Array,
+    dx: Array,
+    *,
+    eps: float,
+    accumulate: bool = False,
+) -> None:
+    """Record dx `[R, D]` = (or += when `accumulate`) the gradient of x, from dy `[R, D]`."""
+    rows, width = x.shape
+    assert weight.shape == (width,), weight.shape
+    assert dy.shape == dx.shape == x.shape, (dy.shape, dx.shape, x.shape)
+    graph.add(
+        "rms_norm_backward",
+        source("rms_norm_backward"),
+        [x, weight, dy, dx],
+        struct.pack("<IIf", rows, width, eps),
+        spread(rows),
+        {"ACCUMULATE": accumulate},
+    )
+
+
+def rms_norm_weight_gradient(
+    graph: Graph, x: Array, dy: Array, dweight: Array, scratch: Array, *, eps: float
+) -> None:
+    """Record dweight `[D]` += the weight's gradient, from x and dy `[R, D]`.
+
+    Scratch `[P, D]` is overwritten with partial sums; `columns.PARTS` is a good P.
+    """
+    rows, width = x.shape
+    parts = scratch.shape[0]
+    assert dy.shape == x.shape, (dy.shape, x.shape)
+    assert scratch.shape == (parts, width), scratch.shape
+    params = struct.pack("<IIIf", rows, width, parts, eps)
+    code = source("rms_norm_weight_gradient")
+    graph.add("rms_norm_weight_gradient", code, [x, dy, scratch], params, spread(parts))
+    sum_columns(graph, scratch, dweight.reshape(1, width), accumulate=True)

@@ -1,0 +1,160 @@
+"""From the last hidden states to the loss and back: pooled classifier or language model.
+
+Only the rows that count are looked at: the last token of each sample, or the positions with a
+target. They come in chunks of fixed size, so that one recording serves any number of them, and the
+vocabulary in windows, so that no `[rows, V]` array exists for a large one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.kernels.cross_entropy import (
+    argmax_rows,
+    cross_entropy_gradient,
+    cross_entropy_loss,
+    cross_entropy_start,
+    cross_entropy_window,
+)
+from trainer.replica.wgpu.kernels.finite import mark_non_finite
+from trainer.replica.wgpu.kernels.gemm import gemm
+from trainer.replica.wgpu.kernels.norm import (
+    rms_norm,
+    rms_norm_backward,
+    rms_norm_weight_gradient,
+)
+from trainer.replica.wgpu.kernels.pool import gather_rows, scatter_rows
+from trainer.replica.wgpu.layer import Norm
+from trainer.replica.wgpu.linear import windows
+from trainer.replica.wgpu.memory import Pool
+
+CHUNK_ROWS = 256
+"""Most rows whose logits are computed together."""
+LOGIT_BYTES = 32 << 20
+"""Most bytes of logits at once."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What one chunk of N rows should predict; all on the device."""
+
+    rows: Array
+    """u32 `[N]`: which hidden states; `SKIPPED` for none."""
+    classes: Array
+    """u32 `[N, K]`"""
+    probabilities: Array
+    """f32 `[N, K]`; all zero for a row that does not count."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where results gather over a step; all on the device."""
+
+    loss: Array
+    """f32 `[1]`, `+=` the sum over rows."""
+    flag: Array
+    """u32 `[1]`, 1 once a NaN or Inf was seen."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Final norm and output matrix `[V, D]`, which may be the embedding."""
+
+    norm: Norm
+    weight: Array
+    gradient: Array | None
+    eps: float
+
+    def loss(
+        self,
+        graph: Graph,
+        pool: Pool,
+        x: Array,
+        targets: Targets,
+        outcome: Outcome,
+        *,
+        dx: Array | None = None,
+        predictions: Array | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        """Record the loss of one chunk of x `[M, D]`, and with dx its gradient.
+
+        dx `[M, D]` gets the chunk's rows (`=`), others stay. predictions u32 `[N]` are the classes
+        of the largest logits; only where one window holds all classes.
+        """
+        count, width = targets.rows.size, x.shape[1]
+        picked, normed = pool.take((count, width)), pool.take((count, width))
+        gather_rows(graph, x, targets.rows, picked)
+        rms_norm(graph, picked, self.norm.weight, normed, eps=self.eps)
+        mark_non_finite(graph, normed, outcome.flag)
+
+        state = pool.take((count, 4))
+        cross_entropy_start(graph, state)
+        spans = list(windows(self.weight, self._window_bytes(graph, count)))
+        logits = pool.take((count, spans[0][1]), purpose="logits")
+        for start, stop in spans:
+            part = self._logits(graph, normed, logits, start, stop)
+            cross_entropy_window(
+                graph, part, state, targets.classes, targets.probabilities,
+                first=start, temperature=temperature,
+            )  # fmt: skip
+        if predictions is not None:
+            assert len(spans) == 1, "predictions need all classes in one window"
+            argmax_rows(graph, logits, predictions)
+        cross_entropy_loss(graph, state, targets.probabilities, outcome.loss)
+        if dx is not None:
+            dnormed = pool.take((count, width))
+            for start, stop in spans:
+                part = Array(logits.buffer, (count, stop - start), offset=logits.offset)
+                if len(spans) > 1:  # a single window still holds its logits
+                    part = self._logits(graph, normed, logits, start, stop)
+                cross_entropy_gradient(
+                    graph, part, state, targets.classes, targets.probabilities,
+                    first=start, temperature=temperature,
+                )  # fmt: skip
+                self._window_backward(graph, normed, part, dnormed, start, stop)
+            dpicked = pool.take((count, width))
+            rms_norm_backward(
+                graph, picked, self.norm.weight, dnormed, dpicked, eps=self.eps, accumulate=False
+            )
+            if self.norm.gradient is not None:
+                rms_norm_weight_gradient(
+                    graph, pool, picked, dnormed, self.norm.gradient, eps=self.eps
+                )
+            scatter_rows(graph, dpicked, targets.rows, dx)
+            pool.give(dnormed)
+            pool.give(dpicked)
+        for array in (picked, normed, state, logits):
+            pool.give(array)
+
+    def _window_bytes(self, graph: Graph, count: int) -> int:
+        """Return the bytes of weights whose window neither exceeds a binding nor the logits."""
+        classes, width = self.weight.shape
+        per_class = self.weight.nbytes // classes
+        most = max(1, LOGIT_BYTES // (4 * count))
+        return min(graph.binding_limit, most * max(per_class, 1), classes * width * 4)
+
+    def _logits(self, graph: Graph, normed: Array, logits: Array, start: int, stop: int) -> Array:
+        """Record the logits `[N, stop - start]` of a window, dense, over those of another."""
+        part = Array(logits.buffer, (normed.shape[0], stop - start), offset=logits.offset)
+        gemm(
+            graph, normed, self.weight.rows(start, stop), part, trans_b=True,
+            m=normed.shape[0], n=stop - start, k=normed.shape[1],
+        )  # fmt: skip
+        return part
+
+    def _window_backward(
+        self, graph: Graph, normed: Array, dlogits: Array, dnormed: Array, start: int, stop: int
+    ) -> None:
+        rows, width, classes = normed.shape[0], normed.shape[1], stop - start
+        gemm(
+            graph, dlogits, self.weight.rows(start, stop), dnormed,
+            m=rows, n=width, k=classes, accumulate=start > 0,
+        )  # fmt: skip
+        if self.gradient is not None:
+            gemm(
+                graph, dlogits, normed, self.gradient.rows(start, stop), trans_a=True,
+                m=classes, n=width, k=rows, accumulate=True,
+            )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Device memory by purpose: taken and given back while recording, so that little is enough.
+
+A queue runs in order, so what a later dispatch writes may lie where an earlier one is done reading.
+A pool without a device records the same way and allocates nothing: its budget is exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from trainer.errors import InputError
+from trainer.replica.wgpu.array import NF4_BLOCK, Array, Kind, aligned, nbytes
+from trainer.replica.wgpu.device import Device
+
+Purpose = Literal[
+    "frozen", "trainable", "gradients", "checkpoints", "activations", "logits", "workspace", "input"
+]
+_USABLE = 0.95  # the rest is the driver's own and fragmentation
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes on the device by purpose."""
+
+    parts: dict[Purpose, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes together."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{purpose} {_gib(size)}" for purpose, size in self.parts.items())
+        return f"{_gib(self.total)} GiB ({listed})"
+
+
+class Pool:
+    """Memory of one device, or the plan of it.
+
+    What is given back is taken again for the same purpose alone: a small array that is kept long
+    must not sit in a large one that passes.
+
+    Args:
+        device: where the memory lies; None plans only.
+    """
+
+    def __init__(self, device: Device | None) -> None:
+        self.device = device
+        self._allocated: Counter[Purpose] = Counter()
+        self._taken: dict[int, tuple[Array, Array, Purpose]] = {}
+        """By the id of the array that was handed out: that array, the whole allocation, why."""
+        self._free: dict[Purpose, list[Array]] = {purpose: [] for purpose in get_args(Purpose)}
+
+    def take(
+        self, shape: tuple[int, ...], kind: Kind = "f32", *, purpose: Purpose = "workspace"
+    ) -> Array:
+        """Return memory with whatever lies there; the smallest free piece that is large enough.
+
+        Raises:
+            DeviceError: it does not fit.
+        """
+        size = nbytes(shape, kind)
+        free = self._free[purpose]
+        fitting = [piece for piece in free if piece.nbytes >= size]
+        if fitting:
+            whole = min(fitting, key=lambda piece: piece.nbytes)
+            free[:] = [piece for piece in free if piece is not whole]
+        else:
+            whole = self._allocate(aligned(size), purpose)
+        scales = None
+        if kind == "nf4":
+            blocks = -(-Array(None, shape).size // NF4_BLOCK)
+            scales = self.take((blocks,), purpose=purpose)
+        array = Array(whole.buffer, shape, kind, scales=scales)
+        self._taken[id(array)] = array, whole, purpose
+        return array
+
+    def give(self, array: Array) -> None:
+        """Let later takes have the memory of an array that `take` returned, and no window of it."""
+        assert id(array) in self._taken, f"{array.shape} was not taken here, or was given already"
+        _, whole, purpose = self._taken.pop(id(array))
+        if array.scales is not None:
+            self.give(array.scales)
+        self._free[purpose].append(whole)
+
+    def budget(self) -> Budget:
+        """Return what was allocated so far; nothing is ever released, so that is the peak."""
+        return Budget({purpose: self._allocated[purpose] for purpose in self._allocated})
+
+    def _allocate(self, size: int, purpose: Purpose) -> Array:
+        whole = Array(None, (size // 4,))
+        if self.device is not None:
+            whole = self.device.array(whole.shape)
+        self._allocated[purpose] += size
+        return whole
+
+
+def check_fits(budget: Budget, available: int, device: str) -> None:
+    """Refuse a budget above the memory of a device.
+
+    Raises:
+        InputError: names what is needed and what there is.
+    """
+    if budget.total > available * _USABLE:
+        raise InputError(
+            f"{device}: the run needs {budget}, {_gib(available)} are there; use method lora,"
+            " model.quantization nf4 or a smaller data.max_seq_len"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
