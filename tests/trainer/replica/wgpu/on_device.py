@@ -1,0 +1,76 @@
+"""Run a binder on NumPy arrays, and measure what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.graph import Graph
+
+
+def put(device: Device, values: np.ndarray) -> Array:
+    """Return values on the device: floats as f32, integers as u32."""
+    floats = values.dtype.kind == "f"
+    array = device.array(values.shape, "f32" if floats else "u32")
+    device.write(array, values.astype(np.float32 if floats else np.uint32))
+    return array
+
+
+def run(
+    device: Device,
+    binder: Callable[..., None],
+    inputs: Sequence[np.ndarray | Array],
+    outputs: Sequence[np.ndarray],
+    **settings: Any,
+) -> list[np.ndarray]:
+    """Return what the binder makes of `outputs`, whose values are there before it runs.
+
+    It runs twice from the same start, and the bits must agree.
+    """
+    graph = Graph(device)
+    arguments = [a if isinstance(a, Array) else put(device, a) for a in inputs]
+    places = [put(device, a) for a in outputs]
+    named = {
+        name: put(device, value) if isinstance(value, np.ndarray) else value
+        for name, value in settings.items()
+    }
+    binder(graph, *arguments, *places, **named)
+    graph.run()
+    first = [device.read(a).reshape(a.shape) for a in places]
+    for place, values in zip(places, outputs, strict=True):
+        device.write(place, values.astype(np.float32 if place.kind == "f32" else np.uint32))
+    graph.run()
+    for place, before in zip(places, first, strict=True):
+        again = device.read(place).reshape(place.shape)
+        assert again.tobytes() == before.tobytes(), "two runs differ"
+    return first
+
+
+def agree(got: np.ndarray, expected: np.ndarray | torch.Tensor, tolerance: float = 1e-5) -> None:
+    """Assert that the worst element is off by at most `tolerance` of the largest one."""
+    wanted = np.asarray(expected.detach() if isinstance(expected, torch.Tensor) else expected)
+    assert got.shape == wanted.shape, (got.shape, wanted.shape)
+    off = float(np.abs(got - wanted).max())
+    largest = float(np.abs(wanted).max())
+    assert off <= tolerance * largest, f"off by {off:.2e} of {largest:.2e}"
+
+
+def draw(*shape: int, number: int = 0) -> np.ndarray:
+    """Return normal values, fp32, always the same for a shape and number."""
+    rng = np.random.default_rng([number, *shape])
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def leaf(values: np.ndarray) -> torch.Tensor:
+    """Return a float64 tensor that collects a gradient."""
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def gradients(y: torch.Tensor, dy: np.ndarray, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of the leaves from that of y."""
+    return torch.autograd.grad(y, leaves, torch.tensor(dy, dtype=torch.float64))

@@ -1,0 +1,73 @@
+"""RMSNorm: against its twin and torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch.nn.functional as F  # noqa: N812  # its usual name
+
+from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.kernels import norm
+
+EPS = 1e-6
+SHAPES = [(1, 1), (1, 64), (3, 80), (5, 63), (2, 65), (7, 1000)]
+
+
+def scales(x: np.ndarray) -> np.ndarray:
+    return 1 / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + EPS)
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x * scales(x) * weight
+
+
+def rms_norm_backward(x: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    along = (weight * dy * x).mean(1, keepdims=True) * scales(x) ** 2
+    return scales(x) * (weight * dy - x * along)
+
+
+def rms_norm_weight_gradient(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    return (dy * x * scales(x)).sum(0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_is_torchs(device: Device, shape: tuple[int, int]) -> None:
+    x, weight = draw(*shape), draw(shape[1])
+    (y,) = run(device, norm.rms_norm, [x, weight], [np.zeros(shape)], eps=EPS)
+    agree(y, rms_norm(x, weight))
+    agree(y, F.rms_norm(leaf(x), shape[1:], leaf(weight), EPS))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_backward_is_autograds(device: Device, shape: tuple[int, int], accumulate: bool) -> None:
+    x, weight, dy, before = (
+        draw(*shape),
+        draw(shape[1]),
+        *(draw(*shape, number=n) for n in (1, 2)),
+    )
+    settings = {"eps": EPS, "accumulate": accumulate}
+    (dx,) = run(device, norm.rms_norm_backward, [x, weight, dy], [before], **settings)
+    kept = before * accumulate
+    agree(dx, kept + rms_norm_backward(x, weight, dy))
+    a, b = leaf(x), leaf(weight)
+    agree(dx, kept + gradients(F.rms_norm(a, shape[1:], b, EPS), dy, a)[0].numpy())
+
+
+@pytest.mark.parametrize("parts", [1, 4, 128])
+@pytest.mark.parametrize("shape", [*SHAPES[1:], (1000, 70)])
+def test_weight_gradient_is_autograds(device: Device, shape: tuple[int, int], parts: int) -> None:
+    x, dy, before = draw(*shape), draw(*shape, number=1), draw(shape[1], number=2)
+    scratch = draw(parts, shape[1])
+    outputs = [before, scratch]
+    dweight, _ = run(device, norm.rms_norm_weight_gradient, [x, dy], outputs, eps=EPS)
+    agree(dweight, before + rms_norm_weight_gradient(x, dy))
+    a, b = leaf(x), leaf(np.ones(shape[1]))
+    agree(dweight, before + gradients(F.rms_norm(a, shape[1:], b, EPS), dy, b)[0].numpy())
+
+
+def test_more_rows_than_a_grid_has_groups_along_one_axis(device: Device) -> None:
+    x, weight = draw(70_001, 2), draw(2)
+    (y,) = run(device, norm.rms_norm, [x, weight], [np.zeros(x.shape)], eps=EPS)
+    agree(y, rms_norm(x, weight))
