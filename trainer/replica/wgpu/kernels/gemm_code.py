@@ -187,7 +187,10 @@ def _direct(variant: Variant, layout: Layout) -> list[str]:
     if layout.trans_b:  # neighbours in k are neighbours in memory: give them to neighbour lanes
         place = f"lane / {variant.splits}u", f"lane % {variant.splits}u"
     else:
-        place = f"lane % {variant.across * variant.down}u", f"lane / {variant.across * variant.down}u"
+        place = (
+            f"lane % {variant.across * variant.down}u",
+            f"lane / {variant.across * variant.down}u",
+        )
     lines = _head(variant)
     lines += [
         f"  let place = {place[0]};",
