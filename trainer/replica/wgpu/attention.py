@@ -1,8 +1,8 @@
 """Causal attention with grouped keys and values, forward and backward.
 
-Queries are `[B, Hq, T, d]`, keys and values `[B, Hkv, T, d]`. The heads of a group lie one after the
-other, so a group is a matrix of G*T rows against one head of keys: no kernel knows of groups, and
-gradients of keys and values are contractions over G*T rows without atomics. Scores exist for a
+Queries are `[B, Hq, T, d]`, keys and values `[B, Hkv, T, d]`. The heads of a group lie one after
+the other, so a group is a matrix of G*T rows against one head of keys: no kernel knows of groups,
+and gradients of keys and values are contractions over G*T rows without atomics. Scores exist for a
 window of them only, so memory does not grow with the square of T; backward computes them again.
 """
 

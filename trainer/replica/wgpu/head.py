@@ -20,13 +20,9 @@ from trainer.replica.wgpu.kernels.cross_entropy import (
 )
 from trainer.replica.wgpu.kernels.finite import mark_non_finite
 from trainer.replica.wgpu.kernels.gemm import gemm
-from trainer.replica.wgpu.kernels.norm import (
-    rms_norm,
-    rms_norm_backward,
-    rms_norm_weight_gradient,
-)
+from trainer.replica.wgpu.kernels.norm import rms_norm
 from trainer.replica.wgpu.kernels.pool import gather_rows, scatter_rows
-from trainer.replica.wgpu.layer import Norm
+from trainer.replica.wgpu.layer import Norm, norm_backward
 from trainer.replica.wgpu.linear import windows
 from trainer.replica.wgpu.memory import Pool
 
@@ -116,13 +112,9 @@ class Head:
                 )  # fmt: skip
                 self._window_backward(graph, normed, part, dnormed, start, stop)
             dpicked = pool.take((count, width))
-            rms_norm_backward(
-                graph, picked, self.norm.weight, dnormed, dpicked, eps=self.eps, accumulate=False
+            norm_backward(
+                graph, pool, self.norm, picked, dnormed, dpicked, eps=self.eps, accumulate=False
             )
-            if self.norm.gradient is not None:
-                rms_norm_weight_gradient(
-                    graph, pool, picked, dnormed, self.norm.gradient, eps=self.eps
-                )
             scatter_rows(graph, dpicked, targets.rows, dx)
             pool.give(dnormed)
             pool.give(dpicked)
@@ -131,10 +123,8 @@ class Head:
 
     def _window_bytes(self, graph: Graph, count: int) -> int:
         """Return the bytes of weights whose window neither exceeds a binding nor the logits."""
-        classes, width = self.weight.shape
-        per_class = self.weight.nbytes // classes
-        most = max(1, LOGIT_BYTES // (4 * count))
-        return min(graph.binding_limit, most * max(per_class, 1), classes * width * 4)
+        most = LOGIT_BYTES // (4 * count)
+        return min(graph.binding_limit, most * self.weight.nbytes // self.weight.shape[0])
 
     def _logits(self, graph: Graph, normed: Array, logits: Array, start: int, stop: int) -> Array:
         """Record the logits `[N, stop - start]` of a window, dense, over those of another."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.attention import Attention
 from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.kernels.columns import PARTS
 from trainer.replica.wgpu.kernels.elementwise import copy
 from trainer.replica.wgpu.kernels.heads import (
     head_norm_gradient,
@@ -88,14 +89,20 @@ class Activations:
     up: Array
     """`[M, F]`."""
 
+    def give(self, pool: Pool) -> None:
+        """Give the memory back."""
+        for array in vars(self).values():
+            for part in array if isinstance(array, tuple) else (array,):
+                pool.give(part)
+
     @classmethod
     def take(cls, pool: Pool, shape: Shape) -> Activations:
         """Return memory for one layer's."""
         attention, rows = shape.attention, shape.rows
-        queries = attention.num_heads * attention.head_dim
-        keys = attention.num_kv_heads * attention.head_dim
-        heads = (attention.batch, attention.num_heads, attention.length, attention.head_dim)
-        kv_heads = (attention.batch, attention.num_kv_heads, *heads[2:])
+        batch, length, head_dim = attention.batch, attention.length, attention.head_dim
+        queries, keys = attention.num_heads * head_dim, attention.num_kv_heads * head_dim
+        heads = (batch, attention.num_heads, length, head_dim)
+        kv_heads = (batch, attention.num_kv_heads, length, head_dim)
 
         def new(*size: int) -> Array:
             return pool.take(size, purpose="activations")
@@ -118,15 +125,28 @@ def forward(
     graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, x: Array, y: Array
 ) -> None:
     """Record y `[M, D]` = layer(x `[M, D]`); fills `kept`. x and y are two arrays."""
-    attend(graph, pool, layer, shape, kept, x)
-    transform(graph, pool, layer, shape, kept, y)
+    recompute(graph, pool, layer, shape, kept, x)
+    product = pool.take(kept.gate.shape)
+    swiglu(graph, kept.gate, kept.up, product)
+    copy(graph, kept.middle, y)
+    layer.down.forward(graph, pool, product, y, accumulate=True)
+    pool.give(product)
 
 
-def attend(
+def recompute(
     graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, x: Array
 ) -> None:
-    """Record the attention half; fills `kept` up to `middle`, also what backward needs of it."""
-    batch = shape.attention.batch
+    """Record all that backward needs, and no more: the layer without its last projection."""
+    _attend(graph, pool, layer, shape, kept, x)
+    rms_norm(graph, kept.middle, layer.post_norm.weight, kept.normed_middle, eps=shape.eps)
+    layer.gate.forward(graph, pool, kept.normed_middle, kept.gate)
+    layer.up.forward(graph, pool, kept.normed_middle, kept.up)
+
+
+def _attend(
+    graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, x: Array
+) -> None:
+    """Record the attention half; fills `kept` up to `middle`."""
     rms_norm(graph, x, layer.input_norm.weight, kept.normed, eps=shape.eps)
     for linear, norm, raw, heads in (
         (layer.q, layer.q_norm, kept.raw[0], kept.queries),
@@ -146,21 +166,6 @@ def attend(
     pool.give(merged)
     copy(graph, x, kept.middle)
     layer.o.forward(graph, pool, kept.attended, kept.middle, accumulate=True)
-    assert batch * shape.attention.length == x.shape[0]
-
-
-def transform(
-    graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, y: Array
-) -> None:
-    """Record the MLP half: y = middle + down(silu(gate) * up)."""
-    rms_norm(graph, kept.middle, layer.post_norm.weight, kept.normed_middle, eps=shape.eps)
-    layer.gate.forward(graph, pool, kept.normed_middle, kept.gate)
-    layer.up.forward(graph, pool, kept.normed_middle, kept.up)
-    product = pool.take(kept.gate.shape)
-    swiglu(graph, kept.gate, kept.up, product)
-    copy(graph, kept.middle, y)
-    layer.down.forward(graph, pool, product, y, accumulate=True)
-    pool.give(product)
 
 
 def backward(
@@ -186,7 +191,9 @@ def _transform_backward(
     dnormed = pool.take(dx.shape)
     layer.gate.backward(graph, pool, kept.normed_middle, kept.gate, dnormed)
     layer.up.backward(graph, pool, kept.normed_middle, kept.up, dnormed, accumulate=True)
-    _norm_backward(graph, pool, layer.post_norm, kept.middle, dnormed, dx, shape.eps)
+    norm_backward(
+        graph, pool, layer.post_norm, kept.middle, dnormed, dx, eps=shape.eps, accumulate=True
+    )
     pool.give(dnormed)
 
 
@@ -218,7 +225,7 @@ def _attend_backward(
     )  # fmt: skip
     merge_heads(graph, dvalues, draw)
     layer.v.backward(graph, pool, kept.normed, draw, dnormed, accumulate=True)
-    _norm_backward(graph, pool, layer.input_norm, x, dnormed, dx, shape.eps)
+    norm_backward(graph, pool, layer.input_norm, x, dnormed, dx, eps=shape.eps, accumulate=True)
     for array in (dattended, dqueries, dkeys, dvalues, dnormed, draw):
         pool.give(array)
 
@@ -235,10 +242,13 @@ def _head_backward(
     linear.backward(graph, pool, normed, draw, dnormed, accumulate=accumulate)
 
 
-def _norm_backward(
-    graph: Graph, pool: Pool, norm: Norm, x: Array, dy: Array, dx: Array, eps: float
-) -> None:
-    """Record dx += the gradient through a norm, beside the residual's that is in dx already."""
-    rms_norm_backward(graph, x, norm.weight, dy, dx, eps=eps, accumulate=True)
+def norm_backward(
+    graph: Graph, pool: Pool, norm: Norm, x: Array, dy: Array, dx: Array, *,
+    eps: float, accumulate: bool,
+) -> None:  # fmt: skip
+    """Record dx (+)= the gradient through a norm; that of a trained weight is `+=`."""
+    rms_norm_backward(graph, x, norm.weight, dy, dx, eps=eps, accumulate=accumulate)
     if norm.gradient is not None:
-        rms_norm_weight_gradient(graph, pool, x, dy, norm.gradient, eps=eps)
+        partial = pool.take((PARTS, *norm.weight.shape))
+        rms_norm_weight_gradient(graph, x, dy, norm.gradient, partial, eps=eps)
+        pool.give(partial)

@@ -78,7 +78,7 @@ class Linear:
         *,
         accumulate: bool = False,
     ) -> None:
-        """Record dx `[M, in]` (+)= dy `[M, out]` W, and `+=` into every gradient; dx may be None."""
+        """Record dx `[M, in]` (+)= dy `[M, out]` W, and `+=` into gradients; dx may be None."""
         rows, out, inner = x.shape[0], *self.weight.shape
         if dx is not None:
             for number, (start, stop) in enumerate(windows(self.weight, graph.binding_limit)):
