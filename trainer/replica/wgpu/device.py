@@ -157,6 +157,13 @@ class Device:
             return np.frombuffer(data, np.float32).reshape(array.shape)
         return np.frombuffer(data, np.uint32)
 
+    def clear(self, arrays: Sequence[Array]) -> None:
+        """Fill arrays with zeros."""
+        encoder = self.handle.create_command_encoder()
+        for array in arrays:
+            encoder.clear_buffer(array.buffer, array.offset, array.nbytes)
+        self.submit([encoder.finish()])
+
     def submit(self, commands: Sequence[wgpu.GPUCommandBuffer]) -> None:
         """Start what was encoded."""
         self.counters.submits += 1

@@ -82,9 +82,14 @@ class Graph:
         assert name not in self._starts, f"segment {name} is there already"
         self._starts[name] = len(self.dispatches)
 
+    @property
+    def segments(self) -> list[str]:
+        """Names in order."""
+        return list(self._starts)
+
     def span(self, name: str) -> tuple[int, int]:
         """Return the first dispatch of a segment, and the one after its last."""
-        names = list(self._starts)
+        names = self.segments
         following = names[names.index(name) + 1 :]
         stop = self._starts[following[0]] if following else len(self.dispatches)
         return self._starts[name], stop

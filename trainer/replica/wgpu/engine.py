@@ -1,0 +1,133 @@
+"""A model on a device that runs shards: one upload, one readback, gradients apart from both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.replica.wgpu.array import ALIGNMENT, Array
+from trainer.replica.wgpu.batch import Packed
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.head import Outcome
+from trainer.replica.wgpu.memory import Pool
+from trainer.replica.wgpu.model import Decoder
+from trainer.replica.wgpu.recordings import Recording, Recordings, run
+
+_WORDS = ALIGNMENT // 4  # from one result to the next: each is a kernel argument
+_FLAG, _PREDICTIONS = _WORDS, 2 * _WORDS
+AfterSegment = Callable[[Any, str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the micro-batches of a shard came to."""
+
+    loss: float
+    """Sum over targets; NaN when anything on the way was not finite."""
+    predictions: NDArray[np.uint32]
+    """`[samples]` in the order of the micro-batches, of an evaluated classifier; else empty."""
+
+
+class Engine:
+    """Runs micro-batches of one model.
+
+    Args:
+        keep: hold activations for backward instead of computing them twice.
+    """
+
+    def __init__(self, device: Device, decoder: Decoder, *, keep: bool) -> None:
+        self._device = device
+        self._decoder = decoder
+        self._keep = keep
+        self._outcome = device.array((2, _WORDS), "u32")
+        self._uploads = device.array((_WORDS,), "u32")
+        self._results = device.array((2 * _WORDS,), "u32")
+        self._pool = Pool(device)
+        self._recordings = self._none_yet()
+
+    def forget(self) -> None:
+        """Give back all memory but the weights', after it ran out."""
+        self._pool.release()
+        self._pool = Pool(self._device)
+        self._recordings = self._none_yet()
+
+    def prepare(self, micros: Sequence[Packed], *, training: bool) -> list[Recording]:
+        """Make what is needed to run these; nothing runs yet.
+
+        Raises:
+            DeviceError: there is no memory for it.
+        """
+        return [self._recordings.get(micro.bucket, training=training) for micro in micros]
+
+    def run(
+        self,
+        micros: Sequence[Packed],
+        recordings: Sequence[Recording],
+        after_segment: AfterSegment | None = None,
+    ) -> None:
+        """Start all micro-batches; `after_segment` is called for those of the last one."""
+        starts = self._upload(micros)
+        first = 0
+        for micro, recording, start in zip(micros, recordings, starts, strict=True):
+            last = recording is recordings[-1] and micro is micros[-1]
+            count = micro.bucket.samples
+            place = 4 * (_PREDICTIONS + first)
+
+            def before(encoder: Any, start: int = start, recording: Recording = recording) -> None:
+                vector = recording.vector
+                encoder.copy_buffer_to_buffer(
+                    self._uploads.buffer, start, vector.buffer, vector.offset, vector.nbytes
+                )
+
+            run(recording, micro, before, after_segment if last and after_segment else _nothing)
+            if recording.predictions is not None:
+                self._copy(recording.predictions, place, 4 * count)
+            first += count
+
+    def result(self) -> Result:
+        """Wait for what was started and return it; the sums begin anew."""
+        self._copy(self._outcome, 0, self._outcome.nbytes)
+        words = self._device.read(self._results)
+        finite = words[_FLAG] == 0
+        loss = float(words[:1].view(np.float32)[0]) if finite else float("nan")
+        self._device.clear([self._outcome])
+        return Result(loss, words[_PREDICTIONS:])
+
+    def _none_yet(self) -> Recordings:
+        loss = Array(self._outcome.buffer, (1,))
+        flag = Array(self._outcome.buffer, (1,), "u32", 4 * _FLAG)
+        outcome = Outcome(loss, flag)
+        return Recordings(self._decoder, self._pool, outcome, keep=self._keep)
+
+    def _upload(self, micros: Sequence[Packed]) -> list[int]:
+        """Write all vectors in one go; return where each begins, in bytes."""
+        vector = np.concatenate([np.empty(0, np.uint32), *(micro.vector for micro in micros)])
+        samples = sum(micro.bucket.samples for micro in micros)
+        self._uploads = self._at_least(self._uploads, len(vector))
+        self._results = self._at_least(self._results, _PREDICTIONS + samples)
+        if len(vector):
+            self._device.write(self._uploads.rows(0, len(vector)), vector)
+        sizes = [4 * len(micro.vector) for micro in micros]
+        return [sum(sizes[:number]) for number in range(len(sizes))]
+
+    def _at_least(self, array: Array, words: int) -> Array:
+        if array.size >= words:
+            return array
+        assert array.buffer is not None
+        self._device.release(array.buffer)
+        return self._device.array((2 * words,), "u32")
+
+    def _copy(self, source: Array, place: int, count: int) -> None:
+        encoder = self._device.handle.create_command_encoder()
+        encoder.copy_buffer_to_buffer(
+            source.buffer, source.offset, self._results.buffer, place, count
+        )
+        self._device.submit([encoder.finish()])
+
+
+def _nothing(_encoder: Any, _segment: str) -> None:
+    pass

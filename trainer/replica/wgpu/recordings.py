@@ -1,0 +1,119 @@
+"""Recordings of a model by shape of micro-batch, made when first needed and run in small parts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.batch import Bucket, Packed
+from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.head import Outcome
+from trainer.replica.wgpu.memory import Pool
+from trainer.replica.wgpu.model import Decoder
+
+_KEPT = 32
+"""Recordings kept for later; their bind groups take host memory, their arrays lie in one pool."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One graph and where its inputs and outputs lie."""
+
+    graph: Graph
+    vector: Array
+    """u32 `[bucket.words]`"""
+    predictions: Array | None
+    """u32 `[B]`, of an evaluated classifier."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a recording is made for."""
+
+    bucket: Bucket
+    training: bool
+    keep: bool
+
+
+class Recordings:
+    """All recordings of one model; they share a pool, for only one runs at a time."""
+
+    def __init__(self, decoder: Decoder, pool: Pool, outcome: Outcome, *, keep: bool) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._outcome = outcome
+        self._keep = keep
+        self._made: OrderedDict[Settings, Recording] = OrderedDict()
+
+    def get(self, bucket: Bucket, *, training: bool) -> Recording:
+        """Return the recording for a shape.
+
+        Raises:
+            DeviceError: there is no memory for it.
+        """
+        settings = Settings(bucket, training, self._keep)
+        if settings not in self._made:
+            self._made[settings] = record(self._decoder, self._pool, self._outcome, settings)
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        self._made.move_to_end(settings)
+        return self._made[settings]
+
+
+def record(decoder: Decoder, pool: Pool, outcome: Outcome, settings: Settings) -> Recording:
+    """Make one recording; afterwards all its memory is free for the next.
+
+    Raises:
+        DeviceError: there is no memory for it.
+    """
+    bucket, graph = settings.bucket, Graph(pool.device)
+    vector = pool.take((bucket.words,), "u32", purpose="input")
+    predictions = None
+    if settings.training:
+        decoder.record_training(graph, pool, bucket, vector, outcome, settings.keep)
+    else:
+        if bucket.classify:
+            predictions = pool.take((bucket.samples,), "u32", purpose="input")
+        decoder.record_evaluation(graph, pool, bucket, vector, outcome, predictions)
+        if predictions is not None:
+            pool.give(predictions)
+    pool.give(vector)
+    return Recording(graph, vector, predictions)
+
+
+Encoder = Any
+"""A wgpu command encoder."""
+
+
+def run(
+    recording: Recording,
+    packed: Packed,
+    before: Callable[[Encoder], None],
+    after: Callable[[Encoder, str], None],
+) -> None:
+    """Submit a recording layer by layer, without chunks of targets that are empty.
+
+    A device that is busy for seconds with one submission is taken for hung by some systems.
+
+    Args:
+        before: may encode ahead of the first dispatch.
+        after: may encode behind a segment, in the same submission; gets its name.
+    """
+    graph = recording.graph
+    device = graph.device
+    assert device is not None, "a plan cannot run"
+    first = True
+    for name in graph.segments:
+        part, _, number = name.partition(".")
+        if part == "head" and int(number) >= max(1, packed.chunks):
+            continue
+        encoder = device.handle.create_command_encoder()
+        if first:
+            before(encoder)
+            first = False
+        graph.encode(encoder, *graph.span(name))
+        after(encoder, name)
+        device.submit([encoder.finish()])

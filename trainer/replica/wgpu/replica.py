@@ -1,0 +1,133 @@
+"""The wgpu replica: a member of the run like the torch one, on any GPU with Vulkan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.config import RunConfig
+from trainer.errors import InputError
+from trainer.layout import GradientLayout
+from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.replica.microbatch import split
+from trainer.replica.wgpu.batch import Packed, pack
+from trainer.replica.wgpu.device import Device, DeviceError
+from trainer.replica.wgpu.engine import Engine
+from trainer.replica.wgpu.loaded import load
+from trainer.replica.wgpu.planning import plan
+from trainer.replica.wgpu.readback import Readback
+from trainer.replica.wgpu.recordings import Recording
+
+if TYPE_CHECKING:
+    from trainer.data.tokens import Encoded
+
+
+class WgpuReplica:
+    """A Replica of `trainer.replica.base`.
+
+    Weights are undefined until the first `write_trainable`.
+
+    Args:
+        gradient_checkpointing: keep layer inputs only and compute the rest twice; None means
+            where one sample would not fit otherwise.
+
+    Raises:
+        InputError: the model cannot be computed by this engine, or would not fit.
+        DeviceError: the device fails.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config: RunConfig,
+        layout: GradientLayout,
+        device: Device,
+        gradient_checkpointing: bool | None = None,
+    ) -> None:
+        self.layout = layout
+        self.device = f"wgpu:{device.adapter.index}"
+        self._config = config
+        self._device = device
+        planned = plan(model_dir, config, layout, device, gradient_checkpointing)
+        self._loaded = load(model_dir, config, layout, device)
+        self._engine = Engine(device, self._loaded.decoder, keep=not planned.recompute)
+        self._readback = Readback(device, self._loaded.slots, self._loaded.gradients)
+        self.limit = planned.limit
+        """What a micro-batch may hold; shrinks when the device runs out of memory."""
+
+    def write_trainable(self, flat: np.ndarray) -> None:
+        """Copy fp32 `[layout.size]` into the trainable weights."""
+        assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
+        assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
+        for block, array in zip(self.layout.blocks, self._loaded.weights, strict=True):
+            padded = self._loaded.slots.pad(block.index, flat[block.start : block.stop])
+            self._device.write(array, padded)
+
+    def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
+        """Run one shard; see `Replica.forward_backward`."""
+        start = time.monotonic()
+        _, micros, recordings = self._prepare(batch, training=True)
+        self._device.clear(self._loaded.gradients)
+        self._engine.run(micros, recordings, self._copy_block)
+        if not micros:
+            self._readback.submit_all()
+        for index, gradient in self._readback.blocks():
+            on_block(index, gradient)
+        weight = sum(micro.weight for micro in micros)
+        tokens = sum(len(sample.input_ids) for sample in batch)
+        return StepResult(self._engine.result().loss, weight, tokens, time.monotonic() - start)
+
+    def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
+        """Run forward alone; see `Replica.evaluate`."""
+        order, micros, recordings = self._prepare(batch, training=False)
+        self._engine.run(micros, recordings)
+        result = self._engine.result()
+        weight = sum(micro.weight for micro in micros)
+        classes = self._config.num_classes
+        if classes is None:
+            return EvalResult(result.loss, weight, None)
+        confusion = np.zeros((classes, classes), np.int64)
+        labels = np.array([batch[index].labels for index in order], np.int64)
+        np.add.at(confusion, (labels, result.predictions[: len(order)].astype(np.int64)), 1)
+        return EvalResult(result.loss, weight, confusion.tolist())
+
+    def _copy_block(self, encoder: Any, segment: str) -> None:
+        """Send a layer's gradient on its way when its backward is done, the others at the end."""
+        part, _, number = segment.partition(".")
+        if part == "backward":
+            self._readback.encode(encoder, int(number))
+        elif part == "embedding":
+            for block in self.layout.blocks:
+                if not block.is_layer:
+                    self._readback.encode(encoder, block.index)
+
+    def _prepare(
+        self, batch: Sequence[Encoded], *, training: bool
+    ) -> tuple[list[int], list[Packed], list[Recording]]:
+        """Return the samples' order, micro-batches and recordings, smaller ones where memory ends.
+
+        Raises:
+            InputError: not even one sample fits.
+        """
+        lengths = [len(sample.input_ids) for sample in batch]
+        while True:
+            groups = split(lengths, self.limit)
+            micros = [pack([batch[index] for index in group]) for group in groups]
+            try:
+                recordings = self._engine.prepare(micros, training=training)
+            except DeviceError as error:
+                largest = micros[0].bucket  # the groups are sorted
+                smaller = self.limit.halved(largest.samples, largest.rows)
+                if smaller is None:
+                    raise InputError(
+                        f"{error}; one sample of {largest.length} tokens does not fit: lower"
+                        " data.max_seq_len or set model.quantization nf4"
+                    ) from None
+                self.limit = smaller
+                self._engine.forget()
+            else:
+                return [index for group in groups for index in group], micros, recordings
