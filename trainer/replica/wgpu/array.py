@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -70,3 +71,28 @@ def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
 def aligned(size: int) -> int:
     """Return `size` bytes rounded up to a whole number of aligned pieces, at least one."""
     return max(1, -(-size // ALIGNMENT)) * ALIGNMENT
+
+
+def windows(weight: Array, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows of a matrix, each within the bytes that a kernel argument may span.
+
+    A window begins at an aligned byte, of the NF4 scales as well.
+    """
+    rows, columns = weight.shape
+    if weight.nbytes <= limit:
+        yield 0, rows
+        return
+    step = 1
+    while not _aligned(weight, step, columns):
+        step *= 2
+    count = limit * rows // weight.nbytes // step * step
+    assert count > 0, f"{weight.shape} cannot be bound in windows of {limit} bytes"
+    for start in range(0, rows, count):
+        yield start, min(rows, start + count)
+
+
+def _aligned(weight: Array, rows: int, columns: int) -> bool:
+    elements = rows * columns
+    if weight.kind == "nf4":
+        return elements % (NF4_BLOCK * ALIGNMENT // 4) == 0
+    return elements * (2 if weight.kind == "bf16" else 4) % ALIGNMENT == 0

@@ -32,7 +32,8 @@ def quantize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     bitsandbytes 0.50 on a CPU: whole blocks are multiplied by 1 / absmax, a last one that is not
     whole is divided by it.
     """
-    assert values.dtype == np.float32 and values.ndim == 1, (values.dtype, values.shape)
+    assert values.dtype == np.float32, values.dtype
+    assert values.ndim == 1, values.shape
     whole = values.size // NF4_BLOCK * NF4_BLOCK
     blocks, rest = values[:whole].reshape(-1, NF4_BLOCK), values[whole:]
     absmax = np.abs(blocks).max(axis=1)
