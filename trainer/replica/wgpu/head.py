@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.array import Array, windows
 from trainer.replica.wgpu.graph import Graph
 from trainer.replica.wgpu.kernels.cross_entropy import (
     argmax_rows,
@@ -23,7 +23,6 @@ from trainer.replica.wgpu.kernels.gemm import gemm
 from trainer.replica.wgpu.kernels.norm import rms_norm
 from trainer.replica.wgpu.kernels.pool import gather_rows, scatter_rows
 from trainer.replica.wgpu.layer import Norm, norm_backward
-from trainer.replica.wgpu.linear import windows
 from trainer.replica.wgpu.memory import Pool
 
 CHUNK_ROWS = 256

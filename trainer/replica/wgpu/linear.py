@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.replica.wgpu.array import ALIGNMENT, NF4_BLOCK, Array
+from trainer.replica.wgpu.array import Array, windows
 from trainer.replica.wgpu.graph import Graph
 from trainer.replica.wgpu.kernels.bias import add_bias, bias_gradient
 from trainer.replica.wgpu.kernels.gemm import gemm
@@ -128,28 +127,3 @@ class Linear:
             m=x.shape[0], n=lora.rank, k=x.shape[1],
         )  # fmt: skip
         return low
-
-
-def windows(weight: Array, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows of a matrix, each within the bytes that a kernel argument may span.
-
-    A window begins at an aligned byte, of the NF4 scales as well.
-    """
-    rows, columns = weight.shape
-    if weight.nbytes <= limit:
-        yield 0, rows
-        return
-    step = 1
-    while not _aligned(weight, step, columns):
-        step *= 2
-    count = limit * rows // weight.nbytes // step * step
-    assert count > 0, f"{weight.shape} cannot be bound in windows of {limit} bytes"
-    for start in range(0, rows, count):
-        yield start, min(rows, start + count)
-
-
-def _aligned(weight: Array, rows: int, columns: int) -> bool:
-    elements = rows * columns
-    if weight.kind == "nf4":
-        return elements % (NF4_BLOCK * ALIGNMENT // 4) == 0
-    return elements * (2 if weight.kind == "bf16" else 4) % ALIGNMENT == 0
