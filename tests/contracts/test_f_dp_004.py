@@ -13,12 +13,12 @@ import torch
 from trainer.data.tokens import Encoded
 from trainer.errors import InputError
 from trainer.initialization import initial_weights
-from trainer.layout import GradientLayout, build_layout
-from trainer.replica.backend import OPENERS, Choice, Opener, UnusableError, choose
+from trainer.layout import build_layout
+from trainer.replica.backend import OPENERS, Choice, Opener, UnusableError, Wish, choose
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
-    from trainer.config import Backend, RunConfig
+    from trainer.config import Backend
     from trainer.replica.base import Replica
 
 BATCH = [Encoded(np.array([5, 6, 7], np.int32), 1), Encoded(np.array([8], np.int32), 0)]
@@ -67,14 +67,8 @@ def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
     asked: list[str] = []
 
     def broken(reason: str):
-        def open_(
-            model_dir: Path,
-            config: RunConfig,
-            layout: GradientLayout,
-            gpu: str,
-            threads: int | None,
-        ) -> Replica:
-            asked.append(gpu)
+        def open_(wish: Wish) -> Replica:
+            asked.append(wish.gpu)
             raise UnusableError(reason)
 
         return open_

@@ -37,7 +37,21 @@ class Choice:
     reason: str
 
 
-Opener = Callable[[Path, RunConfig, GradientLayout, str, int | None], Replica]
+@dataclass(frozen=True)
+class Wish:
+    """What is to be opened."""
+
+    model_dir: Path
+    config: RunConfig
+    layout: GradientLayout
+    gpu: str
+    """An index, UUID, PCI address or name; empty for the first."""
+    threads: int | None
+    named: bool
+    """Somebody asked for this very backend."""
+
+
+Opener = Callable[[Wish], Replica]
 
 
 def choose(
@@ -51,7 +65,7 @@ def choose(
 ) -> Choice:
     """Open the first backend of the chain, from `wanted` on, that works.
 
-    `gpu` is an index, UUID or PCI address; empty for the first.
+    `gpu` is an index, UUID, PCI address or name; empty for the first.
 
     Raises:
         InputError: the model itself cannot be used, on any backend.
@@ -61,7 +75,9 @@ def choose(
     reasons: list[str] = []
     for backend in CHAIN[start:]:
         try:
-            replica = openers[backend](model_dir, config, layout, gpu, threads)
+            replica = openers[backend](
+                Wish(model_dir, config, layout, gpu, threads, named=backend == wanted)
+            )
         except UnusableError as error:
             reasons.append(f"{backend}: {error}")
             continue
@@ -72,9 +88,8 @@ def choose(
     raise InputError("; ".join(reasons))
 
 
-def _open_cuda(
-    model_dir: Path, config: RunConfig, layout: GradientLayout, gpu: str, threads: int | None
-) -> Replica:
+def _open_cuda(wish: Wish) -> Replica:
+    gpu = wish.gpu
     if gpu and not gpu.isdecimal():
         # Before torch looks at the devices: it then sees this one alone, as number 0.
         os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
@@ -95,23 +110,29 @@ def _open_cuda(
         raise UnusableError(f"{device} computes a wrong product")
     from trainer.replica.torch import TorchReplica
 
-    return TorchReplica(model_dir, config, layout, device, threads)
+    return TorchReplica(wish.model_dir, wish.config, wish.layout, device, wish.threads)
 
 
-def _open_wgpu(
-    model_dir: Path, config: RunConfig, layout: GradientLayout, gpu: str, threads: int | None
-) -> Replica:
-    del model_dir, config, layout, gpu, threads
-    raise UnusableError("this version of Motley has no wgpu engine")
+def _open_wgpu(wish: Wish) -> Replica:
+    """Open our engine; an adapter that is the CPU in disguise only for who asked for wgpu."""
+    try:
+        from trainer.replica.wgpu.device import Device, DeviceError, select
+        from trainer.replica.wgpu.replica import WgpuReplica
+        from trainer.replica.wgpu.selftest import check
+    except (ImportError, OSError) as error:
+        raise UnusableError(f"wgpu cannot be loaded: {str(error).splitlines()[0]}") from None
+    try:
+        device = Device(select(wish.gpu, allow_software=wish.named))
+        check(device)
+        return WgpuReplica(wish.model_dir, wish.config, wish.layout, device)
+    except DeviceError as error:
+        raise UnusableError(str(error)) from None
 
 
-def _open_cpu(
-    model_dir: Path, config: RunConfig, layout: GradientLayout, gpu: str, threads: int | None
-) -> Replica:
-    del gpu
+def _open_cpu(wish: Wish) -> Replica:
     from trainer.replica.torch import TorchReplica
 
-    return TorchReplica(model_dir, config, layout, "cpu", threads)
+    return TorchReplica(wish.model_dir, wish.config, wish.layout, "cpu", wish.threads)
 
 
 OPENERS: dict[Backend, Opener] = {"cuda": _open_cuda, "wgpu": _open_wgpu, "cpu": _open_cpu}

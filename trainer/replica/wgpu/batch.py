@@ -94,8 +94,12 @@ class Packed:
 def bucket_of(samples: Sequence[Encoded]) -> Bucket:
     """Return the smallest bucket that holds the samples."""
     longest = max(len(sample.input_ids) for sample in samples)
-    width = -(-longest // _STEP) * _STEP
-    return Bucket(len(samples), width, isinstance(samples[0].labels, int))
+    return Bucket(len(samples), padded_length(longest), isinstance(samples[0].labels, int))
+
+
+def padded_length(tokens: int) -> int:
+    """Return the width of a micro-batch whose longest sample has that many tokens."""
+    return -(-tokens // _STEP) * _STEP
 
 
 def pack(samples: Sequence[Encoded]) -> Packed:

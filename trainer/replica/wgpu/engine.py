@@ -70,6 +70,7 @@ class Engine:
         after_segment: AfterSegment | None = None,
     ) -> None:
         """Start all micro-batches; `after_segment` is called for those of the last one."""
+        self._device.clear([self._outcome])
         starts = self._upload(micros)
         first = 0
         for micro, recording, start in zip(micros, recordings, starts, strict=True):
@@ -89,12 +90,11 @@ class Engine:
             first += count
 
     def result(self) -> Result:
-        """Wait for what was started and return it; the sums begin anew."""
+        """Wait for what was started and return it."""
         self._copy(self._outcome, 0, self._outcome.nbytes)
         words = self._device.read(self._results)
         finite = words[_FLAG] == 0
         loss = float(words[:1].view(np.float32)[0]) if finite else float("nan")
-        self._device.clear([self._outcome])
         return Result(loss, words[_PREDICTIONS:])
 
     def _none_yet(self) -> Recordings:

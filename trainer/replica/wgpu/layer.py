@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.attention import Attention
 from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.kernels.columns import PARTS
 from trainer.replica.wgpu.kernels.elementwise import copy
 from trainer.replica.wgpu.kernels.heads import (
     head_norm_gradient,
@@ -249,6 +248,4 @@ def norm_backward(
     """Record dx (+)= the gradient through a norm; that of a trained weight is `+=`."""
     rms_norm_backward(graph, x, norm.weight, dy, dx, eps=eps, accumulate=accumulate)
     if norm.gradient is not None:
-        partial = pool.take((PARTS, *norm.weight.shape))
-        rms_norm_weight_gradient(graph, x, dy, norm.gradient, partial, eps=eps)
-        pool.give(partial)
+        rms_norm_weight_gradient(graph, pool, x, dy, norm.gradient, eps=eps)

@@ -139,7 +139,7 @@ class Decoder:
         for chunk in range(bucket.chunks):
             graph.segment(f"head.{chunk}")
             if chunk == 0:
-                fill(graph, dx, 0.0)
+                fill(graph, dx, value=0.0)
             targets = _targets(bucket, vector, chunk)
             self._head.loss(graph, pool, stream[-1], targets, outcome, dx=dx)
         for number in reversed(range(len(self._layers))):

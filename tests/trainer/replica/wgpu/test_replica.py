@@ -1,0 +1,184 @@
+"""The wgpu replica against the torch one on the CPU: loss, every gradient, evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.replica import driving
+from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
+from trainer.config import RunConfig
+from trainer.layout import build_layout
+from trainer.replica.microbatch import Limit
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.replica import WgpuReplica
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.replica.conftest import MakeBatch
+
+
+def start(
+    folder: Path, config: RunConfig, device: Device, weights: np.ndarray, **settings: Any
+) -> WgpuReplica:
+    replica = WgpuReplica(folder, config, build_layout(folder, config), device, **settings)
+    replica.write_trainable(weights)
+    return replica
+
+
+def worst(layout: Any, mine: np.ndarray, theirs: np.ndarray) -> str:
+    """Name the tensor that differs most."""
+    errors = {
+        slot.name: relative(mine[slot.start : slot.stop], theirs[slot.start : slot.stop])
+        for slot in layout.tensors()
+        if theirs[slot.start : slot.stop].any()
+    }
+    name = max(errors, key=lambda name: errors[name])
+    return f"{name}: {errors[name]:.1e}"
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("method", "quantization"), METHODS)
+def test_loss_and_gradients_are_those_of_torch(
+    device: Device,
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    model_type: str,
+    task: str,
+    method: str,
+    quantization: str,
+) -> None:
+    folder = tiny_model(model_type, tie_word_embeddings=task == "classify")
+    config = make_config(folder, task=task, method=method, model__quantization=quantization)
+    torch_replica, weights = driving.start(folder, config)
+    replica = start(folder, config, device, weights)
+    batch = make_batch(7, task)
+    theirs, expected, order = gradient(torch_replica, batch)
+    mine, result, my_order = gradient(replica, batch)
+    assert my_order == order
+    assert (result.weight, result.tokens) == (expected.weight, expected.tokens)
+    tolerance = 1e-4 if quantization == "nf4" else 1e-5
+    assert result.loss_sum == pytest.approx(expected.loss_sum, rel=tolerance)
+    assert relative(mine, theirs) < tolerance, worst(replica.layout, mine, theirs)
+
+    scored, scored_by_torch = replica.evaluate(batch), torch_replica.evaluate(batch)
+    assert scored.weight == scored_by_torch.weight
+    assert scored.loss_sum == pytest.approx(scored_by_torch.loss_sum, rel=tolerance)
+    assert scored.confusion == scored_by_torch.confusion
+    assert np.array_equal(gradient(replica, batch)[0], mine)  # bit for bit, evaluation between
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_split_into_micro_batches_does_not_matter(
+    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, task: str
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder, task=task)
+    _, weights = driving.start(folder, config)
+    replica = start(folder, config, device, weights)
+    batch = make_batch(8, task)
+    found: list[np.ndarray] = []
+    confusions: list[Any] = []
+    for limit in (Limit(1, 1000), Limit(8, 1000), Limit(100, 100)):
+        replica.limit = limit
+        found.append(gradient(replica, batch)[0])
+        confusions.append(replica.evaluate(batch).confusion)
+    assert max(relative(flat, found[0]) for flat in found) < 1e-6
+    assert confusions == confusions[:1] * 3
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_recomputing_activations_gives_the_same_bits(
+    device: Device,
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    method: str,
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder, method=method)
+    _, weights = driving.start(folder, config)
+    batch = make_batch(6)
+    found = [
+        gradient(start(folder, config, device, weights, gradient_checkpointing=again), batch)[0]
+        for again in (False, True)
+    ]
+    assert np.array_equal(*found)
+
+
+def test_a_step_crosses_the_bus_once_each_way(
+    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
+) -> None:
+    """Weights and gradients apart, which are exchanged with the other workers."""
+    folder = tiny_model()
+    config = make_config(folder)
+    _, weights = driving.start(folder, config)
+    replica = start(folder, config, device, weights)
+    batch = make_batch(10)
+    gradient(replica, batch)
+    before = device.counters.uploads, device.counters.readbacks
+    gradient(replica, batch)
+    assert (device.counters.uploads - before[0], device.counters.readbacks - before[1]) == (1, 1)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_empty_shard_is_zeros(
+    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, task: str
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder, task=task)
+    _, weights = driving.start(folder, config)
+    replica = start(folder, config, device, weights)
+    gradient(replica, make_batch(2, task))  # leaves something to clear
+    flat, result, order = gradient(replica, [])
+    assert not flat.any()
+    assert order == list(replica.layout.send_order)
+    assert (result.loss_sum, result.weight, result.tokens) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_passed_on(
+    device: Device,
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    value: float,
+) -> None:
+    """F-DP-003 needs to see it, though `max` on a device may drop a NaN."""
+    folder = tiny_model()
+    config = make_config(folder)
+    _, weights = driving.start(folder, config)
+    replica = start(folder, config, device, weights)
+    batch = make_batch(3)
+    fine = gradient(replica, batch)[1].loss_sum
+    spoilt = weights.copy()
+    spoilt[17] = value
+    replica.write_trainable(spoilt)
+    assert np.isnan(gradient(replica, batch)[1].loss_sum)
+    replica.write_trainable(weights)
+    assert gradient(replica, batch)[1].loss_sum == fine
+
+
+def test_an_exception_while_blocks_come_in_leaves_the_replica_usable(
+    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder)
+    _, weights = driving.start(folder, config)
+    replica = start(folder, config, device, weights)
+    batch = make_batch(4)
+    expected = gradient(replica, batch)[0]
+
+    def broken(index: int, gradient: np.ndarray) -> None:
+        raise ConnectionError(index)
+
+    with pytest.raises(ConnectionError):
+        replica.forward_backward(batch, broken)
+    flat, result, _ = gradient(replica, batch)
+    assert np.array_equal(flat, expected)
+    assert result.loss_sum == pytest.approx(replica.evaluate(batch).loss_sum, rel=1e-6)

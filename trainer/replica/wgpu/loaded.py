@@ -1,0 +1,51 @@
+"""A model directory becomes a decoder on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.architecture import read_architecture
+from trainer.config import RunConfig
+from trainer.headers import read_config
+from trainer.layout import GradientLayout
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.batch import padded_length
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.loader import load_frozen
+from trainer.replica.wgpu.memory import Pool
+from trainer.replica.wgpu.model import Decoder, Tensors
+from trainer.replica.wgpu.rope import rope_tables
+from trainer.replica.wgpu.slots import Slots
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A decoder, and its trainable weights and gradients by block."""
+
+    decoder: Decoder
+    slots: Slots
+    weights: list[Array]
+    gradients: list[Array]
+
+
+def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Device) -> Loaded:
+    """Bring a model to a device; what trains is undefined until it is written.
+
+    Raises:
+        InputError: the directory cannot be read, or the engine does not compute this model.
+        DeviceError: it does not fit.
+    """
+    architecture, tree = read_architecture(model_dir), read_config(model_dir)
+    where = str(model_dir / "config.json")
+    length = padded_length(config.data.max_seq_len)
+    tables = rope_tables(tree, architecture.head_dim, length, where)
+    pool, slots = Pool(device), Slots(layout)
+    frozen = load_frozen(model_dir, config, pool)
+    weights, gradients = slots.arrays(pool, "trainable"), slots.arrays(pool, "gradients")
+    cosines, sines = (device.array(table.shape) for table in tables)
+    device.write(cosines, tables[0])
+    device.write(sines, tables[1])
+    tensors = Tensors(frozen, slots.tensors(weights), slots.tensors(gradients), (cosines, sines))
+    decoder = Decoder(architecture, tree, config, tensors, where)
+    return Loaded(decoder, slots, weights, gradients)
