@@ -24,22 +24,25 @@ def put(device: Device, values: np.ndarray) -> Array:
 def run(
     device: Device,
     binder: Callable[..., None],
-    inputs: Sequence[np.ndarray | Array],
+    inputs: Sequence[Any],
     outputs: Sequence[np.ndarray],
     **settings: Any,
 ) -> list[np.ndarray]:
     """Return what the binder makes of `outputs`, whose values are there before it runs.
 
-    It runs twice from the same start, and the bits must agree.
+    NumPy arrays among inputs and settings go to the device, all else is passed on as it is. The
+    binder's work runs twice from the same start, and the bits must agree.
     """
+
+    def there(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(there(part) for part in value)
+        return put(device, value) if isinstance(value, np.ndarray) else value
+
     graph = Graph(device)
-    arguments = [a if isinstance(a, Array) else put(device, a) for a in inputs]
-    places = [put(device, a) for a in outputs]
-    named = {
-        name: put(device, value) if isinstance(value, np.ndarray) else value
-        for name, value in settings.items()
-    }
-    binder(graph, *arguments, *places, **named)
+    places = [put(device, values) for values in outputs]
+    named = {name: there(value) for name, value in settings.items()}
+    binder(graph, *(there(value) for value in inputs), *places, **named)
     graph.run()
     first = [device.read(a).reshape(a.shape) for a in places]
     for place, values in zip(places, outputs, strict=True):

@@ -1,7 +1,7 @@
 """Sums over the rows of a matrix, in an order that never changes.
 
 A long matrix is summed in two stages, so that the device has more to do at once than one walk down
-its rows: into some partial sums, which a scratch array holds, then those into one.
+its rows: into some partial sums, then those into one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import struct
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.memory import Pool
 
-PARTS = 128
-"""Partial sums that keep a large GPU busy; any number gives a right sum."""
+_PARTS = 128  # partial sums that keep a large GPU busy; any number gives a right sum
 
 
 def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False) -> None:
@@ -30,3 +30,16 @@ def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False
         spread(parts * -(-width // 64)),
         {"ACCUMULATE": accumulate},
     )
+
+
+def take_parts(pool: Pool, x: Array) -> Array:
+    """Return memory `[P, D]` for partial sums over x `[R, D]`."""
+    return pool.take((min(x.shape[0], _PARTS), x.shape[1]))
+
+
+def add_column_sums(graph: Graph, pool: Pool, x: Array, sums: Array) -> None:
+    """Record sums `[D]` += the column sums of x `[R, D]`, in two stages."""
+    parts = take_parts(pool, x)
+    sum_columns(graph, x, parts)
+    sum_columns(graph, parts, sums.reshape(1, *sums.shape), accumulate=True)
+    pool.give(parts)

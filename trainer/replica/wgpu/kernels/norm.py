@@ -6,8 +6,9 @@ import struct
 
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.columns import sum_columns
+from trainer.replica.wgpu.kernels.columns import sum_columns, take_parts
 from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.memory import Pool
 
 
 def rms_norm(graph: Graph, x: Array, weight: Array, y: Array, *, eps: float) -> None:
@@ -44,17 +45,15 @@ def rms_norm_backward(
 
 
 def rms_norm_weight_gradient(
-    graph: Graph, x: Array, dy: Array, dweight: Array, scratch: Array, *, eps: float
+    graph: Graph, pool: Pool, x: Array, dy: Array, dweight: Array, *, eps: float
 ) -> None:
-    """Record dweight `[D]` += the weight's gradient, from x and dy `[R, D]`.
-
-    Scratch `[P, D]` is overwritten with partial sums; `columns.PARTS` is a good P.
-    """
+    """Record dweight `[D]` += the weight's gradient, from x and dy `[R, D]`."""
     rows, width = x.shape
-    parts = scratch.shape[0]
     assert dy.shape == x.shape, (dy.shape, x.shape)
-    assert scratch.shape == (parts, width), scratch.shape
-    params = struct.pack("<IIIf", rows, width, parts, eps)
+    assert dweight.shape == (width,), dweight.shape
+    parts = take_parts(pool, x)
+    params = struct.pack("<IIIf", rows, width, parts.shape[0], eps)
     code = source("rms_norm_weight_gradient")
-    graph.add("rms_norm_weight_gradient", code, [x, dy, scratch], params, spread(parts))
-    sum_columns(graph, scratch, dweight.reshape(1, width), accumulate=True)
+    graph.add("rms_norm_weight_gradient", code, [x, dy, parts], params, spread(parts.shape[0]))
+    sum_columns(graph, parts, dweight.reshape(1, width), accumulate=True)
+    pool.give(parts)

@@ -1,0 +1,26 @@
+"""The bias of a linear layer, forward and backward."""
+
+from __future__ import annotations
+
+import struct
+
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.columns import add_column_sums
+from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.memory import Pool
+
+_LANES = 256  # elements of a workgroup
+
+
+def add_bias(graph: Graph, y: Array, bias: Array) -> None:
+    """Record y `[R, D]` += bias `[D]`, in every row."""
+    width = y.shape[1]
+    assert bias.shape == (width,), (bias.shape, y.shape)
+    params, grid = struct.pack("<II", y.size, width), spread(-(-y.size // _LANES))
+    graph.add("add_bias", source("add_bias"), [bias, y], params, grid)
+
+
+def bias_gradient(graph: Graph, pool: Pool, dy: Array, dbias: Array) -> None:
+    """Record dbias `[D]` += the column sums of dy `[R, D]`."""
+    add_column_sums(graph, pool, dy, dbias)

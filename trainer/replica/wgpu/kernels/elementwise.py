@@ -1,0 +1,42 @@
+"""One element at a time; arrays may exceed what a kernel argument spans."""
+
+from __future__ import annotations
+
+import struct
+
+from trainer.replica.wgpu.array import Array, windows
+from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.source import source
+
+_LANES = 256  # elements of a workgroup
+
+
+def add(graph: Graph, x: Array, y: Array) -> None:
+    """Record y += x, of one shape."""
+    assert x.shape == y.shape, (x.shape, y.shape)
+    _each(graph, "add", [x, y])
+
+
+def copy(graph: Graph, x: Array, y: Array) -> None:
+    """Record y = x, of one shape."""
+    assert x.shape == y.shape, (x.shape, y.shape)
+    _each(graph, "copy", [x, y])
+
+
+def fill(graph: Graph, y: Array, *, value: float) -> None:
+    """Record y = value, everywhere."""
+    _each(graph, "fill", [y], value)
+
+
+def scale(graph: Graph, y: Array, *, factor: float) -> None:
+    """Record y *= factor."""
+    _each(graph, "scale", [y], factor)
+
+
+def _each(graph: Graph, name: str, arrays: list[Array], *settings: float) -> None:
+    columns = [array.reshape(array.size, 1) for array in arrays]
+    for start, stop in windows(columns[0], graph.binding_limit):
+        size = stop - start
+        params = struct.pack(f"<I{len(settings)}f", size, *settings)
+        parts = [column.rows(start, stop) for column in columns]
+        graph.add(name, source(name), parts, params, spread(-(-size // _LANES)))

@@ -1,0 +1,59 @@
+"""Token embedding, forward and backward.
+
+Many rows may have one token. So that its gradient needs no atomics and comes out the same every
+time, the host says which rows each token has, and one workgroup adds them in their order.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.replica.wgpu.array import Array, windows
+from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.pool import SKIPPED, gather_rows
+from trainer.replica.wgpu.kernels.source import source
+
+Words = NDArray[np.uint32]
+
+
+def embed(graph: Graph, table: Array, ids: Array, out: Array) -> None:
+    """Record out `[M, D]` = rows of table `[V, D]`, f32 or bf16, by token ids u32 `[M]`."""
+    gather_rows(graph, table, ids, out)
+
+
+def sort_tokens(ids: Words) -> tuple[Words, Words, Words]:
+    """Return the rows of every token of ids `[M]`, as `embedding_gradient` wants them.
+
+    They are `unique` `[M]`, the tokens in ascending order; `starts` `[M + 1]`, where the rows of
+    each begin in the third, and where the last one's end; and `order` `[M]`, the rows. Entries past
+    the last token have no rows.
+    """
+    order = np.argsort(ids, kind="stable")
+    tokens, firsts = np.unique(ids[order], return_index=True)
+    unique = np.full(len(ids), SKIPPED, np.uint32)
+    unique[: len(tokens)] = tokens
+    starts = np.full(len(ids) + 1, len(ids), np.uint32)
+    starts[: len(tokens)] = firsts
+    return unique, starts, order.astype(np.uint32)
+
+
+def embedding_gradient(
+    graph: Graph, dy: Array, unique: Array, starts: Array, order: Array, dtable: Array
+) -> None:
+    """Record dtable `[V, D]` += the rows of dy `[M, D]`, each at its token; see `sort_tokens`."""
+    count, width = dy.shape
+    tokens = unique.size
+    assert starts.shape == (tokens + 1,), (starts.shape, unique.shape)
+    assert order.shape == (count,), (order.shape, dy.shape)
+    assert dtable.shape[1:] == (width,), (dtable.shape, dy.shape)
+    for start, stop in windows(dtable, graph.binding_limit):
+        graph.add(
+            "embedding_gradient",
+            source("embedding_gradient"),
+            [dy, unique, starts, order, dtable.rows(start, stop)],
+            struct.pack("<IIII", tokens, width, start, stop - start),
+            spread(tokens * -(-width // 64)),
+        )

@@ -1,0 +1,45 @@
+"""Some rows out of many, and back."""
+
+from __future__ import annotations
+
+import struct
+
+from trainer.replica.wgpu.array import Array, windows
+from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.source import source
+
+SKIPPED = 0xFFFFFFFF
+"""An index that names no row."""
+
+
+def gather_rows(graph: Graph, table: Array, index: Array, out: Array) -> None:
+    """Record out `[N, D]` = rows of table `[R, D]`, f32 or bf16, by index u32 `[N]`.
+
+    `SKIPPED` gives zeros; any other index is below R. The table may exceed what a kernel argument
+    spans.
+    """
+    width = table.shape[1]
+    assert index.shape == out.shape[:1], (index.shape, out.shape)
+    assert out.shape[1:] == (width,), (out.shape, table.shape)
+    assert table.kind in ("f32", "bf16"), table.kind
+    for start, stop in windows(table, graph.binding_limit):
+        graph.add(
+            "gather_rows",
+            source("gather_rows"),
+            [table.rows(start, stop), index, out],
+            struct.pack("<IIII", index.size, width, start, stop - start),
+            spread(index.size),
+            {"BF16": table.kind == "bf16"},
+        )
+
+
+def scatter_rows(graph: Graph, x: Array, index: Array, out: Array) -> None:
+    """Record rows of out `[R, D]` = x `[N, D]`, by index u32 `[N]`; other rows stay.
+
+    No index is there twice, but for `SKIPPED`, whose rows go nowhere.
+    """
+    rows, width = out.shape
+    assert index.shape == x.shape[:1], (index.shape, x.shape)
+    assert x.shape[1:] == (width,), (x.shape, out.shape)
+    params = struct.pack("<III", index.size, width, rows)
+    graph.add("scatter_rows", source("scatter_rows"), [x, index, out], params, spread(index.size))

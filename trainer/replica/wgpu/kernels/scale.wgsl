@@ -1,0 +1,13 @@
+// y *= factor.
+struct Params { size: u32, factor: f32 }
+@group(0) @binding(0) var<storage, read_write> y: array<f32>;
+@group(0) @binding(1) var<uniform> p: Params;
+
+//!use grid
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+  let i = group_index(group, groups) * 256u + lane;
+  if (i < p.size) { y[i] *= p.factor; }
+}

@@ -1,0 +1,77 @@
+"""Softmax of attention scores under the causal mask, forward and backward.
+
+A matrix of scores has a row for each query of each head that shares its keys: heads one after the
+other, `length` positions each. Scores may be a window of those rows, from `first_row` on.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.source import source
+
+
+def causal_softmax(
+    graph: Graph, scores: Array, *, length: int, scale: float, first_row: int = 0
+) -> None:
+    """Record scores `[Z, R, length]` = softmax(scale * scores) of the keys that a row may see.
+
+    Row r is at position (first_row + r) % length and sees the keys up to itself; all others get 0.
+    """
+    graph.add(
+        "causal_softmax",
+        source("causal_softmax"),
+        [scores],
+        _params(scores, length, scale, first_row),
+        spread(scores.shape[0] * scores.shape[1]),
+    )
+
+
+def causal_softmax_backward(
+    graph: Graph,
+    probabilities: Array,
+    gradient: Array,
+    *,
+    length: int,
+    scale: float,
+    first_row: int = 0,
+) -> None:
+    """Record gradient `[Z, R, keys]` = that of the scores, in place of that of probabilities.
+
+    Both are `[Z, R, length]`; the settings are those of `causal_softmax`.
+    """
+    assert probabilities.shape == gradient.shape, (probabilities.shape, gradient.shape)
+    graph.add(
+        "causal_softmax_backward",
+        source("causal_softmax_backward"),
+        [probabilities, gradient],
+        _params(gradient, length, scale, first_row),
+        spread(gradient.shape[0] * gradient.shape[1]),
+    )
+
+
+def cached_softmax(
+    graph: Graph, starts: Array, scores: Array, *, length: int, scale: float
+) -> None:
+    """Record scores `[Z, G * length, slots]` = softmax(scale * scores), for cached keys.
+
+    Query t of sample b sees starts[b] + t + 1 keys: those before its sample's queries, and from
+    these up to itself. starts are u32 `[B]`, B dividing Z; their values may change between two runs
+    of a recording, as they do when a token is generated at a time.
+    """
+    matrices, matrix_rows, width = scores.shape
+    assert matrices % starts.shape[0] == 0, (matrices, starts.shape)
+    assert matrix_rows % length == 0, (matrix_rows, length)
+    rows = matrices * matrix_rows
+    params = struct.pack("<IIIIf", rows, rows // starts.shape[0], width, length, scale)
+    code = source("cached_softmax")
+    graph.add("cached_softmax", code, [starts, scores], params, spread(rows))
+
+
+def _params(scores: Array, length: int, scale: float, first_row: int) -> bytes:
+    matrices, matrix_rows, width = scores.shape
+    assert length == width, (length, scores.shape)
+    rows = matrices * matrix_rows
+    return struct.pack("<IIIIIf", rows, matrix_rows, width, first_row, length, scale)
