@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trainer.config import Backend
 from trainer.data.tokens import load_dataset
 from trainer.evaluate.metrics import accuracy, add_confusion, matthews, mean_loss
 from trainer.trained import Trained
-
-if TYPE_CHECKING:
-    from trainer.replica.base import Replica
 
 _PORTION = 256  # samples between two reports of progress
 
@@ -67,13 +65,16 @@ class Scores:
 def score(
     trained: Trained,
     data: Path,
-    device: str = "cpu",
+    backend: Backend = "cpu",
+    gpu: str = "",
     threads: int | None = None,
+    on_open: Callable[[str, str], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Scores:
     """Evaluate a trained model on a JSON Lines file.
 
     Args:
+        on_open: called with the device that was taken, and why not an earlier one.
         on_progress: called with the samples done and all of them.
 
     Raises:
@@ -84,7 +85,13 @@ def score(
     samples = load_dataset(
         data, tokenizer_dir, config.task, config.num_classes, config.data.max_seq_len
     )
-    replica = _replica(trained, device, threads)
+    from trainer.replica.backend import choose  # seconds of import, after the cheap checks
+
+    choice = choose(backend, gpu, trained.base_dir, config, trained.layout, threads)
+    replica = choice.replica
+    replica.write_trainable(trained.weights)
+    if on_open is not None:
+        on_open(replica.device, choice.reason)
     loss_sum, weight = 0.0, 0
     confusion: list[list[int]] | None = None
     for start in range(0, len(samples), _PORTION):
@@ -108,14 +115,6 @@ def score(
         mcc=matthews(confusion),
         confusion=confusion,
     )
-
-
-def _replica(trained: Trained, device: str, threads: int | None) -> Replica:
-    from trainer.replica.torch import TorchReplica  # seconds of import, after the cheap checks
-
-    replica = TorchReplica(trained.base_dir, trained.config, trained.layout, device, threads)
-    replica.write_trainable(trained.weights)
-    return replica
 
 
 def _exp(loss: float) -> float:

@@ -120,6 +120,18 @@ class Head:
         for array in (picked, normed, state, logits):
             pool.give(array)
 
+    def logits(self, graph: Graph, pool: Pool, x: Array, out: Array) -> None:
+        """Record out `[N, V]`, the logits of all classes for hidden states x `[N, D]`."""
+        normed = pool.take(x.shape)
+        rms_norm(graph, x, self.norm.weight, normed, eps=self.eps)
+        for start, stop in windows(self.weight, graph.binding_limit):
+            gemm(
+                graph, normed, self.weight.rows(start, stop), out, trans_b=True,
+                m=x.shape[0], n=stop - start, k=x.shape[1], ldc=out.shape[1],
+                offsets=(0, 0, start),
+            )  # fmt: skip
+        pool.give(normed)
+
     def _window_bytes(self, graph: Graph, count: int) -> int:
         """Return the bytes of weights whose window neither exceeds a binding nor the logits."""
         most = LOGIT_BYTES // (4 * count)

@@ -125,11 +125,7 @@ def forward(
 ) -> None:
     """Record y `[M, D]` = layer(x `[M, D]`); fills `kept`. x and y are two arrays."""
     recompute(graph, pool, layer, shape, kept, x)
-    product = pool.take(kept.gate.shape)
-    swiglu(graph, kept.gate, kept.up, product)
-    copy(graph, kept.middle, y)
-    layer.down.forward(graph, pool, product, y, accumulate=True)
-    pool.give(product)
+    finish(graph, pool, layer, kept.gate, kept.up, kept.middle, y)
 
 
 def recompute(
@@ -140,6 +136,17 @@ def recompute(
     rms_norm(graph, kept.middle, layer.post_norm.weight, kept.normed_middle, eps=shape.eps)
     layer.gate.forward(graph, pool, kept.normed_middle, kept.gate)
     layer.up.forward(graph, pool, kept.normed_middle, kept.up)
+
+
+def finish(
+    graph: Graph, pool: Pool, layer: Layer, gate: Array, up: Array, middle: Array, y: Array
+) -> None:
+    """Record y = middle + down(silu(gate) * up)."""
+    product = pool.take(gate.shape)
+    swiglu(graph, gate, up, product)
+    copy(graph, middle, y)
+    layer.down.forward(graph, pool, product, y, accumulate=True)
+    pool.give(product)
 
 
 def _attend(

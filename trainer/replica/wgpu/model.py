@@ -90,23 +90,23 @@ class Decoder:
             raise InputError(
                 f"{where}: hidden_act {activation!r} is not supported (supported: silu)"
             )
-        self._architecture = architecture
+        self.architecture = architecture
         self._classify = config.task == "classify"
-        self._eps = float(tree.get("rms_norm_eps", 1e-6))
-        self._rope = tensors.rope
+        self.eps = float(tree.get("rms_norm_eps", 1e-6))
+        self.rope = tensors.rope
         scale = config.lora.lora_alpha / config.lora.lora_rank
-        self._layers = [
+        self.layers = [
             _layer(tensors, f"model.layers.{number}", scale)
             for number in range(architecture.num_layers)
         ]
-        self._embedding, self._embedding_gradient = tensors.matrix("model.embed_tokens.weight")
+        self.embedding, self._embedding_gradient = tensors.matrix("model.embed_tokens.weight")
         name = "lm_head.weight"
         if self._classify:
             # An adapter's run names the head as PEFT does; only a full one has the plain name.
             name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in tensors.weights)
         elif architecture.tied:
             name = "model.embed_tokens.weight"
-        self._head = Head(tensors.norm("model.norm.weight"), *tensors.matrix(name), self._eps)
+        self.head = Head(tensors.norm("model.norm.weight"), *tensors.matrix(name), self.eps)
 
     def record_training(
         self, graph: Graph, pool: Pool, bucket: Bucket, vector: Array, outcome: Outcome, keep: bool
@@ -120,17 +120,17 @@ class Decoder:
             keep: hold every layer's activations; else only its input, and compute the rest twice.
         """
         shape = self._shape(bucket)
-        rows, hidden = bucket.rows, self._architecture.hidden_size
+        rows, hidden = bucket.rows, self.architecture.hidden_size
         stream = [
-            pool.take((rows, hidden), purpose="checkpoints") for _ in range(len(self._layers) + 1)
+            pool.take((rows, hidden), purpose="checkpoints") for _ in range(len(self.layers) + 1)
         ]
         shared = None if keep else Activations.take(pool, shape)
-        kept = [shared or Activations.take(pool, shape) for _ in self._layers]
+        kept = [shared or Activations.take(pool, shape) for _ in self.layers]
         ids = bucket.window(vector, "ids")
 
         graph.segment("embed")
-        embed(graph, self._embedding, ids, stream[0])
-        for number, weights in enumerate(self._layers):
+        embed(graph, self.embedding, ids, stream[0])
+        for number, weights in enumerate(self.layers):
             graph.segment(f"forward.{number}")
             layer.forward(
                 graph, pool, weights, shape, kept[number], stream[number], stream[number + 1]
@@ -141,10 +141,10 @@ class Decoder:
             if chunk == 0:
                 fill(graph, dx, value=0.0)
             targets = _targets(bucket, vector, chunk)
-            self._head.loss(graph, pool, stream[-1], targets, outcome, dx=dx)
-        for number in reversed(range(len(self._layers))):
+            self.head.loss(graph, pool, stream[-1], targets, outcome, dx=dx)
+        for number in reversed(range(len(self.layers))):
             graph.segment(f"backward.{number}")
-            weights = self._layers[number]
+            weights = self.layers[number]
             if not keep:
                 layer.recompute(graph, pool, weights, shape, kept[number], stream[number])
             layer.backward(graph, pool, weights, shape, kept[number], stream[number], dx)
@@ -176,29 +176,29 @@ class Decoder:
         Segments: `embed`, `forward.N`, `head.N`. predictions u32 `[B]` for a classifier.
         """
         shape = self._shape(bucket)
-        size = (bucket.rows, self._architecture.hidden_size)
+        size = (bucket.rows, self.architecture.hidden_size)
         x, y = (pool.take(size, purpose="activations") for _ in range(2))
         kept = Activations.take(pool, shape)
         graph.segment("embed")
-        embed(graph, self._embedding, bucket.window(vector, "ids"), x)
-        for number, weights in enumerate(self._layers):
+        embed(graph, self.embedding, bucket.window(vector, "ids"), x)
+        for number, weights in enumerate(self.layers):
             graph.segment(f"forward.{number}")
             layer.forward(graph, pool, weights, shape, kept, x, y)
             x, y = y, x
         for chunk in range(bucket.chunks):
             graph.segment(f"head.{chunk}")
             targets = _targets(bucket, vector, chunk)
-            self._head.loss(graph, pool, x, targets, outcome, predictions=predictions)
+            self.head.loss(graph, pool, x, targets, outcome, predictions=predictions)
         for array in (x, y):
             pool.give(array)
         kept.give(pool)
 
     def _shape(self, bucket: Bucket) -> Shape:
-        model = self._architecture
+        model = self.architecture
         attention = Attention(
             bucket.samples, model.num_heads, model.num_kv_heads, bucket.length, model.head_dim
         )
-        return Shape(attention, model.hidden_size, model.intermediate_size, self._eps, self._rope)
+        return Shape(attention, model.hidden_size, model.intermediate_size, self.eps, self.rope)
 
 
 def _layer(tensors: Tensors, stem: str, lora_scale: float) -> Layer:
