@@ -55,11 +55,11 @@ class Detection:
     """What was found, and what is there but unusable (one line each, with a remedy)."""
 
     devices: tuple[Device, ...]
-    """What `motley_devices: auto` trains on: every CUDA GPU, else the CPU."""
+    """What `motley_devices: auto` trains on: CUDA GPUs and Vulkan's discrete ones, else the CPU."""
     problems: tuple[str, ...] = ()
     """Cards that auto would train on, if they worked. They stop a start."""
     vulkan: tuple[Device, ...] = ()
-    """wgpu devices, discrete ones first. Auto leaves them out; an inventory may list them."""
+    """wgpu devices, discrete ones first; an inventory may list any of them."""
     vulkan_problems: tuple[str, ...] = ()
     """Cards that Vulkan does not show, although it could. They stop only who lists them."""
 
@@ -71,7 +71,7 @@ Runner = Callable[[Sequence[str]], "tuple[int, str]"]
 def detect(
     run: Runner | None = None, pci: Path = PCI_DEVICES, *, allow_software: bool = False
 ) -> Detection:
-    """Return this machine's GPUs; the CPU only where there is no CUDA GPU at all.
+    """Return this machine's GPUs; the CPU only where there is none of its own memory.
 
     `allow_software` counts a software Vulkan device (llvmpipe) as one, for tests without a GPU.
     """
@@ -84,7 +84,9 @@ def detect(
     cuda = detect_cuda(nvidia, *run(nvidia_query()), confined=in_container())
     shown, problems = _detect_vulkan(run, others, allow_software)
     fallback = (Device("cpu", "cpu", cpu_name(), None),)
-    devices = cuda.devices if cuda.devices or cuda.problems else fallback
+    # An integrated GPU takes memory and power from the CPU beside it: only who lists it gets it.
+    gpus = (*cuda.devices, *(device for device in shown if device.kind == "discrete"))
+    devices = gpus if gpus or cuda.problems else fallback
     return Detection(devices, cuda.problems, shown, problems)
 
 

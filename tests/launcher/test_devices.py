@@ -135,8 +135,7 @@ def test_gpus_without_a_pci_bus_are_found(tmp_path: Path) -> None:
     assert [device.backend for device in found.devices] == ["cuda"]
 
 
-def test_two_radeons_are_listed_but_auto_stays_with_the_cpu(tmp_path: Path) -> None:
-    """The wgpu engine is asked for by name until it is the default."""
+def test_two_radeons_are_what_auto_trains_on(tmp_path: Path) -> None:
     add_radeon(tmp_path, "0000:0c:00.0", "7310")
     add_radeon(tmp_path, "0000:12:00.0", "7310")
     found = detect(
@@ -146,7 +145,7 @@ def test_two_radeons_are_listed_but_auto_stays_with_the_cpu(tmp_path: Path) -> N
         ),
         tmp_path,
     )
-    assert [device.backend for device in found.devices] == ["cpu"]
+    assert found.devices == found.vulkan
     assert [(d.backend, d.id, d.kind, d.memory) for d in found.vulkan] == [
         ("wgpu", "0000:0c:00.0", "discrete", 17163091968),
         ("wgpu", "0000:12:00.0", "discrete", 17163091968),
