@@ -49,6 +49,7 @@ class Pool:
     def __init__(self, device: Device | None) -> None:
         self.device = device
         self._allocated: Counter[Purpose] = Counter()
+        self._wholes: list[Array] = []
         self._taken: dict[int, tuple[Array, Array, Purpose]] = {}
         """By the id of the array that was handed out: that array, the whole allocation, why."""
         self._free: dict[Purpose, list[Array]] = {purpose: [] for purpose in get_args(Purpose)}
@@ -85,15 +86,27 @@ class Pool:
             self.give(array.scales)
         self._free[purpose].append(whole)
 
+    def release(self) -> None:
+        """Give all memory back to the device, also what is taken; the pool is empty again."""
+        for whole in self._wholes:
+            if self.device is not None and whole.buffer is not None:
+                self.device.release(whole.buffer)
+        self._wholes.clear()
+        self._allocated.clear()
+        self._taken.clear()
+        for free in self._free.values():
+            free.clear()
+
     def budget(self) -> Budget:
-        """Return what was allocated so far; nothing is ever released, so that is the peak."""
-        return Budget({purpose: self._allocated[purpose] for purpose in self._allocated})
+        """Return what is allocated; before a `release` that only grows, so it is the peak."""
+        return Budget(dict(self._allocated))
 
     def _allocate(self, size: int, purpose: Purpose) -> Array:
         whole = Array(None, (size // 4,))
         if self.device is not None:
             whole = self.device.array(whole.shape)
         self._allocated[purpose] += size
+        self._wholes.append(whole)
         return whole
 
 
