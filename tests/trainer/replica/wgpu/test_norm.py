@@ -64,9 +64,3 @@ def test_weight_gradient_is_autograds(device: Device, shape: tuple[int, int]) ->
     agree(dweight, before + rms_norm_weight_gradient(x, dy))
     a, b = leaf(x), leaf(np.ones(shape[1]))
     agree(dweight, before + gradients(F.rms_norm(a, shape[1:], b, EPS), dy, b)[0].numpy())
-
-
-def test_more_rows_than_a_grid_has_groups_along_one_axis(device: Device) -> None:
-    x, weight = draw(70_001, 2), draw(2)
-    (y,) = run(device, norm.rms_norm, [x, weight], [np.zeros(x.shape)], eps=EPS)
-    agree(y, rms_norm(x, weight))

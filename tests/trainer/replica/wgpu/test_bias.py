@@ -1,0 +1,43 @@
+"""The bias of a linear layer: against its twin and torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.kernels import bias as kernels
+from trainer.replica.wgpu.memory import Pool
+
+SHAPES = [(1, 1), (3, 80), (129, 65), (1000, 3)]
+
+
+def add_bias(y: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return y + bias
+
+
+def bias_gradient(dy: np.ndarray) -> np.ndarray:
+    return dy.sum(0, dtype=np.float64)
+
+
+def forward(graph: Graph, bias: Array, y: Array) -> None:
+    kernels.add_bias(graph, y, bias)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_adds_to_every_row(device: Device, shape: tuple[int, int]) -> None:
+    y, bias = draw(*shape), draw(shape[1], number=1)
+    (got,) = run(device, forward, [bias], [y])
+    np.testing.assert_array_equal(got, add_bias(y, bias))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradient_is_autograds(device: Device, shape: tuple[int, int]) -> None:
+    dy, before = draw(*shape), draw(shape[1], number=1)
+    (got,) = run(device, kernels.bias_gradient, [Pool(device), dy], [before])
+    agree(got, before + bias_gradient(dy))
+    bias = leaf(before)
+    agree(got, before + gradients(leaf(dy) + bias, dy, bias)[0].numpy())

@@ -1,0 +1,37 @@
+"""Single elements: against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.trainer.replica.wgpu.on_device import draw, run
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.kernels import elementwise
+
+SHAPES = [(1,), (3, 85), (2, 128, 3)]
+
+
+@pytest.fixture(scope="module")
+def narrow(device: Device) -> Device:
+    """Return a device whose kernel arguments span 64 KiB."""
+    return Device(device.adapter, binding_limit=64 << 10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_is_numpys(device: Device, shape: tuple[int, ...]) -> None:
+    x, y = draw(*shape), draw(*shape, number=1)
+    factor = float(np.float32(0.3))
+    for got, expected in [
+        (run(device, elementwise.add, [x], [y]), y + x),
+        (run(device, elementwise.copy, [x], [y]), x),
+        (run(device, elementwise.fill, [], [y], value=factor), np.full(shape, np.float32(factor))),
+        (run(device, elementwise.scale, [], [y], factor=factor), y * np.float32(factor)),
+    ]:
+        np.testing.assert_array_equal(got[0], expected)
+
+
+def test_arrays_beyond_a_kernel_argument_are_done_in_windows(narrow: Device) -> None:
+    x, y = draw(40_001), draw(40_001, number=1)
+    (got,) = run(narrow, elementwise.add, [x], [y])
+    np.testing.assert_array_equal(got, y + x)

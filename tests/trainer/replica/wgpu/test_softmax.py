@@ -1,0 +1,88 @@
+"""Causal softmax: against its twin and torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.kernels import softmax
+
+SCALE = 0.3
+SHAPES = [(1, 1, 1, 0), (2, 14, 7, 0), (1, 65, 65, 0), (3, 5, 10, 13), (1, 140, 70, 70)]
+"""Z, R, length, first row."""
+
+
+def positions(rows: int, length: int, first_row: int) -> np.ndarray:
+    return (first_row + np.arange(rows)) % length
+
+
+def causal_softmax(scores: np.ndarray, visible: np.ndarray, scale: float = SCALE) -> np.ndarray:
+    """Softmax of scores `[Z, R, keys]` over the first `visible` `[Z, R]` keys."""
+    hidden = np.arange(scores.shape[2]) >= visible[..., None]
+    scaled = np.where(hidden, -np.inf, scale * scores.astype(np.float64))
+    weights = np.exp(scaled - scaled.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def causal_softmax_backward(probabilities: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    p = probabilities.astype(np.float64)
+    return SCALE * p * (gradient - (p * gradient).sum(-1, keepdims=True))
+
+
+def torchs(scores: torch.Tensor, length: int, first_row: int) -> torch.Tensor:
+    row = torch.tensor(positions(scores.shape[1], length, first_row))[:, None]
+    later = torch.arange(length) > row
+    return (SCALE * scores).masked_fill(later, -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize(("matrices", "rows", "length", "first"), SHAPES)
+def test_forward_is_torchs(
+    device: Device, matrices: int, rows: int, length: int, first: int
+) -> None:
+    scores = 10 * draw(matrices, rows, length)
+    settings = {"length": length, "scale": SCALE, "first_row": first}
+    (got,) = run(device, softmax.causal_softmax, [], [scores], **settings)
+    visible = positions(rows, length, first)[None] + 1
+    agree(got, causal_softmax(scores, visible))
+    agree(got, torchs(leaf(scores), length, first))
+
+
+@pytest.mark.parametrize(("matrices", "rows", "length", "first"), SHAPES[1:])
+def test_backward_is_autograds(
+    device: Device, matrices: int, rows: int, length: int, first: int
+) -> None:
+    raw, dout = draw(matrices, rows, length), draw(matrices, rows, length, number=1)
+    visible = positions(rows, length, first)[None] + 1
+    p = causal_softmax(raw, visible).astype(np.float32)
+    settings = {"length": length, "scale": SCALE, "first_row": first}
+    (got,) = run(device, softmax.causal_softmax_backward, [p], [dout], **settings)
+    agree(got, causal_softmax_backward(p, dout))
+    scores = leaf(raw)
+    agree(got, gradients(torchs(scores, length, first), dout, scores)[0])
+
+
+def test_large_scores_do_not_overflow(device: Device) -> None:
+    scores = np.array([[[-3e4, 3e4, 0.0], [1e30, 2e4, 0.0], [-1e30, -1e30, -2e30]]], np.float32)
+    (got,) = run(device, softmax.causal_softmax, [], [scores], length=3, scale=1.0)
+    agree(got, causal_softmax(scores, np.array([[1, 2, 3]]), 1.0))
+
+
+def test_a_nan_reaches_the_whole_row(device: Device) -> None:
+    scores = draw(1, 3, 3)
+    scores[0, 1, 0] = np.nan
+    (got,) = run(device, softmax.causal_softmax, [], [scores], length=3, scale=1.0)
+    assert np.isnan(got[0, 1, :2]).all()
+    assert np.isfinite(got[0, [0, 2]]).all()
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_cached_keys_are_seen_up_to_the_querys_own(device: Device, length: int) -> None:
+    starts, kv_heads, group, slots = np.array([5, 0]), 3, 2, 70
+    scores = draw(len(starts) * kv_heads, group * length, slots)
+    settings = {"length": length, "scale": SCALE}
+    (got,) = run(device, softmax.cached_softmax, [starts], [scores], **settings)
+    own = starts.repeat(kv_heads)[:, None] + positions(group * length, length, 0)
+    agree(got, causal_softmax(scores, own + 1))

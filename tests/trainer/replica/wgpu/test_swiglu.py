@@ -1,0 +1,63 @@
+"""SwiGLU: against its twin and torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # its usual name
+
+from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.kernels import swiglu as kernels
+
+SHAPES = [(1, 1), (3, 80), (5, 129)]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x.astype(np.float64)))
+
+
+def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return gate * sigmoid(gate) * up
+
+
+def swiglu_backward(
+    gate: np.ndarray, up: np.ndarray, dy: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    s = sigmoid(gate)
+    return dy * up * (s + gate * s * (1 - s)), dy * gate * s
+
+
+def backward(graph: Graph, dy: Array, gate: Array, up: Array) -> None:
+    kernels.swiglu_backward(graph, gate, up, dy)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_is_torchs(device: Device, shape: tuple[int, int]) -> None:
+    gate, up = 5 * draw(*shape), draw(*shape, number=1)
+    (y,) = run(device, kernels.swiglu, [gate, up], [np.zeros(shape)])
+    agree(y, swiglu(gate, up))
+    agree(y, F.silu(leaf(gate)) * leaf(up))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_backward_is_autograds(device: Device, shape: tuple[int, int]) -> None:
+    gate, up, dy = 5 * draw(*shape), draw(*shape, number=1), draw(*shape, number=2)
+    got = run(device, backward, [dy], [gate, up])
+    a, b = leaf(gate), leaf(up)
+    autograd = gradients(F.silu(a) * b, dy, a, b)
+    for ours, twin, theirs in zip(got, swiglu_backward(gate, up, dy), autograd, strict=True):
+        agree(ours, twin)
+        agree(ours, theirs)
+
+
+def test_the_far_ends_are_finite(device: Device) -> None:
+    gate, ones = np.array([[-1e4, -100.0, 100.0, 1e4]], np.float32), np.ones((1, 4), np.float32)
+    (y,) = run(device, kernels.swiglu, [gate, ones], [np.zeros((1, 4))])
+    agree(y, F.silu(torch.tensor(gate)))
+    dgate, dup = run(device, backward, [ones], [gate, ones])
+    agree(dgate, np.array([[0.0, 0.0, 1.0, 1.0]]))
+    agree(dup, F.silu(torch.tensor(gate)))
