@@ -116,7 +116,9 @@ def _open_cuda(wish: Wish) -> Replica:
 def _open_wgpu(wish: Wish) -> Replica:
     """Open our engine; an adapter that is the CPU in disguise only for who asked for wgpu."""
     try:
-        from trainer.replica.wgpu.device import Device, DeviceError, select
+        from trainer.replica.wgpu.adapter import select
+        from trainer.replica.wgpu.device import Device
+        from trainer.replica.wgpu.failures import DeviceError
         from trainer.replica.wgpu.replica import WgpuReplica
         from trainer.replica.wgpu.selftest import check
     except (ImportError, OSError) as error:

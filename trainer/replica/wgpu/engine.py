@@ -122,11 +122,11 @@ class Engine:
         return self._device.array((2 * words,), "u32")
 
     def _copy(self, source: Array, place: int, count: int) -> None:
-        encoder = self._device.handle.create_command_encoder()
+        encoder = self._device.encoder()
         encoder.copy_buffer_to_buffer(
             source.buffer, source.offset, self._results.buffer, place, count
         )
-        self._device.submit([encoder.finish()])
+        self._device.submit(encoder)
 
 
 def _nothing(_encoder: Any, _segment: str) -> None:

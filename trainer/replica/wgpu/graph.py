@@ -116,9 +116,9 @@ class Graph:
     def run(self, first: int = 0, last: int = -1) -> None:
         """Encode and submit a part by itself; see `encode`."""
         assert self.device is not None, "a plan cannot run"
-        encoder = self.device.handle.create_command_encoder()
+        encoder = self.device.encoder()
         self.encode(encoder, first, last)
-        self.device.submit([encoder.finish()])
+        self.device.submit(encoder)
 
     def _freeze(self, device: Device) -> list[tuple[Any, Any, int, int, int]]:
         """Make every pipeline and bind group; all parameters lie in one uniform buffer."""

@@ -120,6 +120,6 @@ def _upload(device: Device, array: Array, pieces: Iterable[np.ndarray[Any, Any]]
         raw = np.pad(raw, (0, -raw.size % 4)) if raw.size % 4 else raw
         stop = start + raw.size // 4
         device.write(words.rows(start, stop), raw)
-        device.submit([])  # else the driver stages the whole model in host memory
+        device.submit(device.encoder())  # else the driver stages the whole model in host memory
         start = stop
     assert start == words.size, f"{start} words of {words.size}"

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
+import psutil
+
 from trainer.errors import InputError
+from trainer.replica.wgpu import pci
+from trainer.replica.wgpu.adapter import Adapter
 from trainer.replica.wgpu.array import NF4_BLOCK, Array, Kind, aligned, nbytes
 from trainer.replica.wgpu.device import Device
 
@@ -110,15 +115,25 @@ class Pool:
         return whole
 
 
-def check_fits(budget: Budget, available: int, device: str) -> None:
+def available(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
+    """Return the free bytes of what an adapter's buffers lie in; None where nothing tells.
+
+    A software or integrated adapter has the machine's memory.
+    """
+    if adapter.kind in ("software", "integrated"):
+        return psutil.virtual_memory().available
+    return pci.free_memory(adapter.address, devices) if adapter.address else None
+
+
+def check_fits(budget: Budget, there: int, device: str) -> None:
     """Refuse a budget above the memory of a device.
 
     Raises:
         InputError: names what is needed and what there is.
     """
-    if budget.total > available * _USABLE:
+    if budget.total > there * _USABLE:
         raise InputError(
-            f"{device}: the run needs {budget}, {_gib(available)} are there; use method lora,"
+            f"{device}: the run needs {budget}, {_gib(there)} are free; use method lora,"
             " model.quantization nf4 or a smaller data.max_seq_len"
         )
 

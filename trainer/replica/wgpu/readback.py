@@ -34,10 +34,10 @@ class Readback:
 
     def submit_all(self) -> None:
         """Copy every block now."""
-        encoder = self._device.handle.create_command_encoder()
+        encoder = self._device.encoder()
         for index in range(len(self._blocks)):
             self.encode(encoder, index)
-        self._device.submit([encoder.finish()])
+        self._device.submit(encoder)
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield index and gradient, fp32 `[block.size]`, in the layout's order of sending.
@@ -46,11 +46,12 @@ class Readback:
         """
         for index in self._slots.layout.send_order:
             staging = self._staging[index]
-            staging.map_sync(wgpu.MapMode.READ)
+            with self._device.guarded():
+                staging.map_sync(wgpu.MapMode.READ)
             try:
                 size = self._blocks[index].nbytes
-                padded = np.frombuffer(staging.read_mapped(0, size, copy=False), np.float32)
-                gradient = self._slots.unpad(index, padded)
+                mapped: Any = staging.read_mapped(0, size, copy=False)
+                gradient = self._slots.unpad(index, np.frombuffer(mapped, np.float32))
             finally:
                 staging.unmap()
             yield index, gradient

@@ -110,10 +110,10 @@ def run(
         part, _, number = name.partition(".")
         if part == "head" and int(number) >= max(1, packed.chunks):
             continue
-        encoder = device.handle.create_command_encoder()
+        encoder = device.encoder()
         if first:
             before(encoder)
             first = False
         graph.encode(encoder, *graph.span(name))
         after(encoder, name)
-        device.submit([encoder.finish()])
+        device.submit(encoder)

@@ -15,8 +15,9 @@ from trainer.layout import GradientLayout
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import split
 from trainer.replica.wgpu.batch import Packed, pack
-from trainer.replica.wgpu.device import Device, DeviceError
+from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.engine import Engine
+from trainer.replica.wgpu.failures import DeviceError
 from trainer.replica.wgpu.loaded import load
 from trainer.replica.wgpu.planning import plan
 from trainer.replica.wgpu.readback import Readback

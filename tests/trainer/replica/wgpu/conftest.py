@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.replica.wgpu.device import Device, adapters
+from trainer.replica.wgpu.adapter import adapters
+from trainer.replica.wgpu.device import Device
 
 
 @pytest.fixture(scope="session")
