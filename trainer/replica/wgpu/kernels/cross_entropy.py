@@ -1,0 +1,110 @@
+"""Softmax cross-entropy against sparse soft targets, over windows of the classes.
+
+With targets (class c_k, probability p_k) of a row, logits and a temperature tau, z = logits / tau,
+
+    loss = sum_k p_k (log(sum_j exp(z_j)) - z[c_k])
+    d loss / d logits = ((sum_k p_k) softmax(z) - p) / tau
+
+A label is one target of probability 1; a teacher's largest few probabilities at a temperature are
+its distillation (Hinton et al., arXiv 1503.02531, section 2, which multiplies by tau^2: scale the
+probabilities). They need not sum to 1, so a row's weight goes into them, too; all zero means that
+the row does not count.
+
+The logits of all classes need not exist at once. `cross_entropy_start`, then one
+`cross_entropy_window` a window, gather what loss and gradient need in a state `[N, 4]` (a softmax
+that is normalised as it goes: Milakov and Gimelshein, arXiv 1805.02867).
+"""
+
+from __future__ import annotations
+
+import struct
+
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.source import source
+
+_LANES = 64  # rows of a workgroup where a lane has a row
+
+
+def cross_entropy_start(graph: Graph, state: Array) -> None:
+    """Record state `[N, 4]` = that of no classes."""
+    rows = state.shape[0]
+    assert state.shape == (rows, 4), state.shape
+    params, grid = struct.pack("<I", rows), spread(-(-rows // _LANES))
+    graph.add("cross_entropy_start", source("cross_entropy_start"), [state], params, grid)
+
+
+def cross_entropy_window(
+    graph: Graph,
+    logits: Array,
+    state: Array,
+    classes: Array,
+    probabilities: Array,
+    *,
+    first: int = 0,
+    temperature: float = 1.0,
+) -> None:
+    """Record state `[N, 4]` += the logits `[N, W]` of classes `first` to first + W - 1.
+
+    The targets are classes u32 `[N, K]` and probabilities `[N, K]`, f32. A row has a class once; an
+    entry of probability 0 may name any.
+    """
+    graph.add(
+        "cross_entropy_window",
+        source("cross_entropy_window"),
+        [logits, state, classes, probabilities],
+        _params(logits, state, classes, probabilities, first, temperature),
+        spread(logits.shape[0]),
+    )
+
+
+def cross_entropy_loss(graph: Graph, state: Array, probabilities: Array, total: Array) -> None:
+    """Record total `[1]` += the loss of all rows, once state `[N, 4]` has seen all classes."""
+    rows, targets = probabilities.shape
+    assert state.shape == (rows, 4), (state.shape, probabilities.shape)
+    assert total.shape == (1,), total.shape
+    params = struct.pack("<II", rows, targets)
+    arrays = [state, probabilities, total]
+    graph.add("cross_entropy_loss", source("cross_entropy_loss"), arrays, params, (1, 1, 1))
+
+
+def cross_entropy_gradient(
+    graph: Graph,
+    logits: Array,
+    state: Array,
+    classes: Array,
+    probabilities: Array,
+    *,
+    first: int = 0,
+    temperature: float = 1.0,
+) -> None:
+    """Record logits `[N, W]` = their gradient, once state has seen all classes.
+
+    The arguments are those of `cross_entropy_window`.
+    """
+    graph.add(
+        "cross_entropy_gradient",
+        source("cross_entropy_gradient"),
+        [logits, state, classes, probabilities],
+        _params(logits, state, classes, probabilities, first, temperature),
+        spread(logits.shape[0]),
+    )
+
+
+def argmax_rows(graph: Graph, x: Array, best: Array) -> None:
+    """Record best u32 `[N]` = the first column with the largest value of each row of x `[N, C]`."""
+    rows, width = x.shape
+    assert best.shape == (rows,), (best.shape, x.shape)
+    params, grid = struct.pack("<II", rows, width), spread(-(-rows // _LANES))
+    graph.add("argmax_rows", source("argmax_rows"), [x, best], params, grid)
+
+
+def _params(
+    logits: Array, state: Array, classes: Array, probabilities: Array, first: int,
+    temperature: float,
+) -> bytes:  # fmt: skip
+    rows, width = logits.shape
+    targets = classes.shape[1]
+    assert state.shape == (rows, 4), (state.shape, logits.shape)
+    assert classes.shape == probabilities.shape == (rows, targets), (classes, probabilities)
+    return struct.pack("<IIIIf", rows, width, first, targets, 1 / temperature)

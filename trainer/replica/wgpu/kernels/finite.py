@@ -1,0 +1,23 @@
+"""Whether numbers are numbers."""
+
+from __future__ import annotations
+
+import struct
+
+from trainer.replica.wgpu.array import Array, windows
+from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.source import source
+
+_LANES = 256  # elements of a workgroup
+
+
+def mark_non_finite(graph: Graph, x: Array, flag: Array) -> None:
+    """Record flag u32 `[1]` = 1 if any element of x, f32, is NaN or Inf; else it stays."""
+    assert x.kind == "f32", x.kind
+    assert flag.shape == (1,), flag.shape
+    column = x.reshape(x.size, 1)
+    for start, stop in windows(column, graph.binding_limit):
+        size = stop - start
+        arrays = [column.rows(start, stop), flag]
+        params, grid = struct.pack("<I", size), spread(-(-size // _LANES))
+        graph.add("mark_non_finite", source("mark_non_finite"), arrays, params, grid)
