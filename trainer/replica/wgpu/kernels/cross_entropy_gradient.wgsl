@@ -1,5 +1,5 @@
-// Logits of a window become their gradient, ((sum_k p_k) softmax(z) - p) / temperature, one workgroup
-// a row; a row that does not count becomes 0.
+// Logits of a window become their gradient, ((sum_k p_k) softmax(z) - p) / temperature; one
+// workgroup a row. A row that does not count becomes 0.
 struct Params { rows: u32, width: u32, first: u32, targets: u32, sharpness: f32 }
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;
 @group(0) @binding(1) var<storage, read> state: array<vec4<f32>>;

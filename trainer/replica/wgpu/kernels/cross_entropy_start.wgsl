@@ -1,4 +1,4 @@
-// state[row] = (largest logit, sum of exponentials, score of the targets, unused) of no classes yet.
+// state[row] = (largest z, sum of exponentials, score of the targets, unused) of no classes yet.
 struct Params { rows: u32 }
 @group(0) @binding(0) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(1) var<uniform> p: Params;

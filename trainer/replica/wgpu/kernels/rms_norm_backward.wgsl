@@ -1,5 +1,5 @@
-// dx (+)= scale * (weight * dy - x * mean(weight * dy * x) * scale^2), one workgroup a row; scale is
-// the forward's 1 / sqrt(mean(x^2) + eps), computed again.
+// dx (+)= scale * (weight * dy - x * mean(weight * dy * x) * scale^2), one workgroup a row. The
+// forward's scale = 1 / sqrt(mean(x^2) + eps) is computed again.
 struct Params { rows: u32, width: u32, eps: f32 }
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> weight: array<f32>;

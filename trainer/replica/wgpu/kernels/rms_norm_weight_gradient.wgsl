@@ -23,6 +23,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var squares = 0.0;
     for (var i = lane; i < p.width; i += 64u) { squares += x[base + i] * x[base + i]; }
     let scale = inverseSqrt(sum_over_group(squares, lane) / f32(p.width) + p.eps);
-    for (var i = lane; i < p.width; i += 64u) { sums[sum + i] += dy[base + i] * x[base + i] * scale; }
+    for (var i = lane; i < p.width; i += 64u) {
+      sums[sum + i] += dy[base + i] * x[base + i] * scale;
+    }
   }
 }
