@@ -9,6 +9,7 @@
 | 4    | refused: another model, data, config, version, rank  | no                        |
 | 5    | NaN or Inf in a gradient or loss halted the run      | no                        |
 | 6    | the disk failed where the run cannot go on without   | yes                       |
+| 7    | a GPU failed in the middle of the run, or was lost   | yes                       |
 """
 
 

@@ -167,22 +167,28 @@ class Cluster:
         command = [sys.executable, str(_NUMPY_WORKER), str(self.run_file), self.run_id, str(rank)]
         return self.start(f"worker-{rank}", [*command, address or self.address, *flags])
 
-    def torch_worker(self, rank: int, *flags: str) -> Process:
+    def torch_worker(self, rank: int, *flags: str, **environment: str) -> Process:
         """Start `trainer finetune --role worker`."""
         return self.trainer(
             f"worker-{rank}",
             *("--role", "worker", "--rank", str(rank), "--coordinator", self.address),
             *("--threads", "1", *flags),
+            **environment,
         )
 
-    def trainer(self, name: str, *flags: str) -> Process:
+    def trainer(self, name: str, *flags: str, **environment: str) -> Process:
         """Start `trainer finetune` with this run's config."""
         command = [sys.executable, "-m", "trainer.cli", "finetune", "--config", str(self.run_file)]
-        return self.start(name, [*command, "--run-id", self.run_id, *flags])
+        return self.start(name, [*command, "--run-id", self.run_id, *flags], **environment)
 
-    def start(self, name: str, command: list[str]) -> Process:
-        """Start any process that ends with the test."""
-        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
+    def start(self, name: str, command: list[str], **environment: str) -> Process:
+        """Start any process that ends with the test; keywords are variables of its environment."""
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "NO_COLOR": "1",
+            **environment,
+        }
         before = self.before if name == "coordinator" else None
         started = sum(process.name.split(".")[0] == name for process in self.processes)
         log_name = f"{name}.{started}" if started else name

@@ -30,7 +30,10 @@ class Runs:
     alone: Cluster
     two: Cluster
     three: Cluster
-    """Unequal shares, and a worker each that asked for cuda, wgpu and whatever there is."""
+    """Unequal shares, and a worker each that asked for cuda, wgpu and whatever there is.
+
+    They see no Vulkan driver; a run with one is in test_f_dp_001_wgpu_processes.
+    """
 
     def __iter__(self) -> Iterator[Cluster]:
         return iter((self.alone, self.two, self.three))
@@ -51,7 +54,7 @@ def runs(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
             made.two.torch_worker(rank, "--gpu-backend", "cpu")
         assert local.wait(200) == 0
         for rank, backend in enumerate(("cuda", "wgpu", "auto")):
-            made.three.torch_worker(rank, "--gpu-backend", backend)
+            made.three.torch_worker(rank, "--gpu-backend", backend, VK_DRIVER_FILES="none")
         for run in (made.two, made.three):
             for process in run.processes:
                 assert process.wait(200) == 0, run.logs()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from trainer.errors import TrainerError
 
-class DeviceError(Exception):
-    """The device cannot be opened or used, or computes nonsense; the message names it and why."""
+
+class DeviceError(TrainerError):
+    """The device cannot be opened or used, or computes nonsense; the message names it and why.
+
+    A worker that it ends in the middle of a run is started again, and asks itself anew which
+    backend works (F-DP-004).
+    """
+
+    exit_code = 7
 
 
 class OutOfMemoryError(DeviceError):

@@ -17,7 +17,7 @@ from trainer.replica.microbatch import split
 from trainer.replica.wgpu.batch import Packed, pack
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.engine import Engine
-from trainer.replica.wgpu.failures import DeviceError
+from trainer.replica.wgpu.failures import OutOfMemoryError
 from trainer.replica.wgpu.loaded import load
 from trainer.replica.wgpu.planning import plan
 from trainer.replica.wgpu.readback import Readback
@@ -120,7 +120,7 @@ class WgpuReplica:
             micros = [pack([batch[index] for index in group]) for group in groups]
             try:
                 recordings = self._engine.prepare(micros, training=training)
-            except DeviceError as error:
+            except OutOfMemoryError as error:
                 largest = micros[0].bucket  # the groups are sorted
                 smaller = self.limit.halved(largest.samples, largest.rows)
                 if smaller is None:
