@@ -151,12 +151,10 @@ class Decoder:
         graph.segment("embedding")
         mark_non_finite(graph, dx, outcome.flag)
         if self._embedding_gradient is not None:
-            embedding_gradient(
-                graph,
-                dx,
-                *(bucket.window(vector, name) for name in ("unique", "starts", "order")),
-                self._embedding_gradient,
+            unique, starts, order = (
+                bucket.window(vector, name) for name in ("unique", "starts", "order")
             )
+            embedding_gradient(graph, dx, unique, starts, order, self._embedding_gradient)
         for array in (*stream, dx):
             pool.give(array)
         for activations in [shared] if shared else kept:
