@@ -12,7 +12,10 @@ TORCH           ?= auto
 TORCH_VERSION   := 2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-export VENV TORCH TORCH_VERSION TORCH_CPU_INDEX
+# The demo's Vulkan device: `software` takes Mesa's llvmpipe (no GPU needed, and slow).
+VULKAN ?=
+
+export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast testbed lint bench clean

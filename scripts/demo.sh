@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The demo: from nothing to a report. Three workers on this machine fine-tune one model.
-# Everything it makes is below demo/; nothing is downloaded, nothing needs root or a GPU.
+# Everything it makes is below demo/; nothing is downloaded, nothing needs root or a GPU. A CUDA GPU,
+# or a discrete one with Vulkan, is worker 0; VULKAN=software gives that place to Mesa's llvmpipe.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${VENV:-.venv}/bin
@@ -26,7 +27,11 @@ show trainer init-model --data demo/data/train.jsonl -o demo/blank
 show trainer finetune --config pretrain --gpu-backend cpu
 
 say "3. One coordinator and three workers fine-tune it with LoRA, over mutual TLS"
-show launch cluster up --expect-workers 3 --preset quickstart --wait
+devices=()
+if [ "${VULKAN:-}" = software ]; then
+    devices=(-e 'motley_devices=[{backend: wgpu, id: llvmpipe}]')
+fi
+show launch cluster up --expect-workers 3 --preset quickstart --wait "${devices[@]}"
 show launch status
 show launch logs worker-2 --tail 3
 
