@@ -1,0 +1,101 @@
+"""A device that computes rightly passes; one wrong sign or number anywhere is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from trainer.replica.wgpu import golden
+from trainer.replica.wgpu.adapter import select
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.failures import DeviceError, LostError
+from trainer.replica.wgpu.rope import rope_tables
+from trainer.replica.wgpu.selftest import check
+
+
+class Miscompiling(Device):
+    """A device whose driver turns one piece of code into another."""
+
+    def __init__(self, written: str, compiled: str) -> None:
+        super().__init__(select(allow_software=True))
+        self.written = written
+        self.compiled = compiled
+        self.hits = 0
+
+    def pipeline(self, code: str, constants: Mapping[str, float] | None = None) -> Any:
+        self.hits += code.count(self.written)
+        return super().pipeline(code.replace(self.written, self.compiled), constants)
+
+
+def test_a_right_device_passes_and_gets_its_memory_back(device: Device) -> None:
+    check(device)
+    before = device.allocated
+    check(device)
+    assert device.allocated - before < 1 << 16  # parameters of recordings, nothing else
+
+
+@pytest.mark.parametrize(
+    ("written", "compiled", "wrong"),
+    [
+        ("0.7229568362236023", "0.7239568362236023", ""),  # of the 16 values of NF4
+        ("inverseSqrt(", "inverseSqrt(-", "layer"),  # NaN, which is never larger than a limit
+        ("g * s * (1.0 - s)", "g * s * (1.0 + s)", "gradient"),
+        ("- x[base + i] * along", "+ x[base + i] * along", "gradient"),
+        ("(gradient[base + i] - along)", "(gradient[base + i] + along)", "gradient"),
+        ("select(-other, other, i < half)", "select(other, -other, i < half)", "gradient"),
+    ],
+)
+def test_one_wrong_sign_or_number_is_caught(written: str, compiled: str, wrong: str) -> None:
+    broken = Miscompiling(written, compiled)
+    with pytest.raises(DeviceError, match=f"failed the self-test: .*{wrong}.* is off by"):
+        check(broken)
+    assert broken.hits
+
+
+def test_a_lost_device_is_not_called_wrong() -> None:
+    device = Device(select(allow_software=True))
+    device.handle.destroy()
+    with pytest.raises(LostError):
+        check(device)
+
+
+def test_the_golden_layer_is_that_of_torch() -> None:
+    sizes = golden.Sizes()
+    rope = rope_tables({}, sizes.head_dim, sizes.length, "here")
+    values = {name: value.astype(np.float64) for name, value in golden.draw(sizes).items()}
+    tables = rope[0].astype(np.float64), rope[1].astype(np.float64)
+    t = {name: torch.from_numpy(value) for name, value in values.items()}
+    cosines, sines = (torch.from_numpy(table).repeat(1, 2) for table in tables)
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        y = functional.linear(x, t[name], t.get(f"{name}.bias"))
+        return y + sizes.lora_scale * x @ t[f"{name}.a"].T @ t[f"{name}.b"].T
+
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, x.shape[-1:], t[name], sizes.eps)
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        return x.view(sizes.samples, sizes.length, -1, sizes.head_dim).transpose(1, 2)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * cosines + torch.cat([-second, first], dim=-1) * sines
+
+    x = norm("input_norm", t["x"])
+    attended = functional.scaled_dot_product_attention(
+        turned(norm("q_norm", heads(linear("q", x)))),
+        turned(norm("k_norm", heads(linear("k", x)))),
+        heads(linear("v", x)),
+        is_causal=True,
+        enable_gqa=True,
+    )
+    middle = t["x"] + linear("o", attended.transpose(1, 2).reshape(len(x), -1))
+    x = norm("post_norm", middle)
+    expected = middle + linear("down", functional.silu(linear("gate", x)) * linear("up", x))
+    found = golden.layer(values, tables, sizes)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12, atol=1e-12)

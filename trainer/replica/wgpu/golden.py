@@ -1,0 +1,123 @@
+"""A small decoder layer in NumPy, fp64: what a device must compute before it may join.
+
+Written after the definitions and not after the kernels: no windows, no tiles, no backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the layer: grouped keys, and heads wider than hidden / heads.
+
+    Multiples of 8, as those of real models, so that what runs here is the code that runs there.
+    """
+
+    samples: int = 2
+    length: int = 8
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    hidden: int = 64
+    inner: int = 96
+    rank: int = 4
+    eps: float = 1e-6
+    lora_scale: float = 2.0
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """`[out, in]` of every linear."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q": (queries, self.hidden),
+            "k": (keys, self.hidden),
+            "v": (keys, self.hidden),
+            "o": (self.hidden, queries),
+            "gate": (self.inner, self.hidden),
+            "up": (self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+        }
+
+    @property
+    def norms(self) -> dict[str, int]:
+        """Width of every norm."""
+        return {
+            "input_norm": self.hidden,
+            "post_norm": self.hidden,
+            "q_norm": self.head_dim,
+            "k_norm": self.head_dim,
+        }
+
+
+def draw(sizes: Sizes) -> dict[str, NDArray[np.float32]]:
+    """Return input `x` `[samples * length, hidden]`, weights and adapters, always the same.
+
+    Linears are named `q`, with `q.a` and `q.b`; the queries have a bias, `q.bias`.
+    """
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> NDArray[np.float32]:
+        values = rng.standard_normal(shape) / np.sqrt(shape[-1])
+        return values.astype(np.float32)
+
+    values = {"x": normal(sizes.samples * sizes.length, sizes.hidden) * np.float32(8)}
+    for name, (out, inner) in sizes.linears.items():
+        values[name] = normal(out, inner)
+        values[f"{name}.a"] = normal(sizes.rank, inner)
+        values[f"{name}.b"] = normal(out, sizes.rank)
+    values["q.bias"] = normal(sizes.linears["q"][0])
+    for name, width in sizes.norms.items():
+        values[name] = 1 + normal(width)
+    return values
+
+
+def layer(values: Mapping[str, Values], rope: tuple[Values, Values], sizes: Sizes) -> Values:
+    """Return the layer's output `[samples * length, hidden]`.
+
+    Args:
+        values: what `draw` returned, in fp64.
+        rope: cosines and sines `[length, head_dim / 2]`.
+        sizes: of the layer.
+    """
+
+    def linear(name: str, x: Values) -> Values:
+        low = x @ values[f"{name}.a"].T
+        y = x @ values[name].T + sizes.lora_scale * (low @ values[f"{name}.b"].T)
+        return y + values.get(f"{name}.bias", 0.0)
+
+    def norm(name: str, x: Values) -> Values:
+        scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + sizes.eps)
+        return x / scale * values[name]
+
+    def heads(x: Values) -> Values:
+        return x.reshape(sizes.samples, sizes.length, -1, sizes.head_dim).swapaxes(1, 2)
+
+    def turned(x: Values) -> Values:
+        first, second = np.split(x, 2, axis=-1)
+        cosines, sines = rope
+        pairs = [first * cosines - second * sines, second * cosines + first * sines]
+        return np.concatenate(pairs, axis=-1)
+
+    x = values["x"]
+    normed = norm("input_norm", x)
+    group = sizes.heads // sizes.kv_heads
+    queries = turned(norm("q_norm", heads(linear("q", normed))))
+    keys = turned(norm("k_norm", heads(linear("k", normed)))).repeat(group, axis=1)
+    scores = queries @ keys.swapaxes(2, 3) / np.sqrt(sizes.head_dim)
+    future = np.triu(np.ones((sizes.length, sizes.length), bool), 1)
+    weights = np.exp(np.where(future, -np.inf, scores))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    attended = weights @ heads(linear("v", normed)).repeat(group, axis=1)
+    middle = x + linear("o", attended.swapaxes(1, 2).reshape(len(x), -1))
+
+    normed = norm("post_norm", middle)
+    gate = linear("gate", normed)
+    return middle + linear("down", gate / (1 + np.exp(-gate)) * linear("up", normed))

@@ -1,0 +1,205 @@
+"""Proof that a device computes: matrix products and a decoder layer, against NumPy.
+
+A driver that miscompiles a kernel would poison the run of everybody else, so a device that fails
+here never joins (F-DP-004).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.replica.wgpu import golden
+from trainer.replica.wgpu import layer as recorded
+from trainer.replica.wgpu.array import Array, Kind
+from trainer.replica.wgpu.attention import Attention
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.failures import DeviceError
+from trainer.replica.wgpu.floats import from_bf16, to_bf16
+from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.kernels.gemm import gemm
+from trainer.replica.wgpu.layer import Activations, Layer, Norm, Shape
+from trainer.replica.wgpu.linear import Linear, Lora, Trainable
+from trainer.replica.wgpu.memory import Pool
+from trainer.replica.wgpu.nf4 import dequantize, quantize
+from trainer.replica.wgpu.rope import rope_tables
+
+TOLERANCE = 1e-5
+"""Of the largest value, or of the norms' product for a derivative; right is below 1e-6."""
+
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("q", "k", "v", "o"), "nf4"),
+    **dict.fromkeys(("gate", "up"), "bf16"),
+}
+_PRODUCTS: tuple[tuple[Kind, str], ...] = (
+    *(("f32", layout) for layout in ("NN", "NT", "TN")),
+    *(("bf16", layout) for layout in ("NN", "NT")),
+    *(("nf4", layout) for layout in ("NN", "NT")),
+)
+_TRAINED = "down"  # a base weight that trains, as all do without an adapter
+
+
+def check(device: Device) -> None:
+    """Let a device prove itself.
+
+    Raises:
+        DeviceError: names what is wrong and by how much; or the device fails.
+    """
+    pool = Pool(device)
+    try:
+        errors = dict(itertools.chain(_products(device, pool), _layer(device, pool)))
+    finally:
+        pool.release()
+    worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
+    if not errors[worst] <= TOLERANCE:
+        raise DeviceError(
+            f"{device.adapter.name} failed the self-test: {worst} is off by {errors[worst]:.0e},"
+            f" {TOLERANCE:.0e} is allowed"
+        )
+
+
+def _products(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
+    """Yield the error of every product that a model needs, by the code that it will run."""
+    rng = np.random.default_rng(1)
+    m, n, k = 20, 24, 48
+    for kind, layout in _PRODUCTS:
+        trans_a, trans_b = layout[0] == "T", layout[1] == "T"
+        shapes = ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (m, n))
+        a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+        left, right, out = _put(device, pool, a), _put(device, pool, b, kind), _put(device, pool, c)
+        graph = Graph(device)
+        gemm(
+            graph, left, right, out, trans_a=trans_a, trans_b=trans_b,
+            m=m, n=n, k=k, alpha=0.5, accumulate=True,
+        )  # fmt: skip
+        graph.run()
+        wide_a, wide_b = _wide(a), _wide(_seen(b, kind))
+        product = (wide_a.T if trans_a else wide_a) @ (wide_b.T if trans_b else wide_b)
+        yield f"a {layout} product with {kind}", _distance(device.read(out), c + 0.5 * product)
+
+
+def _layer(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
+    """Yield the errors of a layer's output and of its gradients.
+
+    A gradient is right when its product with a direction is the derivative along it, which NumPy
+    finds by central differences of `sum(output * dy)`.
+    """
+    sizes = golden.Sizes()
+    drawn = golden.draw(sizes)
+    rope = rope_tables({}, sizes.head_dim, sizes.length, "self-test")
+    rng = np.random.default_rng(2)
+    dy = rng.standard_normal(drawn["x"].shape)
+    output, gradients = _run(device, pool, sizes, drawn, rope, dy.astype(np.float32))
+
+    values = {name: _wide(_seen(value, _KINDS.get(name, "f32"))) for name, value in drawn.items()}
+    tables = _wide(rope[0]), _wide(rope[1])
+    yield "a layer's output", _distance(output, golden.layer(values, tables, sizes))
+    dy = _wide(dy.astype(np.float32))
+    for name, gradient in gradients.items():
+        direction = rng.standard_normal(gradient.shape)
+
+        def along(step: float, name: str = name, direction: golden.Values = direction) -> float:
+            moved = values | {name: values[name] + step * direction}
+            return float((golden.layer(moved, tables, sizes) * dy).sum())
+
+        found = float((gradient * direction).sum())
+        scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
+        error = abs(found - _derivative(along)) / max(scale, 1e-30)
+        yield f"a layer's gradient of {name}", error
+
+
+def _run(
+    device: Device,
+    pool: Pool,
+    sizes: golden.Sizes,
+    drawn: Mapping[str, NDArray[np.float32]],
+    rope: tuple[NDArray[np.float32], NDArray[np.float32]],
+    dy: NDArray[np.float32],
+) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+    """Return output and gradients of the layer on the device; all that is not packed trains."""
+    weights = {
+        name: _put(device, pool, value, _KINDS.get(name, "f32")) for name, value in drawn.items()
+    }
+    gradients = {
+        name: _put(device, pool, np.zeros_like(drawn[name]))
+        for name in drawn
+        if name not in sizes.linears or name == _TRAINED
+    }
+    gradients["x"] = _put(device, pool, dy)
+
+    def trainable(name: str) -> Trainable:
+        return Trainable(weights[name], gradients[name])
+
+    linears = {
+        name: Linear(
+            weights[name],
+            gradients.get(name),
+            weights.get(f"{name}.bias"),
+            gradients.get(f"{name}.bias"),
+            Lora(trainable(f"{name}.a"), trainable(f"{name}.b"), sizes.lora_scale),
+        )
+        for name in sizes.linears
+    }
+    norms = {name: Norm(weights[name], gradients[name]) for name in sizes.norms}
+    attention = Attention(sizes.samples, sizes.heads, sizes.kv_heads, sizes.length, sizes.head_dim)
+    tables = _put(device, pool, rope[0]), _put(device, pool, rope[1])
+    shape = Shape(attention, sizes.hidden, sizes.inner, sizes.eps, tables)
+    kept, output = Activations.take(pool, shape), pool.take(dy.shape)
+    layer = Layer(
+        **linears,
+        input_norm=norms["input_norm"],
+        post_norm=norms["post_norm"],
+        q_norm=norms["q_norm"],
+        k_norm=norms["k_norm"],
+    )
+    graph = Graph(device)
+    recorded.forward(graph, pool, layer, shape, kept, weights["x"], output)
+    recorded.backward(graph, pool, layer, shape, kept, weights["x"], gradients["x"])
+    graph.run()
+    return device.read(output), {name: device.read(array) for name, array in gradients.items()}
+
+
+def _derivative(function: Callable[[float], float], step: float = 1e-4) -> float:
+    """Return the derivative at 0, off by the order of step^2."""
+    return (function(step) - function(-step)) / (2 * step)
+
+
+def _put(device: Device, pool: Pool, values: NDArray[np.float32], kind: Kind = "f32") -> Array:
+    """Return values on the device as a kind of weight."""
+    array = pool.take(values.shape, kind)
+    flat = values.reshape(-1)
+    if kind == "f32":
+        device.write(array, values)
+        return array
+    if kind == "nf4":
+        codes, absmax = quantize(flat)
+        assert array.scales is not None, "NF4 has scales"
+        device.write(array.scales, absmax)
+    else:
+        codes = to_bf16(flat)
+    words = np.zeros(array.nbytes // 4, np.uint32)
+    words.view(np.uint8)[: codes.nbytes] = codes.view(np.uint8)
+    device.write(array, words)
+    return array
+
+
+def _seen(values: NDArray[np.float32], kind: Kind) -> NDArray[np.float32]:
+    """Return values as a kind holds them."""
+    flat = values.reshape(-1)
+    if kind == "bf16":
+        flat = from_bf16(to_bf16(flat))
+    elif kind == "nf4":
+        flat = dequantize(*quantize(flat), flat.size)
+    return flat.reshape(values.shape)
+
+
+def _wide(values: NDArray[np.float32]) -> golden.Values:
+    return values.astype(np.float64)
+
+
+def _distance(found: NDArray[np.float32], expected: golden.Values) -> float:
+    """Return the largest difference, relative to the largest value."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
