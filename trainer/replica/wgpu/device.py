@@ -13,6 +13,7 @@ import wgpu
 from trainer.replica.wgpu.adapter import Adapter
 from trainer.replica.wgpu.array import Array, Kind, aligned, nbytes
 from trainer.replica.wgpu.failures import DeviceError, LostError, OutOfMemoryError
+from trainer.replica.wgpu.kernels.variants import Variants
 
 LIMITS = (
     "max-buffer-size",
@@ -24,6 +25,8 @@ LIMITS = (
     "max-storage-buffers-per-shader-stage",
 )
 """Asked for in full: what is not asked for is WebGPU's least, such as 128 MiB a binding."""
+FEATURES = {"subgroup"}
+"""Asked for where the driver has them."""
 
 
 @dataclass
@@ -57,12 +60,16 @@ class Device:
             limits["max-storage-buffer-binding-size"] = binding_limit
         self.adapter = adapter
         with self.guarded():
-            self.handle: Any = adapter.handle.request_device_sync(required_limits=limits)
+            self.handle: Any = adapter.handle.request_device_sync(
+                required_limits=limits, required_features=FEATURES & adapter.handle.features
+            )
         self.counters = Counters()
         self.binding_limit: int = limits["max-storage-buffer-binding-size"]
         """Bytes that one kernel argument may span; larger arrays are bound in windows."""
         self.allocated = 0
         """Bytes of all buffers now."""
+        self.variants = Variants(self)
+        """How it multiplies matrices."""
         self._pipelines: dict[tuple[str, tuple[tuple[str, float], ...]], Any] = {}
 
     def array(self, shape: tuple[int, ...], kind: Kind = "f32") -> Array:

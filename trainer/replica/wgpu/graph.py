@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wgpu
 from wgpu.backends import wgpu_native
 
 from trainer.replica.wgpu.array import ALIGNMENT, Array
-from trainer.replica.wgpu.device import Device
+
+if TYPE_CHECKING:
+    from trainer.replica.wgpu.device import Device
 
 Grid = tuple[int, int, int]
 _native: Any = wgpu_native

@@ -6,10 +6,9 @@ import struct
 
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.gemm_code import Layout, Variant, gemm_code
-
-DIRECT = Variant("direct", rows=16, columns=8, across=8)
-"""Best where a CPU computes: no workgroup memory, few loads a product."""
+from trainer.replica.wgpu.kernels.gemm_code import gemm_code
+from trainer.replica.wgpu.kernels.gemm_parts import Layout
+from trainer.replica.wgpu.kernels.variants import DIRECT, Product, Variant
 
 
 def gemm(
@@ -52,7 +51,10 @@ def gemm(
         last = offset + (batch - 1) * stride + (rows - 1) * pitch + columns
         assert last <= array.size, f"element {last} of {array.shape}"
         wide.append(all(value % 4 == 0 for value in (columns, pitch, stride, offset)))
-    chosen = variant or DIRECT
+    product = Product(trans_a, trans_b, b.kind, m, n, k)
+    chosen = variant or (graph.device.variants.choose(product) if graph.device else DIRECT)
+    if trans_a and chosen.rows % 4:
+        wide[0] = False  # the first row of a tile may lie anywhere
     step = chosen.depth if chosen.kind == "tiled" else 4
     layout = Layout(trans_a, trans_b, b.kind, *wide, ragged=k % step != 0)
     tile_rows, tile_columns = chosen.tile
@@ -60,12 +62,10 @@ def gemm(
     params = struct.pack(
         "<11If3I",
         *(m, n, k, batch),
-        *pitches,
-        accumulate,
-        *strides,
-        alpha,
+        *(*pitches, accumulate),
+        *(*strides, alpha),
         *offsets,
     )
     arrays = [a, b, *([b.scales] if b.scales else []), c]
-    label = f"gemm {'T' if trans_a else 'N'}{'T' if trans_b else 'N'} {chosen.name}"
+    label = f"gemm {product.form} {chosen.name}"
     graph.add(label, gemm_code(chosen, layout), arrays, params, spread(groups))
