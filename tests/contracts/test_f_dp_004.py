@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from trainer.errors import InputError
 from trainer.initialization import initial_weights
 from trainer.layout import build_layout
 from trainer.replica.backend import OPENERS, Choice, Opener, UnusableError, Wish, choose
+from trainer.replica.wgpu.adapter import adapters
+from trainer.replica.wgpu.device import Device
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
@@ -50,12 +52,38 @@ def test_every_request_ends_in_finite_output(
     with caplog.at_level(logging.WARNING):
         choice = choose(wanted, "", folder, config, layout, 1)
     assert np.isfinite(trained_step(choice, initial_weights(layout, folder, config))).all()
-    if not torch.cuda.is_available():
-        assert choice.backend == "cpu"
-        assert choice.replica.device == "cpu"
-        assert ("cuda: " in choice.reason) == (wanted in ("auto", "cuda"))
-        assert ("wgpu: " in choice.reason) == (wanted != "cpu")
-        assert ("falling back to cpu" in caplog.text) == (wanted in ("cuda", "wgpu"))
+    if torch.cuda.is_available():
+        return
+    # Software stands in for a GPU only where wgpu was asked for.
+    fit = [adapter for adapter in adapters() if wanted == "wgpu" or not adapter.software]
+    assert choice.backend == ("wgpu" if fit and wanted != "cpu" else "cpu")
+    assert choice.replica.device == ("wgpu:0" if choice.backend == "wgpu" else "cpu")
+    assert ("cuda: " in choice.reason) == (wanted in ("auto", "cuda"))
+    assert ("wgpu: " in choice.reason) == (wanted != "cpu" and not fit)
+    assert ("falling back" in caplog.text) == (wanted not in ("auto", choice.backend))
+
+
+def test_a_gpu_that_computes_nonsense_is_passed_over(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if not adapters():
+        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
+
+    compiled = Device.pipeline
+
+    def miscompiled(device: Device, code: str, constants: Any = None) -> Any:
+        return compiled(device, code.replace("inverseSqrt(", "sqrt("), constants)
+
+    monkeypatch.setattr(Device, "pipeline", miscompiled)
+    folder = tiny_model()
+    config = make_config(folder)
+    choice = choose("wgpu", "", folder, config, build_layout(folder, config), 1)
+    assert choice.backend == "cpu"
+    assert "failed the self-test" in choice.reason
+    assert "falling back to cpu" in caplog.text
 
 
 def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(

@@ -182,3 +182,24 @@ def test_an_exception_while_blocks_come_in_leaves_the_replica_usable(
     flat, result, _ = gradient(replica, batch)
     assert np.array_equal(flat, expected)
     assert result.loss_sum == pytest.approx(replica.evaluate(batch).loss_sum, rel=1e-6)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_arrays_beyond_a_kernels_argument_are_bound_in_windows(
+    device: Device,
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    task: str,
+    method: str,
+) -> None:
+    """As an embedding of 600 MB is on a device that allows 128 MiB; here 75 KiB of 32."""
+    folder = tiny_model()
+    config = make_config(folder, task=task, method=method, data__max_seq_len=48)
+    _, weights = driving.start(folder, config)
+    narrow = Device(device.adapter, binding_limit=32 << 10)
+    batch = make_batch(5, task)
+    found = [gradient(start(folder, config, where, weights), batch) for where in (device, narrow)]
+    assert relative(found[1][0], found[0][0]) < 1e-6
+    assert found[1][1].loss_sum == pytest.approx(found[0][1].loss_sum, rel=1e-6)

@@ -1,0 +1,92 @@
+"""A run of two torch workers and one on Vulkan: one set of weights, one loss curve, one comes back.
+
+Without a GPU the Vulkan device is Mesa's llvmpipe, which computes the same kernels on the CPU.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from real_cluster import STEPS, Bench, Cluster, wait_for
+
+from trainer.replica.wgpu.adapter import adapters
+
+pytestmark = pytest.mark.cluster
+
+SETTINGS = {"exchange__join_deadline": 250.0, "optimizer__learning_rate": 3e-3}
+BACKENDS = ("cpu", "cpu", "wgpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vulkan() -> None:
+    if not adapters():
+        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
+
+
+def start(run: Cluster, **settings: object) -> None:
+    run.configure(**{**SETTINGS, **settings})
+    run.coordinator(len(BACKENDS))
+    for rank, backend in enumerate(BACKENDS):
+        run.torch_worker(rank, "--gpu-backend", backend)
+
+
+@pytest.fixture(scope="module")
+def mixed(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    run = Cluster(bench, tmp_path_factory.mktemp("mixed"), "mixed")
+    try:
+        start(run)
+        for process in run.processes:
+            assert process.wait(250) == 0, run.logs()
+        yield run
+    finally:
+        run.end()
+        print(run.logs())  # noqa: T201 - pytest shows it beside a failure
+
+
+def test_all_hold_the_same_weights_after_every_step(mixed: Cluster) -> None:
+    joined = {event["rank"]: event["backend"] for event in mixed.events("joined")}
+    assert joined == dict(enumerate(BACKENDS))
+    mixed.check_contracts([0, 1, 2])
+    assert len(mixed.records("step")) == STEPS
+    assert len(mixed.events("verified")) >= STEPS  # hash_every is 1
+
+
+def test_the_loss_curve_is_that_of_one_torch_worker(
+    mixed: Cluster, bench: Bench, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    alone = Cluster(bench, tmp_path_factory.mktemp("alone"), "alone")
+    try:
+        alone.configure(**SETTINGS)
+        assert alone.trainer("local", "--gpu-backend", "cpu", "--threads", "1").wait(200) == 0
+        one, three = (
+            np.array([step["loss"] for step in run.records("step")]) for run in (alone, mixed)
+        )
+        error = np.abs(three / one - 1).max()
+        print(f"the loss differs by at most {error:.2e} of it")  # noqa: T201
+        assert error < 1e-2  # the contract, F-DP-005
+        assert error < 1e-4  # what equal arithmetic gives, with room to spare
+    finally:
+        alone.end()
+
+
+def test_a_killed_wgpu_worker_comes_back(cluster: Cluster) -> None:
+    """F-DP-006; the supervisor's part, to start it again, is the test's."""
+    start(cluster, training__epochs=500)
+    wait_for(lambda: cluster.step >= 3, "all joined", cluster, 250)
+    cluster.processes[-1].signal(signal.SIGKILL)
+    lost = cluster.wait_event("lost", rank=2)
+    cluster.torch_worker(2, "--gpu-backend", "wgpu")
+    back = cluster.wait_event("rejoined", rank=2)
+    assert back["step"] >= lost["step"]
+    whole = wait_for(
+        lambda: [s for s in cluster.records("step") if s["step"] > back["step"] + 2], "steps"
+    )[0]
+    assert len(whole["shares"]) == 3
+    cluster.processes[0].signal(signal.SIGTERM)
+    assert cluster.processes[0].wait() == 0
+    proof = cluster.events("verified")[-1]
+    assert proof["ranks"] == [0, 1, 2]
+    assert not cluster.events("diverged")
