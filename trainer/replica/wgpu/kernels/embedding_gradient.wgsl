@@ -20,9 +20,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
   if (u >= p.tokens || column >= p.width) { return; }
   let first = starts[u];
   let stop = starts[u + 1u];
-  let token = unique[u];
-  if (first >= stop || token < p.first || token - p.first >= p.rows) { return; }
+  let row = unique[u] - p.first;  // a token before the window wraps round to a large one
+  if (first >= stop || row >= p.rows) { return; }
   var sum = 0.0;
   for (var i = first; i < stop; i++) { sum += dy[order[i] * p.width + column]; }
-  dtable[(token - p.first) * p.width + column] += sum;
+  dtable[row * p.width + column] += sum;
 }

@@ -20,11 +20,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) lane: u32) {
   let n = group_index(group, groups);
   if (n >= p.count) { return; }
-  let row = index[n];
-  if (row == SKIPPED) {
+  let row = index[n] - p.first;  // one before the window wraps round to a large one
+  if (index[n] == SKIPPED) {
     for (var i = lane; i < p.width; i += 64u) { out[n * p.width + i] = 0.0; }
-  } else if (row >= p.first && row - p.first < p.rows) {
-    let base = (row - p.first) * p.width;
-    for (var i = lane; i < p.width; i += 64u) { out[n * p.width + i] = element(base + i); }
+  } else if (row < p.rows) {
+    for (var i = lane; i < p.width; i += 64u) {
+      out[n * p.width + i] = element(row * p.width + i);
+    }
   }
 }
