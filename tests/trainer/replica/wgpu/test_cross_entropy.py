@@ -119,6 +119,13 @@ def test_rows_without_probability_do_not_count_whatever_they_hold(device: Device
     assert not gradient[1].any()
 
 
+def test_padding_with_a_targets_own_class_takes_nothing_from_it(device: Device) -> None:
+    logits, classes = draw(1, 7), np.array([[3, 3, 3]])
+    probabilities = np.array([[1.0, 0.0, 0.0]], np.float32)
+    _, gradient = compute(device, logits, classes, probabilities, [7])
+    agree(gradient, cross_entropy(logits, classes, probabilities, 1.0)[1])
+
+
 def test_a_nan_in_a_row_that_counts_reaches_the_loss(device: Device) -> None:
     logits = draw(2, 70)
     logits[1, 66] = np.nan
