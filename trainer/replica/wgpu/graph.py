@@ -108,8 +108,11 @@ class Graph:
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
         set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
         dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+        current: Any = None
         for pipeline, group, x, y, z in chosen:
-            set_pipeline(handle, pipeline)
+            if pipeline is not current:
+                set_pipeline(handle, pipeline)
+                current = pipeline
             set_bind_group(handle, 0, group, 0, null)
             dispatch(handle, x, y, z)
         compute.end()

@@ -1,0 +1,244 @@
+"""A whole training step on Vulkan against torch in the same run: time, round trips, memory.
+
+    python benchmarks/wgpu_step.py [--shape layer|0.6b|4b] [--tokens 256] [--against cpu|cuda|none]
+                                   [--gpu NAME] [--quantization nf4|none] [--repeats 3]
+
+`layer` is one decoder layer of Qwen3-0.6B with a small vocabulary, LoRA of rank 16 on all seven
+linears; the other shapes are whole models with random weights, LoRA on q and v. torch computes the
+same step twice: from the same NF4 weights, and from dense fp32 ones, its best case. Also measured:
+encoding a recording of 3,900 dispatches. Writes benchmarks/results/wgpu_step-SHAPE.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.architecture import parse_architecture
+from trainer.config import LINEARS, RunConfig, load
+from trainer.data.tokens import IGNORED, Encoded
+from trainer.initialization import initial_weights
+from trainer.layout import build_layout
+from trainer.replica.base import Replica
+from trainer.replica.torch import TorchReplica
+from trainer.replica.wgpu.adapter import select
+from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.failures import DeviceError
+from trainer.replica.wgpu.floats import to_bf16
+from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.kernels.elementwise import add
+from trainer.replica.wgpu.planning import count
+from trainer.replica.wgpu.replica import WgpuReplica
+
+RESULTS = Path(__file__).parent / "results"
+DISPATCHES = 3900
+_FAMILY: dict[str, Any] = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+_SMALL = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "layer": {**_FAMILY, **_SMALL, "num_hidden_layers": 1, "vocab_size": 512},
+    "0.6b": {**_FAMILY, **_SMALL, "num_hidden_layers": 28, "vocab_size": 151_936},
+    "4b": {
+        **_FAMILY,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 36,
+        "vocab_size": 151_936,
+    },
+}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="layer")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--against", choices=["cpu", "cuda", "none"], default="cpu")
+    parser.add_argument("--gpu", default="", help="index, PCI address or part of the name")
+    parser.add_argument("--quantization", choices=["nf4", "none"], default="nf4")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    try:
+        device = Device(select(arguments.gpu, allow_software=True))
+    except DeviceError as error:
+        print(f"skipped: {error}")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_model(Path(scratch), SHAPES[arguments.shape])
+        report = measure(device, folder, arguments)
+    for key, value in report.items():
+        print(f"{key:32} {value}")
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"wgpu_step-{arguments.shape}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def measure(device: Device, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what is written: seconds, ratios, counts and bytes."""
+    config = run_config(folder, arguments)
+    layout = build_layout(folder, config)
+    weights = initial_weights(layout, folder, config)
+    batch = [sample(arguments.tokens, SHAPES[arguments.shape]["vocab_size"])]
+    began = time.perf_counter()
+    replica = WgpuReplica(folder, config, layout, device)
+    loaded = time.perf_counter() - began
+    replica.write_trainable(weights)
+    others: dict[str, Replica] = {}
+    if arguments.against != "none":
+        threads = torch.get_num_threads()
+        kinds = {"torch_nf4": "nf4", "torch_dense": "none"} if arguments.shape == "layer" else {}
+        for name, kind in (kinds or {"torch": arguments.quantization}).items():
+            other = config.model_copy(
+                update={"model": config.model.model_copy(update={"quantization": kind})}
+            )
+            others[name] = TorchReplica(folder, other, layout, arguments.against, threads)
+            others[name].write_trainable(weights)  # type: ignore[attr-defined]  # a Replica
+
+    first = step(replica, batch)
+    counters = device.counters
+    before = (counters.uploads, counters.readbacks, counters.submits, counters.dispatches)
+    seconds: dict[str, list[float]] = {"wgpu": [], **{name: [] for name in others}}
+    for name, other in others.items():
+        step(other, batch)
+        del name
+    for _ in range(arguments.repeats):  # interleaved: a noisy neighbour hits all alike
+        for name, one in {"wgpu": replica, **others}.items():
+            seconds[name].append(step(one, batch))
+    after = (counters.uploads, counters.readbacks, counters.submits, counters.dispatches)
+    each = [(b - a) // arguments.repeats for a, b in zip(before, after, strict=True)]
+    best = {name: min(times) for name, times in seconds.items()}
+    budget = count(folder, config, layout, 1, recompute=False)
+    return {
+        "adapter": device.adapter.key,
+        "shape": arguments.shape,
+        "tokens": arguments.tokens,
+        "quantization": arguments.quantization,
+        "load_seconds": round(loaded, 2),
+        "first_step_seconds": round(first, 2),
+        **{f"{name}_seconds": round(value, 4) for name, value in best.items()},
+        **{
+            f"ratio_to_{name}": round(best["wgpu"] / value, 2)
+            for name, value in best.items()
+            if name != "wgpu"
+        },
+        "tokens_a_second": round(arguments.tokens / best["wgpu"], 1),
+        **dict(zip(("uploads", "readbacks", "submits", "dispatches"), each, strict=True)),
+        "planned_bytes": budget.total,
+        "allocated_bytes": device.allocated,
+        "encode_milliseconds": round(encode_milliseconds(device), 2),
+        "encoded_dispatches": DISPATCHES,
+    }
+
+
+def run_config(folder: Path, arguments: argparse.Namespace) -> RunConfig:
+    """Return the config of the step."""
+    targets = LINEARS if arguments.shape == "layer" else ("q_proj", "v_proj")
+    return load(
+        None,
+        {
+            "model.path": str(folder),
+            "model.quantization": arguments.quantization,
+            "model.dtype": "float32" if arguments.shape == "layer" else "bfloat16",
+            "data.train": "unused.jsonl",
+            "data.max_seq_len": arguments.tokens,
+            "task": "causal-lm",
+            "lora.target_modules": list(targets),
+            "training.micro_batch_size": 1,
+        },
+    )
+
+
+def sample(tokens: int, vocab_size: int) -> Encoded:
+    """Return random tokens of which the last 16 are predicted."""
+    ids = np.random.default_rng(0).integers(0, vocab_size, tokens).astype(np.int32)
+    labels = ids.copy()
+    labels[:-16] = IGNORED
+    return Encoded(ids, labels)
+
+
+def step(replica: Replica, batch: Sequence[Encoded]) -> float:
+    """Return the seconds of one forward and backward, gradients on the host."""
+    began = time.perf_counter()
+    result = replica.forward_backward(batch, lambda _index, _gradient: None)
+    assert math.isfinite(result.loss_sum), result
+    return time.perf_counter() - began
+
+
+def encode_milliseconds(device: Device) -> float:
+    """Return the best time to encode 3,900 dispatches of one small kernel on changing arrays."""
+    graph = Graph(device)
+    arrays: list[Array] = [device.array((64,)) for _ in range(64)]
+    for number in range(DISPATCHES):
+        add(graph, arrays[number % 63], arrays[number % 63 + 1])
+    graph.run()
+    best = math.inf
+    for _ in range(5):
+        encoder = device.encoder()
+        began = time.perf_counter()
+        graph.encode(encoder)
+        best = min(best, time.perf_counter() - began)
+        device.submit(encoder)
+        device.read(arrays[0])
+    return 1e3 * best
+
+
+def write_model(folder: Path, tree: dict[str, Any]) -> Path:
+    """Write a model directory with random bf16 weights, one tensor in memory at a time."""
+    (folder / "config.json").write_text(json.dumps(tree), encoding="utf-8")
+    shapes = dict(tensors(tree))
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    generator = np.random.default_rng(0)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shapes.items():
+            values = generator.standard_normal(shape, np.float32) * np.float32(0.02)
+            values = np.ones(shape, np.float32) if name.endswith("norm.weight") else values
+            file.write(to_bf16(values.reshape(-1)).tobytes())
+    return folder
+
+
+def tensors(tree: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of every tensor of a model with tied embeddings."""
+    model = parse_architecture(tree, "SHAPES")
+    yield "model.embed_tokens.weight", (model.vocab_size, model.hidden_size)
+    for layer in range(model.num_layers):
+        for name, shape in model.layer_tensors():
+            yield f"model.layers.{layer}.{name}", shape
+    yield "model.norm.weight", (model.hidden_size,)
+
+
+if __name__ == "__main__":
+    main()
