@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Everything that only a real GPU can show, in one go: `scripts/gpu_report.sh [ADAPTER]`, after
+# `make setup`. ADAPTER is an index, a PCI address or a part of the name; default: the first GPU.
+# Tunes the card, then measures products, Qwen3-0.6B- and 4B-shaped steps with random weights (next
+# to torch CUDA where there is one) and a mixed run. JSON goes to benchmarks/results/.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bin=${VENV:-.venv}/bin
+gpu=${1:-}
+against=none
+"$bin/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && against=cuda
+
+failed=()
+try() {
+    printf '\n==> %s\n' "$*"
+    "$bin/$@" || failed+=("$*")
+}
+try trainer autotune --gpu "$gpu"
+try python benchmarks/wgpu.py --gpu "$gpu"
+for tokens in 256 512; do
+    try python benchmarks/wgpu_step.py --gpu "$gpu" --shape layer --tokens "$tokens"
+    try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 0.6b --tokens "$tokens" --against $against
+    try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 4b --tokens "$tokens" --against $against
+done
+# Every kernel and model on this card, then workers on Vulkan and the CPU with equal hashes.
+try pytest -q tests/trainer/replica/wgpu tests/contracts/test_f_dp_001_wgpu_processes.py
+
+[ ${#failed[@]} = 0 ] || { printf '\nfailed:\n'; printf '  %s\n' "${failed[@]}"; exit 1; }
