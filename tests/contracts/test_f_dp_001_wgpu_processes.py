@@ -1,4 +1,4 @@
-"""A run of two torch workers and one on Vulkan: one set of weights, one loss curve, one comes back.
+"""A run of two torch workers, on CUDA where it is, and one on Vulkan: one set of weights, one loss curve, one comes back.
 
 Without a GPU the Vulkan device is Mesa's llvmpipe, which computes the same kernels on the CPU.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 from real_cluster import STEPS, Bench, Cluster, wait_for
 
 from trainer.replica.wgpu.adapter import adapters
@@ -17,7 +18,8 @@ from trainer.replica.wgpu.adapter import adapters
 pytestmark = pytest.mark.cluster
 
 SETTINGS = {"exchange__join_deadline": 250.0, "optimizer__learning_rate": 3e-3}
-BACKENDS = ("cpu", "cpu", "wgpu")
+CUDA = torch.cuda.is_available()
+BACKENDS = ("cpu", "cuda" if CUDA else "cpu", "wgpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,7 +69,7 @@ def test_the_loss_curve_is_that_of_one_torch_worker(
         error = np.abs(three / one - 1).max()
         print(f"the loss differs by at most {error:.2e} of it")  # noqa: T201
         assert error < 1e-2  # the contract, F-DP-005
-        assert error < 1e-4  # what equal arithmetic gives, with room to spare
+        assert CUDA or error < 1e-4  # what fp32 everywhere gives; CUDA multiplies in bf16
     finally:
         alone.end()
 
