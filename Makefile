@@ -37,7 +37,7 @@ demo: setup
 	@bash scripts/demo.sh
 
 test: setup
-	@bash scripts/test.sh lint fast cluster
+	@bash scripts/test.sh lint fast vulkan cluster
 
 testbed: setup
 	@bash scripts/test.sh testbed

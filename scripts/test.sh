@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run tiers of checks one after the other and sum them up: `scripts/test.sh lint fast cluster testbed`.
+# Run tiers of checks one after the other and sum them up: `scripts/test.sh lint fast vulkan cluster`.
 # A failing tier does not hide the next one; the exit status is 1 if any failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +10,12 @@ lint() {
 }
 fast() {
     # By file, since the tests of one share their models. Two processes: torch's own threads wait.
-    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not cluster and not testbed' -n 2 --dist loadfile
+    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not cluster and not testbed' -n 2 --dist loadfile \
+        --ignore tests/trainer/replica/wgpu
+}
+vulkan() {
+    # Apart, since every process compiles its kernels anew; they skip where there is no Vulkan.
+    "$bin/pytest" tests/trainer/replica/wgpu -n 2 --dist loadfile
 }
 cluster() {
     # Two at a time: they mostly wait. By file, since a file's tests may share one run.

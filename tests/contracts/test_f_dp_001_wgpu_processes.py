@@ -1,6 +1,7 @@
-"""A run of two torch workers, on CUDA where it is, and one on Vulkan: one set of weights, one loss curve, one comes back.
+"""A run of torch workers and one on Vulkan: one set of weights, one loss curve, one comes back.
 
-Without a GPU the Vulkan device is Mesa's llvmpipe, which computes the same kernels on the CPU.
+The torch workers are on the CPU and, where it is, on CUDA. Without a GPU the Vulkan device is
+Mesa's llvmpipe, which computes the same kernels on the CPU.
 """
 
 from __future__ import annotations
