@@ -22,7 +22,8 @@ from trainer.replica.wgpu.device import Device
 Purpose = Literal[
     "frozen", "trainable", "gradients", "checkpoints", "activations", "logits", "workspace", "input"
 ]
-_USABLE = 0.95  # the rest is the driver's own and fragmentation
+USABLE = 0.95
+"""Share of a device's free memory; the rest is the driver's own and fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Budget:
         return sum(self.parts.values())
 
     def __str__(self) -> str:
-        listed = ", ".join(f"{purpose} {_gib(size)}" for purpose, size in self.parts.items())
-        return f"{_gib(self.total)} GiB ({listed})"
+        large = {purpose: size for purpose, size in self.parts.items() if _gib(size) != "0.0"}
+        listed = ", ".join(f"{purpose} {_gib(size)}" for purpose, size in large.items())
+        return f"{_gib(self.total)} GiB" + (f" ({listed})" if listed else "")
 
 
 class Pool:
@@ -65,7 +67,7 @@ class Pool:
         """Return memory with whatever lies there; the smallest free piece that is large enough.
 
         Raises:
-            DeviceError: it does not fit.
+            OutOfMemoryError: it does not fit.
         """
         size = nbytes(shape, kind)
         free = self._free[purpose]
@@ -131,7 +133,7 @@ def check_fits(budget: Budget, there: int, device: str) -> None:
     Raises:
         InputError: names what is needed and what there is.
     """
-    if budget.total > there * _USABLE:
+    if budget.total > there * USABLE:
         raise InputError(
             f"{device}: the run needs {budget}, {_gib(there)} are free; use method lora,"
             " model.quantization nf4 or a smaller data.max_seq_len"

@@ -20,7 +20,7 @@ from trainer.replica.wgpu.batch import Bucket, padded_length
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.head import Outcome
 from trainer.replica.wgpu.loader import take_frozen
-from trainer.replica.wgpu.memory import Budget, Pool, available, check_fits
+from trainer.replica.wgpu.memory import USABLE, Budget, Pool, available, check_fits
 from trainer.replica.wgpu.model import Decoder, Tensors
 from trainer.replica.wgpu.recordings import Settings, record
 from trainer.replica.wgpu.slots import Slots
@@ -54,25 +54,17 @@ def plan(
     """
     there = available(device.adapter)
     choices = (False, True) if recompute is None else (recompute,)
-    planned = [(again, count(model_dir, config, layout, 1, recompute=again)) for again in choices]
-    name = device.adapter.name
-    if there is not None:
-        planned = [item for item in planned if item[1].total <= there] or planned[-1:]
-        check_fits(planned[0][1], there, name)
-    again, budget = planned[0]
-    widest = _widest(read_architecture(model_dir))
-    tokens = min(device.binding_limit // (4 * widest), _TOKENS)
-    if device.adapter.software:
-        tokens = min(tokens, CPU_TOKENS)
+    for again in choices:
+        budget = count(model_dir, config, layout, 1, recompute=again)
+        if there is None or budget.total <= there * USABLE:
+            break
+    else:
+        assert there is not None
+        check_fits(budget, there, device.adapter.name)
+    wanted = config.training.micro_batch_size
+    tokens = _bindable(model_dir, config, device)
     if there is not None:
         tokens = min(tokens, _fitting(model_dir, config, layout, there, recompute=again))
-    longest = padded_length(config.data.max_seq_len)
-    if 4 * widest * longest > device.binding_limit:
-        raise InputError(
-            f"{name}: a sample of {longest} tokens exceeds the {device.binding_limit >> 20} MiB"
-            " that a kernel's argument may span; lower data.max_seq_len"
-        )
-    wanted = config.training.micro_batch_size
     limit = Limit(_UNBOUNDED, tokens) if wanted == "auto" else Limit(wanted, tokens)
     return Plan(budget, limit, again)
 
@@ -99,6 +91,24 @@ def count(
     return pool.budget()
 
 
+def _bindable(model_dir: Path, config: RunConfig, device: Device) -> int:
+    """Return the most tokens whose widest activation is one argument of a kernel.
+
+    Raises:
+        InputError: not even one sample is.
+    """
+    widest = _widest(read_architecture(model_dir))
+    longest = padded_length(config.data.max_seq_len)
+    tokens = device.binding_limit // (4 * widest)
+    if tokens < longest:
+        raise InputError(
+            f"{device.adapter.name}: a sample of {longest} tokens exceeds the"
+            f" {device.binding_limit >> 20} MiB that a kernel's argument may span; lower"
+            " data.max_seq_len"
+        )
+    return min(tokens, CPU_TOKENS if device.adapter.software else _TOKENS)
+
+
 def _fitting(
     model_dir: Path, config: RunConfig, layout: GradientLayout, there: int, *, recompute: bool
 ) -> int:
@@ -106,7 +116,7 @@ def _fitting(
     one, two = (
         count(model_dir, config, layout, samples, recompute=recompute).total for samples in (1, 2)
     )
-    samples = 1 + max(0, int(there * 0.95) - one) // max(1, two - one)
+    samples = 1 + max(0, int(there * USABLE) - one) // max(1, two - one)
     return samples * padded_length(config.data.max_seq_len)
 
 
