@@ -93,6 +93,10 @@ TILED_DEEP = Variant("tiled", 4, 4, down=8, across=8, depth=32)
 TILED_LARGE = Variant("tiled", 8, 8, down=8, across=8, depth=16)
 SPLIT = Variant("direct", 4, 4, across=8, splits=8)
 SPLIT_ROW = Variant("direct", 1, 4, across=4, splits=16)
+ALL = (
+    *(DIRECT, DIRECT_ROW, SHARED, SHARED_LOW),
+    *(TILED, TILED_DEEP, TILED_LARGE, SPLIT, SPLIT_ROW),
+)
 
 _FEW = 64
 """Workgroups below which a GPU is not filled."""
@@ -134,6 +138,10 @@ class Variants:
             return [DIRECT, *([SHARED, SHARED_LOW] if self.sharing else [])]
         deep = TILED if product.kind_b == "f32" else TILED_DEEP
         return [deep, TILED_LARGE, SPLIT, DIRECT]
+
+    def usable(self) -> list[Variant]:
+        """Return the variants that this device can run."""
+        return [variant for variant in ALL if variant.kind != "shared" or self.sharing]
 
     @cached_property
     def sharing(self) -> bool:

@@ -1,0 +1,138 @@
+"""The wgpu engine against torch on the CPU, part by part, in one run.
+
+    python benchmarks/wgpu.py [--gpu 0] [--only gemm] [--tokens 256] [--threads 2] [--repeats 5]
+
+Every figure is the best of several runs, ours and torch's in turns, so that a noisy neighbour hits
+both. Prints a table a part and writes benchmarks/results/wgpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.replica.wgpu.adapter import select
+from trainer.replica.wgpu.array import Kind
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.kernels.gemm import gemm
+from trainer.replica.wgpu.kernels.variants import Product, Variant
+
+RESULT = Path(__file__).parent / "results" / "wgpu.json"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpu", default="", help="index, UUID, PCI address or name")
+    parser.add_argument("--only", choices=sorted(PARTS), action="append")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+
+    device = Device(select(arguments.gpu, allow_software=True))
+    print(f"{device.adapter}, {device.adapter.driver}; torch on {arguments.threads} threads")
+    report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in arguments.only or sorted(PARTS):
+        report[name] = {
+            "adapter": device.adapter.key,
+            "machine": platform.processor() or platform.machine(),
+            "torch_threads": arguments.threads,
+            "tokens": arguments.tokens,
+            **PARTS[name](device, arguments.tokens, arguments.repeats),
+        }
+    RESULT.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def products(tokens: int) -> dict[str, Product]:
+    """Return the kinds of products in a layer of Qwen3-0.6B, LoRA of rank 16."""
+    return {
+        "linear, forward": Product(False, True, "f32", tokens, 3072, 1024),
+        "linear, backward": Product(False, False, "f32", tokens, 1024, 3072),
+        "linear, weights": Product(True, False, "f32", 3072, 1024, tokens),
+        "bf16 linear, forward": Product(False, True, "bf16", tokens, 3072, 1024),
+        "bf16 linear, backward": Product(False, False, "bf16", tokens, 1024, 3072),
+        "NF4 linear, forward": Product(False, True, "nf4", tokens, 3072, 1024),
+        "NF4 linear, backward": Product(False, False, "nf4", tokens, 1024, 3072),
+        "LoRA A, forward": Product(False, True, "f32", tokens, 16, 1024),
+        "LoRA A, gradient": Product(True, False, "f32", 16, 1024, tokens),
+        "LoRA B, gradient": Product(True, False, "f32", 3072, 16, tokens),
+        "scores": Product(False, True, "f32", 2 * tokens, tokens, 128),
+        "one token": Product(False, True, "nf4", 1, 3072, 1024),
+    }
+
+
+def measure_gemm(device: Device, tokens: int, repeats: int) -> dict[str, Any]:
+    """Return GF/s of every variant for the products of a layer, and torch's in fp32."""
+    rows: dict[str, Any] = {}
+    for name, product in products(tokens).items():
+        candidates: dict[str, Callable[[], object]] = {"torch": torch_product(product)}
+        for variant in device.variants.candidates(product):
+            candidates[variant.name] = our_product(device, product, variant)
+        seconds = best_of(candidates, repeats)
+        flops = 2e-9 * product.m * product.n * product.k
+        gflops = {which: round(flops / took, 2) for which, took in seconds.items()}
+        chosen = device.variants.choose(product).name
+        ratio = seconds[chosen] / seconds["torch"]
+        rows[name] = {"product": product.key, "gflops": gflops, "chosen": chosen, "ratio": ratio}
+        ours = ", ".join(f"{which} {rate}" for which, rate in gflops.items() if which != "torch")
+        print(f"{name:<22} torch {gflops['torch']:>7} GF/s, {ratio:.1f} times ours; {ours}")
+    return {"products": rows}
+
+
+def our_product(device: Device, product: Product, variant: Variant) -> Callable[[], object]:
+    """Return what multiplies once and waits for the result."""
+    m, n, k = product.m, product.n, product.k
+    kind: Kind = product.kind_b
+    a = device.array((k, m) if product.trans_a else (m, k))
+    b = device.array((n, k) if product.trans_b else (k, n), kind)
+    c = device.array((m, n))
+    graph = Graph(device)
+    gemm(
+        graph, a, b, c, m=m, n=n, k=k,
+        trans_a=product.trans_a, trans_b=product.trans_b, variant=variant,
+    )  # fmt: skip
+    word = replace(c, shape=(1,))
+
+    def once() -> object:
+        graph.run()
+        return device.read(word)
+
+    return once
+
+
+def torch_product(product: Product) -> Callable[[], object]:
+    """Return the same product in torch, fp32."""
+    m, n, k = product.m, product.n, product.k
+    a = torch.randn((k, m)).T if product.trans_a else torch.randn((m, k))
+    b = torch.randn((n, k)).T if product.trans_b else torch.randn((k, n))
+    return lambda: a @ b
+
+
+def best_of(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return the fewest seconds of each, after a first run that compiles."""
+    best = dict.fromkeys(candidates, float("inf"))
+    for repeat in range(repeats + 1):
+        for name, once in candidates.items():
+            begin = time.perf_counter()
+            once()
+            if repeat > 0:
+                best[name] = min(best[name], time.perf_counter() - begin)
+    return best
+
+
+PARTS: dict[str, Callable[[Device, int, int], dict[str, Any]]] = {"gemm": measure_gemm}
+"""What `--only` names; each takes device, tokens and repeats, prints, and returns its figures."""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Tuned variants: timed, kept on disk, taken again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from trainer.architecture import parse_architecture
+from trainer.commands.autotune import autotune
+from trainer.replica.wgpu.autotune import load, products, save, table_path, tune
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.kernels.variants import SPLIT, Product
+
+TINY = {
+    "model_type": "qwen3",
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "vocab_size": 16,
+}
+
+
+@pytest.fixture
+def untuned(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Return the device without a table, and with a cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(device.variants, "tuned", {})
+    return device
+
+
+def test_the_fastest_candidate_is_taken_and_found_again(untuned: Device) -> None:
+    product = Product(False, True, "f32", 3, 8, 8)
+    (timings,) = tune(untuned, [product])
+    assert {timing.variant for timing in timings} == set(untuned.variants.candidates(product))
+    assert [timing.seconds for timing in timings] == sorted(timing.seconds for timing in timings)
+    assert untuned.variants.choose(product) == timings[0].variant
+
+    path = save(untuned)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    untuned.variants.tuned = {}
+    load(untuned)
+    assert untuned.variants.tuned == {product.key: timings[0].variant}
+
+
+def test_without_a_table_there_are_defaults(untuned: Device) -> None:
+    load(untuned)
+    product = Product(False, False, "f32", 64, 64, 64)
+    assert untuned.variants.tuned == {}
+    assert untuned.variants.choose(product) == untuned.variants.default(product)
+    assert untuned.variants.default(product) in untuned.variants.candidates(product)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "[]",
+        "{",
+        '{"adapter": "another", "variants": {}}',
+        '{"adapter": "KEY", "variants": []}',
+        '{"adapter": "KEY", "variants": {"NT f32 1x1x1": "direct 3x3 1x8"}}',
+        '{"adapter": "KEY", "variants": {"NT f32 1x1x1": {"rows": 4}}}',
+    ],
+)
+def test_a_damaged_table_is_ignored_with_a_warning(
+    untuned: Device, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = table_path(untuned.adapter)
+    path.parent.mkdir(parents=True)
+    path.write_text(damage.replace("KEY", untuned.adapter.key))
+    with caplog.at_level(logging.WARNING):
+        load(untuned)
+    assert untuned.variants.tuned == {}
+    assert f"{path}: ignored" in caplog.text
+
+
+def test_a_table_of_other_products_leaves_defaults(untuned: Device) -> None:
+    tuned = SPLIT
+    untuned.variants.tuned = {Product(False, True, "nf4", 512, 1024, 1024).key: tuned}
+    save(untuned)
+    load(untuned)
+    assert untuned.variants.choose(Product(False, True, "nf4", 300, 600, 700)) == tuned
+    other = Product(False, True, "nf4", 300, 300, 300)
+    assert untuned.variants.choose(other) == untuned.variants.default(other)
+
+
+def test_products_of_a_model_cover_its_linears_adapters_and_attention() -> None:
+    found = products(parse_architecture(TINY, "tiny"), "nf4", tokens=16, rank=4)
+    assert len({product.key for product in found}) == len(found)
+    assert {product.form for product in found if product.kind_b == "nf4"} == {"NT", "NN"}
+    assert any(product.form == "TN" and product.m == 4 for product in found)  # LoRA's A
+    assert any(product.form == "NT" and product.k == 4 for product in found)  # scores
+
+
+def test_the_command_prints_a_table_and_keeps_it(untuned: Device, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(TINY))
+    result = CliRunner().invoke(
+        autotune, ["--gpu", str(untuned.adapter.index), "--model", str(model), "--tokens", "2"]
+    )
+    assert result.exit_code == 0, result.output
+    assert "GF/s" in result.output
+    assert str(table_path(untuned.adapter)) in result.output
+    load(untuned)
+    assert untuned.variants.tuned

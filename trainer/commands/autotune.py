@@ -1,0 +1,65 @@
+"""`trainer autotune`: find the fastest kernels of a GPU with Vulkan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from trainer.replica.wgpu.array import Kind
+
+_DEFAULT = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
+"""Qwen3-0.6B."""
+
+
+@click.command("autotune")
+@click.option("--gpu", default="", help="Index, UUID, PCI address or name; default: the first.")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    help="A model folder, for its sizes; default: those of Qwen3-0.6B.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["f32", "bf16", "nf4"]),
+    default="nf4",
+    show_default=True,
+    help="Format of the frozen weights.",
+)
+@click.option("--tokens", type=click.IntRange(min=1), default=512, show_default=True)
+def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
+    """Time the ways to multiply matrices on a GPU, and keep the fastest for later runs."""
+    from trainer.architecture import parse_architecture, read_architecture
+    from trainer.errors import InputError
+    from trainer.replica.wgpu.adapter import select
+    from trainer.replica.wgpu.autotune import load, products, save, tune
+    from trainer.replica.wgpu.device import Device
+    from trainer.replica.wgpu.failures import DeviceError
+
+    shape = read_architecture(model) if model else parse_architecture(_DEFAULT, "Qwen3-0.6B")
+    try:
+        device = Device(select(gpu, allow_software=True))
+        load(device)  # what was tuned for other models stays
+        click.echo(f"tuning {device.adapter}")
+        for timings in tune(device, products(shape, weights, tokens)):
+            best = timings[0]
+            others = ", ".join(f"{each.variant.name} {each.gflops:.1f}" for each in timings[1:])
+            click.echo(
+                f"{best.product.key:<28} {best.gflops:8.1f} GF/s  {best.variant.name}  ({others})"
+            )
+        click.echo(f"kept in {save(device)}")
+    except DeviceError as error:
+        raise InputError(str(error)) from None
+    except OSError as error:
+        raise InputError(f"the table cannot be kept: {error.strerror}") from None
