@@ -11,6 +11,7 @@ import click
 from trainer.errors import TrainerError
 
 COMMANDS = {
+    "autotune": "Find a GPU's fastest kernels, once a card and driver.",
     "evaluate": "Score a model, checkpoint or adapter on a JSON Lines file.",
     "finetune": "Fine-tune a model: alone, as coordinator, or as worker.",
     "generate-data": "Write training data that Motley can generate.",
