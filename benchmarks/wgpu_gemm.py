@@ -1,9 +1,9 @@
-"""The wgpu engine against torch on the CPU, part by part, in one run.
+"""Matrix products of the wgpu engine against torch on the CPU, in one run.
 
-    python benchmarks/wgpu.py [--gpu 0] [--only gemm] [--tokens 256] [--threads 2] [--repeats 5]
+    python benchmarks/wgpu_gemm.py [--gpu 0] [--tokens 256] [--threads 2] [--repeats 5]
 
 Every figure is the best of several runs, ours and torch's in turns, so that a noisy neighbour hits
-both. Prints a table a part and writes benchmarks/results/wgpu.json.
+both. Prints a table and writes benchmarks/results/wgpu_gemm.json.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from trainer.replica.wgpu.graph import Graph
 from trainer.replica.wgpu.kernels.gemm import gemm
 from trainer.replica.wgpu.kernels.variants import Product, Variant
 
-RESULT = Path(__file__).parent / "results" / "wgpu.json"
+RESULT = Path(__file__).parent / "results" / "wgpu_gemm.json"
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpu", default="", help="index, UUID, PCI address or name")
-    parser.add_argument("--only", choices=sorted(PARTS), action="append")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)
@@ -42,15 +41,12 @@ def main() -> None:
 
     device = Device(select(arguments.gpu, allow_software=True))
     print(f"{device.adapter}, {device.adapter.driver}; torch on {arguments.threads} threads")
-    report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in arguments.only or sorted(PARTS):
-        report[name] = {
-            "adapter": device.adapter.key,
-            "machine": platform.processor() or platform.machine(),
-            "torch_threads": arguments.threads,
-            "tokens": arguments.tokens,
-            **PARTS[name](device, arguments.tokens, arguments.repeats),
-        }
+    report = {
+        "adapter": device.adapter.key,
+        "machine": platform.machine(),
+        "torch_threads": arguments.threads,
+        "products": measure(device, arguments.tokens, arguments.repeats),
+    }
     RESULT.write_text(json.dumps(report, indent=2) + "\n")
 
 
@@ -72,7 +68,7 @@ def products(tokens: int) -> dict[str, Product]:
     }
 
 
-def measure_gemm(device: Device, tokens: int, repeats: int) -> dict[str, Any]:
+def measure(device: Device, tokens: int, repeats: int) -> dict[str, Any]:
     """Return GF/s of every variant for the products of a layer, and torch's in fp32."""
     rows: dict[str, Any] = {}
     for name, product in products(tokens).items():
@@ -84,10 +80,15 @@ def measure_gemm(device: Device, tokens: int, repeats: int) -> dict[str, Any]:
         gflops = {which: round(flops / took, 2) for which, took in seconds.items()}
         chosen = device.variants.choose(product).name
         ratio = seconds[chosen] / seconds["torch"]
-        rows[name] = {"product": product.key, "gflops": gflops, "chosen": chosen, "ratio": ratio}
+        rows[name] = {
+            "product": product.key,
+            "gflops": gflops,
+            "chosen": chosen,
+            "ratio": round(ratio, 2),
+        }
         ours = ", ".join(f"{which} {rate}" for which, rate in gflops.items() if which != "torch")
         print(f"{name:<22} torch {gflops['torch']:>7} GF/s, {ratio:.1f} times ours; {ours}")
-    return {"products": rows}
+    return rows
 
 
 def our_product(device: Device, product: Product, variant: Variant) -> Callable[[], object]:
@@ -130,9 +131,6 @@ def best_of(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[s
                 best[name] = min(best[name], time.perf_counter() - begin)
     return best
 
-
-PARTS: dict[str, Callable[[Device, int, int], dict[str, Any]]] = {"gemm": measure_gemm}
-"""What `--only` names; each takes device, tokens and repeats, prints, and returns its figures."""
 
 if __name__ == "__main__":
     main()
