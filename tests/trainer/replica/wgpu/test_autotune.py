@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from click.testing import CliRunner
@@ -97,6 +99,19 @@ def test_products_of_a_model_cover_its_linears_adapters_and_attention() -> None:
     assert {product.form for product in found if product.kind_b == "nf4"} == {"NT", "NN"}
     assert any(product.form == "TN" and product.m == 4 for product in found)  # LoRA's A
     assert any(product.form == "NT" and product.k == 4 for product in found)  # scores
+
+
+@pytest.mark.parametrize("kind", ["software", "discrete"])
+def test_defaults_are_among_what_is_timed(
+    untuned: Device, kind: Literal["software", "discrete"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(untuned, "adapter", replace(untuned.adapter, kind=kind))
+    model = parse_architecture(TINY | {"hidden_size": 2048}, "wide")
+    for tokens in (1, 16, 512):
+        for product in products(model, "nf4", tokens):
+            default = untuned.variants.default(product)
+            assert default in untuned.variants.candidates(product)
+            assert default in untuned.variants.usable()
 
 
 def test_the_command_prints_a_table_and_keeps_it(untuned: Device, tmp_path: Path) -> None:
