@@ -32,7 +32,7 @@ def take_frozen(model: Architecture, config: RunConfig, pool: Pool) -> dict[str,
     its dtype.
 
     Raises:
-        DeviceError: it does not fit.
+        OutOfMemoryError: it does not fit.
     """
     if config.method == "full":
         return {}
@@ -47,7 +47,7 @@ def load_frozen(model_dir: Path, config: RunConfig, pool: Pool) -> dict[str, Arr
 
     Raises:
         InputError: the model is missing, damaged or unsupported.
-        DeviceError: it does not fit, or the device fails.
+        DeviceError: it does not fit (OutOfMemoryError), or the device fails.
     """
     device = pool.device
     assert device is not None, "a plan cannot be loaded"

@@ -21,6 +21,7 @@ from trainer.replica.wgpu.failures import DeviceError
 from trainer.replica.wgpu.floats import from_bf16, to_bf16
 from trainer.replica.wgpu.graph import Graph
 from trainer.replica.wgpu.kernels.gemm import gemm
+from trainer.replica.wgpu.kernels.variants import Product, Variant
 from trainer.replica.wgpu.layer import Activations, Layer, Norm, Shape
 from trainer.replica.wgpu.linear import Linear, Lora, Trainable
 from trainer.replica.wgpu.memory import Pool
@@ -35,10 +36,12 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("gate", "up"), "bf16"),
 }
 _PRODUCTS: tuple[tuple[Kind, str], ...] = (
-    *(("f32", layout) for layout in ("NN", "NT", "TN")),
-    *(("bf16", layout) for layout in ("NN", "NT")),
-    *(("nf4", layout) for layout in ("NN", "NT")),
+    *(("f32", form) for form in ("NN", "NT", "TN")),
+    *(("bf16", form) for form in ("NN", "NT")),
+    *(("nf4", form) for form in ("NN", "NT")),
 )
+_SIZES = ((20, 24, 48), (20, 24, 256), (1, 24, 256))
+"""m, n, k of products for which defaults differ: few of all, more k, one row."""
 _TRAINED = "down"  # a base weight that trains, as all do without an adapter
 
 
@@ -62,23 +65,31 @@ def check(device: Device) -> None:
 
 
 def _products(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
-    """Yield the error of every product that a model needs, by the code that it will run."""
+    """Yield the error of every form of product that a model needs, in every variant it may take."""
     rng = np.random.default_rng(1)
-    m, n, k = 20, 24, 48
-    for kind, layout in _PRODUCTS:
-        trans_a, trans_b = layout[0] == "T", layout[1] == "T"
+    for (kind, form), (m, n, k) in itertools.product(_PRODUCTS, _SIZES):
+        trans_a, trans_b = form[0] == "T", form[1] == "T"
         shapes = ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (m, n))
         a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-        left, right, out = _put(device, pool, a), _put(device, pool, b, kind), _put(device, pool, c)
-        graph = Graph(device)
-        gemm(
-            graph, left, right, out, trans_a=trans_a, trans_b=trans_b,
-            m=m, n=n, k=k, alpha=0.5, accumulate=True,
-        )  # fmt: skip
-        graph.run()
         wide_a, wide_b = _wide(a), _wide(_seen(b, kind))
         product = (wide_a.T if trans_a else wide_a) @ (wide_b.T if trans_b else wide_b)
-        yield f"a {layout} product with {kind}", _distance(device.read(out), c + 0.5 * product)
+        left, right = _put(device, pool, a), _put(device, pool, b, kind)
+        for variant in _variants(device, Product(trans_a, trans_b, kind, m, n, k)):
+            out, graph = _put(device, pool, c), Graph(device)
+            gemm(
+                graph, left, right, out, trans_a=trans_a, trans_b=trans_b,
+                m=m, n=n, k=k, alpha=0.5, accumulate=True, variant=variant,
+            )  # fmt: skip
+            graph.run()
+            error = _distance(device.read(out), c + 0.5 * product)
+            yield f"a {form} product with {kind} ({variant.name})", error
+
+
+def _variants(device: Device, product: Product) -> list[Variant]:
+    """Return the variant for a product, and what products of the form were tuned to."""
+    form = f"{product.form} {product.kind_b} "
+    tuned = [variant for key, variant in device.variants.tuned.items() if key.startswith(form)]
+    return list(dict.fromkeys([device.variants.choose(product), *tuned]))
 
 
 def _layer(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:

@@ -30,7 +30,7 @@ class Slots:
         """Take one fp32 array `[padded_size]` for each block.
 
         Raises:
-            DeviceError: a block does not fit, or is larger than any buffer of the device may be.
+            OutOfMemoryError: a block does not fit, or no buffer may be so large.
         """
         return [pool.take((starts[-1],), purpose=purpose) for starts in self._starts]
 
