@@ -1,10 +1,10 @@
-"""Run a torch replica and collect what it hands out."""
+"""Run a replica and collect what it hands out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +12,8 @@ from trainer.config import RunConfig
 from trainer.data.tokens import Encoded
 from trainer.initialization import initial_weights, uniform
 from trainer.layout import build_layout
-from trainer.replica.base import StepResult
+from trainer.replica.base import Replica, StepResult
 from trainer.replica.torch import TorchReplica
-
-if TYPE_CHECKING:
-    pass
 
 METHODS = [("lora", "none"), ("lora", "nf4"), ("full", "none")]
 TASKS = ["classify", "causal-lm"]
@@ -35,7 +32,7 @@ def start(folder: Path, config: RunConfig, **settings: Any) -> tuple[TorchReplic
 
 
 def gradient(
-    replica: TorchReplica, batch: Sequence[Encoded]
+    replica: Replica, batch: Sequence[Encoded]
 ) -> tuple[np.ndarray, StepResult, list[int]]:
     flat = np.full(replica.layout.size, np.nan, dtype=np.float32)
     order: list[int] = []

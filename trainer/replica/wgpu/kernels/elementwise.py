@@ -11,12 +11,6 @@ from trainer.replica.wgpu.kernels.source import source
 _LANES = 256  # elements of a workgroup
 
 
-def add(graph: Graph, x: Array, y: Array) -> None:
-    """Record y += x, of one shape."""
-    assert x.shape == y.shape, (x.shape, y.shape)
-    _each(graph, "add", [x, y])
-
-
 def copy(graph: Graph, x: Array, y: Array) -> None:
     """Record y = x, of one shape."""
     assert x.shape == y.shape, (x.shape, y.shape)
@@ -26,11 +20,6 @@ def copy(graph: Graph, x: Array, y: Array) -> None:
 def fill(graph: Graph, y: Array, *, value: float) -> None:
     """Record y = value, everywhere."""
     _each(graph, "fill", [y], value)
-
-
-def scale(graph: Graph, y: Array, *, factor: float) -> None:
-    """Record y *= factor."""
-    _each(graph, "scale", [y], factor)
 
 
 def _each(graph: Graph, name: str, arrays: list[Array], *settings: float) -> None:
