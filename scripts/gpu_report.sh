@@ -16,7 +16,7 @@ try() {
     "$bin/$@" || failed+=("$*")
 }
 try trainer autotune --gpu "$gpu"
-try python benchmarks/wgpu.py --gpu "$gpu"
+try python benchmarks/wgpu_gemm.py --gpu "$gpu"
 for tokens in 256 512; do
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape layer --tokens "$tokens"
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 0.6b --tokens "$tokens" --against $against
