@@ -60,7 +60,8 @@ def record_decoding(
 ) -> None:
     """Record T more tokens of each sample, and logits `[B, V]` after one of them.
 
-    What padding writes into the cache lies behind the sample's end and is written over later.
+    What padding writes into the cache lies behind the sample's end and is written over later; the
+    cache must have slots for it. Segments: `embed`, `forward.N`, `head`.
     """
     batch, slots = cache.keys[0].shape[0], cache.keys[0].shape[2]
     model = decoder.architecture
@@ -68,11 +69,14 @@ def record_decoding(
     attention = Attention(batch, model.num_heads, model.num_kv_heads, length, model.head_dim)
     size = (batch * length, model.hidden_size)
     x, y = pool.take(size), pool.take(size)
+    graph.segment("embed")
     embed(graph, decoder.embedding, inputs.ids, x)
-    for layer, keys, values in zip(decoder.layers, cache.keys, cache.values, strict=True):
-        step = _Step(graph, pool, decoder, attention, slots, inputs.starts)
-        step.layer(layer, keys, values, x, y)
+    step = _Step(graph, pool, decoder, attention, slots, inputs.starts)
+    for number, layer in enumerate(decoder.layers):
+        graph.segment(f"forward.{number}")
+        step.layer(layer, cache.keys[number], cache.values[number], x, y)
         x, y = y, x
+    graph.segment("head")
     picked = pool.take((batch, model.hidden_size))
     gather_rows(graph, x, inputs.last, picked)
     decoder.head.logits(graph, pool, picked, logits)

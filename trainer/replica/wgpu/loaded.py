@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from trainer.architecture import read_architecture
 from trainer.config import RunConfig
 from trainer.headers import read_config
@@ -27,6 +29,14 @@ class Loaded:
     slots: Slots
     weights: list[Array]
     gradients: list[Array]
+
+    def write(self, device: Device, flat: np.ndarray) -> None:
+        """Copy fp32 `[layout.size]` into the trainable weights."""
+        layout = self.slots.layout
+        assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
+        assert flat.shape == (layout.size,), f"{flat.shape} is not ({layout.size},)"
+        for block, array in zip(layout.blocks, self.weights, strict=True):
+            device.write(array, self.slots.pad(block.index, flat[block.start : block.stop]))
 
 
 def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Device) -> Loaded:

@@ -62,11 +62,7 @@ class WgpuReplica:
 
     def write_trainable(self, flat: np.ndarray) -> None:
         """Copy fp32 `[layout.size]` into the trainable weights."""
-        assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
-        assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
-        for block, array in zip(self.layout.blocks, self._loaded.weights, strict=True):
-            padded = self._loaded.slots.pad(block.index, flat[block.start : block.stop])
-            self._device.write(array, padded)
+        self._loaded.write(self._device, flat)
 
     def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
         """Run one shard; see `Replica.forward_backward`."""

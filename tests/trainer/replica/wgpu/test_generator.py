@@ -1,0 +1,176 @@
+"""Generation with a cache against transformers: the same tokens, the logits of whole forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.replica.driving import relative
+from trainer.config import RunConfig
+from trainer.errors import InputError, NonFiniteError
+from trainer.initialization import initial_weights, uniform
+from trainer.layout import build_layout
+from trainer.replica.sampling import Sampling
+from trainer.replica.torch_model import flatten, load_model
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.generator import WgpuGenerator
+from trainer.replica.wgpu.loaded import load
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig, TinyModel
+
+GREEDY = Sampling()
+POSITIONS = 256
+NEW = 6
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = np.random.default_rng(3)
+    return [generator.integers(0, 300, length).tolist() for length in lengths]
+
+
+class Both:
+    """The same weights on the device and in transformers on the CPU."""
+
+    def __init__(self, folder: Path, config: RunConfig, device: Device, **settings: Any) -> None:
+        layout = build_layout(folder, config)
+        weights = initial_weights(layout, folder, config)
+        for slot in layout.tensors():
+            if slot.name.endswith("lora_B.weight"):  # zeros would hide the adapter
+                weights[slot.start : slot.stop] = uniform(5, slot.name, slot.size, 0.5)
+        self.loaded = load(folder, config, layout, device)
+        self.layout = layout
+        self.loaded.write(device, weights)
+        self.generator = WgpuGenerator(device, self.loaded.decoder, **settings)
+        self.torch: Any = load_model(folder, config, torch.device("cpu"))
+        flatten(self.torch, layout, torch.device("cpu")).copy_(torch.tensor(weights))
+
+    def greedy(self, prompt: Sequence[int], count: int = NEW) -> list[int]:
+        """Return what transformers generates."""
+        ids = torch.tensor([prompt])
+        made = self.torch.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        return made[0, len(prompt) :].tolist()
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Return those of a forward without a cache, `[T, V]`."""
+        with torch.no_grad():
+            return self.torch(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+
+
+@pytest.fixture
+def both(device: Device, tiny_model: TinyModel, make_config: MakeConfig) -> Any:
+    def make(model_type: str = "qwen3", method: str = "lora", **settings: Any) -> Both:
+        folder = tiny_model(model_type, tie_word_embeddings=model_type != "llama")
+        config = make_config(
+            folder, task="causal-lm", method=method, data__max_seq_len=POSITIONS,
+            lora__lora_rank=4,
+        )  # fmt: skip
+        return Both(folder, config, device, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("model_type", "method"),
+    [("qwen3", "lora"), ("qwen2", "lora"), ("llama", "lora"), ("qwen3", "full"), ("qwen2", "full")],
+)
+def test_greedy_tokens_are_those_of_transformers(both: Any, model_type: str, method: str) -> None:
+    models = both(model_type, method)
+    asked = prompts(3, 20, 1)
+    made = models.generator.generate(asked, max_new_tokens=NEW, sampling=GREEDY)
+    assert made == [models.greedy(prompt) for prompt in asked]
+
+
+class Forced:
+    """Takes the tokens that it is told to, and keeps the logits that it is shown."""
+
+    def __init__(self, tokens: Sequence[Sequence[int]]) -> None:
+        self._tokens = tokens
+        self.seen: dict[tuple[int, int], np.ndarray] = {}
+
+    def choose(self, logits: np.ndarray, samples: Sequence[int], place: int) -> np.ndarray:
+        for row, sample in zip(logits, samples, strict=True):
+            self.seen[sample, place] = row
+        return np.array([self._tokens[sample][place] for sample in samples])
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+def test_logits_of_every_cached_step_are_those_of_a_whole_forward(
+    both: Any, model_type: str
+) -> None:
+    """The longest prompt takes two pieces; three samples in batches of two leave a row unused."""
+    models = both(model_type, batch=2)
+    asked, told = prompts(140, 17, 2), prompts(3, 3, 3)
+    forced = Forced(told)
+    models.generator.generate(asked, max_new_tokens=3, sampling=forced)
+    assert len(forced.seen) == 9
+    for sample, (prompt, tokens) in enumerate(zip(asked, told, strict=True)):
+        whole = models.logits([*prompt, *tokens])
+        for place in range(3):
+            expected = whole[len(prompt) - 1 + place]
+            assert relative(forced.seen[sample, place], expected) < 1e-5, (sample, place)
+
+
+def test_a_token_crosses_the_bus_once_each_way(both: Any, device: Device) -> None:
+    models = both()
+
+    def crossed(count: int) -> tuple[int, int]:
+        before = device.counters.uploads, device.counters.readbacks
+        models.generator.generate(prompts(4, 9), max_new_tokens=count, sampling=GREEDY)
+        return device.counters.uploads - before[0], device.counters.readbacks - before[1]
+
+    assert crossed(1) == (1, 1)
+    assert crossed(5) == (5, 5)
+
+
+def test_draws_depend_neither_on_batches_nor_on_calls(both: Any) -> None:
+    sampling = Sampling(temperature=1.5, top_k=50, top_p=0.9, seed=4)
+    asked = prompts(5, 9, 30)
+    found = []
+    for batch in (3, 1):
+        generator = both(batch=batch).generator
+        for _ in range(2):
+            found.append(generator.generate(asked, max_new_tokens=NEW, sampling=sampling))
+    assert found == found[:1] * 4
+    other = Sampling(temperature=1.5, seed=5)
+    assert generator.generate(asked, max_new_tokens=NEW, sampling=other) != found[0]
+
+
+def test_a_stop_token_ends_its_sample_alone(both: Any) -> None:
+    generator = both().generator
+    asked = prompts(6, 12)
+    free = generator.generate(asked, max_new_tokens=NEW, sampling=GREEDY)
+    stop = next(token for token in free[0] if token not in free[1])
+    cut = free[0][: free[0].index(stop) + 1]
+    made = generator.generate(asked, max_new_tokens=NEW, sampling=GREEDY, stop=frozenset({stop}))
+    assert made == [cut, free[1]]
+
+
+def test_nan_weights_are_told(both: Any, device: Device) -> None:
+    models = both()
+    weights = np.zeros(models.layout.size, np.float32)
+    weights[17] = np.nan
+    models.loaded.write(device, weights)
+    with pytest.raises(NonFiniteError, match=r"sample 1: NaN or Inf .* new token 0"):
+        models.generator.generate(prompts(2, 8), max_new_tokens=2, sampling=GREEDY)
+
+
+def test_what_does_not_fit(device: Device, tiny_model: TinyModel, make_config: MakeConfig) -> None:
+    folder = tiny_model()
+    config = make_config(folder, task="causal-lm", data__max_seq_len=POSITIONS, lora__lora_rank=4)
+    small = Device(device.adapter, binding_limit=32 << 10)
+    models = Both(folder, config, small, batch=4)
+    # 4 heads of 16 rows and 128 slots fit for one sample, and in pieces of 16.
+    asked = prompts(40, 2)
+    made = models.generator.generate(asked, max_new_tokens=3, sampling=GREEDY)
+    assert made == [models.greedy(prompt, 3) for prompt in asked]
+    with pytest.raises(InputError, match="256 tokens of one sample do not fit: an array exceeds"):
+        models.generator.generate(asked, max_new_tokens=200, sampling=GREEDY)

@@ -1,0 +1,86 @@
+"""Which token comes next: the likeliest, or one drawn, the same on every backend.
+
+Drawn in NumPy and never by a backend: a draw depends on seed, sample and place alone, so neither
+batches nor devices change it, as far as their logits agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import InputError, NonFiniteError
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Raises:
+        InputError: a setting is out of its range.
+    """
+
+    temperature: float = 0.0
+    """Logits are divided by it; 0 always takes the likeliest token."""
+    top_k: int | None = None
+    """Only so many of the likeliest tokens may be drawn."""
+    top_p: float | None = None
+    """Only the fewest likeliest tokens that together have at least this probability may be drawn
+    (nucleus sampling, Holtzman et al., arXiv 1904.09751); after `top_k`."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"temperature must be a number from 0 up, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top-k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"top-p must be above 0 and at most 1, got {self.top_p}")
+
+    def choose(self, logits: Logits, samples: Sequence[int], place: int) -> NDArray[np.int64]:
+        """Return the next token `[B]` of each sample.
+
+        Args:
+            logits: `[B, V]`.
+            samples: the samples' numbers, `[B]`.
+            place: how many tokens were generated before.
+
+        Raises:
+            NonFiniteError: a logit is NaN or Inf.
+        """
+        spoilt = np.flatnonzero(~np.isfinite(logits).all(axis=1))
+        if len(spoilt):
+            raise NonFiniteError(
+                f"sample {samples[spoilt[0]]}: NaN or Inf among the logits of new token {place};"
+                " the weights are damaged, or too large for this backend"
+            )
+        if self.temperature == 0:
+            return logits.argmax(axis=1)
+        drawn = [
+            self._draw(row, sample, place) for row, sample in zip(logits, samples, strict=True)
+        ]
+        return np.array(drawn, np.int64)
+
+    def _draw(self, logits: Logits, sample: int, place: int) -> int:
+        """Return a token by the inverse of the distribution function, likeliest tokens first."""
+        order = np.argsort(-logits, kind="stable")[: self.top_k]
+        scaled = logits[order].astype(np.float64) / self.temperature
+        sums = np.cumsum(np.exp(scaled - scaled[0]))
+        if self.top_p is not None:
+            sums = sums[: int(np.searchsorted(sums, self.top_p * sums[-1])) + 1]
+        point = _uniform(self.seed, sample, place) * sums[-1]
+        # A product that rounds up to the last sum would fall off its end.
+        return int(order[min(int(np.searchsorted(sums, point, side="right")), len(sums) - 1)])
+
+
+def _uniform(seed: int, sample: int, place: int) -> float:
+    """Return one draw of U[0, 1): Philox (Salmon et al., SC11) with a key for seed and sample."""
+    key = hashlib.blake2b(f"{seed}:{sample}".encode(), digest_size=16).digest()
+    generator = np.random.Philox(key=int.from_bytes(key, "little"), counter=place)
+    return float(int(generator.random_raw()) >> 11) * 2.0**-53
