@@ -14,6 +14,7 @@ COMMANDS = {
     "autotune": "Find a GPU's fastest kernels, once a card and driver.",
     "evaluate": "Score a model, checkpoint or adapter on a JSON Lines file.",
     "finetune": "Fine-tune a model: alone, as coordinator, or as worker.",
+    "generate": "Continue texts with a model, checkpoint or adapter.",
     "generate-data": "Write training data that Motley can generate.",
     "init-model": "Make a small Qwen3 with a tokenizer trained on your data.",
     "merge": "Write a LoRA adapter into its base model.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def load_dataset(
     """
     assert max_seq_len > 0
     file = read_file(path, task, num_classes)
-    dataset = Dataset(path, file.digest, _encode(file, _Encoder(tokenizer_dir), max_seq_len))
+    dataset = Dataset(path, file.digest, _encode(file, Encoder(tokenizer_dir), max_seq_len))
     if task == "causal-lm" and not np.any(dataset._labels != IGNORED):
         raise InputError(
             f"{path}: no token is left to learn from within max_seq_len {max_seq_len}, raise it"
@@ -131,7 +131,7 @@ def end_of_text(tokenizer_dir: Path, tokenizer: Tokenizer) -> int | None:
     return tokenizer.token_to_id(token) if isinstance(token, str) else None
 
 
-class _Encoder:
+class Encoder:
     """A tokenizer with the few ids that laying out a sample needs."""
 
     def __init__(self, tokenizer_dir: Path) -> None:
@@ -160,8 +160,33 @@ class _Encoder:
         return ids, labels
 
 
+    def prompt(self, sample: Sample) -> list[int]:
+        """Return what a model is to continue: a text, or a conversation without its last answer.
+
+        Of a conversation the markup that begins an answer comes last.
+        """
+        if not sample.messages:
+            (ids,) = self.texts([sample])
+            return ids[:-1] if ids and ids[-1] == self.end else ids
+        messages = sample.messages
+        if messages[-1].role == "assistant":
+            messages = messages[:-1]
+        ids, _ = self.conversation(replace(sample, messages=messages))
+        self.tokenizer.encode_special_tokens = False
+        opening = self.format.before.format(role="assistant")
+        return ids + self.tokenizer.encode(opening, add_special_tokens=False).ids
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end a text or an answer."""
+        ends = [self.end]
+        if self.format.required:
+            ends.append(self.tokenizer.token_to_id(self.format.end))
+        return frozenset(token for token in ends if token is not None)
+
+
 def _encode(
-    file: SampleFile, encoder: _Encoder, max_seq_len: int
+    file: SampleFile, encoder: Encoder, max_seq_len: int
 ) -> Iterator[tuple[Encoded, bool]]:
     """Yield each sample in order, and whether it was cut."""
     for start in range(0, len(file.samples), _CHUNK):

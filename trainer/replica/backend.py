@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,7 +20,12 @@ from trainer.errors import InputError
 from trainer.layout import GradientLayout
 from trainer.replica.base import Replica
 
+if TYPE_CHECKING:
+    from trainer.replica.wgpu.device import Device
+
 log = logging.getLogger(__name__)
+
+Opened = TypeVar("Opened")
 
 CHAIN: tuple[Backend, ...] = ("cuda", "wgpu", "cpu")
 
@@ -71,25 +77,43 @@ def choose(
         InputError: the model itself cannot be used, on any backend.
     """
     openers = openers or OPENERS
+
+    def opener(backend: Backend) -> Callable[[], Replica]:
+        wish = Wish(model_dir, config, layout, gpu, threads, named=backend == wanted)
+        return lambda: openers[backend](wish)
+
+    return Choice(*first_usable(wanted, {backend: opener(backend) for backend in CHAIN}))
+
+
+def first_usable(
+    wanted: Backend, openers: Mapping[Backend, Callable[[], Opened]]
+) -> tuple[Opened, Backend, str]:
+    """Return what the first usable backend of the chain opens, from `wanted` on.
+
+    With it come the backend's name and why not an earlier one. What an opener cannot open it tells
+    by `UnusableError`.
+    """
     start = 0 if wanted == "auto" else CHAIN.index(wanted)
     reasons: list[str] = []
     for backend in CHAIN[start:]:
         try:
-            replica = openers[backend](
-                Wish(model_dir, config, layout, gpu, threads, named=backend == wanted)
-            )
+            opened = openers[backend]()
         except UnusableError as error:
             reasons.append(f"{backend}: {error}")
             continue
         reason = "; ".join(reasons)
         if reasons and wanted != "auto":
             log.warning("falling back to %s (%s)", backend, reason)
-        return Choice(replica, backend, reason)
+        return opened, backend, reason
     raise InputError("; ".join(reasons))
 
 
-def _open_cuda(wish: Wish) -> Replica:
-    gpu = wish.gpu
+def cuda_device(gpu: str) -> str:
+    """Return torch's name of a CUDA device that computes.
+
+    Raises:
+        UnusableError: there is none.
+    """
     if gpu and not gpu.isdecimal():
         # Before torch looks at the devices: it then sees this one alone, as number 0.
         os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
@@ -108,6 +132,32 @@ def _open_cuda(wish: Wish) -> Replica:
     x = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64)
     if not np.allclose(product, x @ x, atol=1e-2):
         raise UnusableError(f"{device} computes a wrong product")
+    return device
+
+
+def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
+    """Return an opened Vulkan device that passes the admission test.
+
+    Raises:
+        UnusableError: there is none.
+    """
+    try:
+        from trainer.replica.wgpu.adapter import select
+        from trainer.replica.wgpu.device import Device
+        from trainer.replica.wgpu.failures import DeviceError
+        from trainer.replica.wgpu.selftest import check
+    except (ImportError, OSError) as error:
+        raise UnusableError(f"wgpu cannot be loaded: {str(error).splitlines()[0]}") from None
+    try:
+        device = Device(select(gpu, allow_software=allow_software))
+        check(device)
+    except DeviceError as error:
+        raise UnusableError(str(error)) from None
+    return device
+
+
+def _open_cuda(wish: Wish) -> Replica:
+    device = cuda_device(wish.gpu)
     from trainer.replica.torch import TorchReplica
 
     return TorchReplica(wish.model_dir, wish.config, wish.layout, device, wish.threads)
@@ -115,17 +165,11 @@ def _open_cuda(wish: Wish) -> Replica:
 
 def _open_wgpu(wish: Wish) -> Replica:
     """Open our engine; an adapter that is the CPU in disguise only for who asked for wgpu."""
+    device = vulkan_device(wish.gpu, allow_software=wish.named)
+    from trainer.replica.wgpu.failures import DeviceError
+    from trainer.replica.wgpu.replica import WgpuReplica
+
     try:
-        from trainer.replica.wgpu.adapter import select
-        from trainer.replica.wgpu.device import Device
-        from trainer.replica.wgpu.failures import DeviceError
-        from trainer.replica.wgpu.replica import WgpuReplica
-        from trainer.replica.wgpu.selftest import check
-    except (ImportError, OSError) as error:
-        raise UnusableError(f"wgpu cannot be loaded: {str(error).splitlines()[0]}") from None
-    try:
-        device = Device(select(wish.gpu, allow_software=wish.named))
-        check(device)
         return WgpuReplica(wish.model_dir, wish.config, wish.layout, device)
     except DeviceError as error:
         raise UnusableError(str(error)) from None

@@ -1,0 +1,76 @@
+"""`trainer generate`: texts that a trained model makes of prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from trainer.config import Backend
+
+
+@click.command("generate")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--prompt", "texts", multiple=True, help="A text to continue; may be repeated.")
+@click.option("--data", type=click.Path(path_type=Path), help="Prompts as JSON Lines.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option(
+    "--temperature",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="0 takes the likeliest token.",
+)
+@click.option("--top-k", type=int, help="Draw among so many of the likeliest tokens.")
+@click.option("--top-p", type=float, help="Draw among the likeliest of this joint probability.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--base", help="The base model of an adapter, when it is not where it was.")
+@click.option(
+    "--gpu-backend",
+    "backend",
+    type=click.Choice(["auto", "cuda", "wgpu", "cpu"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--gpu", default="", help="Index, UUID, PCI address or name; default: the first.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt.")
+def generate(
+    model: Path,
+    texts: tuple[str, ...],
+    data: Path | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    base: str | None,
+    backend: Backend,
+    gpu: str,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Continue texts with MODEL: an output folder, a checkpoint, an adapter or a full model.
+
+    Lines of --data hold `text` or `messages`; of these the last answer is made anew.
+    """
+    if bool(texts) == (data is not None):
+        raise click.UsageError("give --prompt TEXT or --data FILE")
+    from trainer.data.samples import Sample, read_samples
+    from trainer.generation import complete
+    from trainer.replica.sampling import Sampling
+    from trainer.trained import load_trained
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    samples = read_samples(data, "causal-lm") if data else [Sample(text) for text in texts]
+    trained = load_trained(model, base)
+
+    def on_open(device: str, reason: str) -> None:
+        why = f" ({reason})" if reason else ""
+        click.echo(f"generating with {trained.path} on {device}{why}", err=True)
+
+    for completion in complete(
+        trained, samples, max_new_tokens, sampling, backend, gpu, threads, on_open=on_open
+    ):
+        click.echo(json.dumps(completion.as_json()) if as_json else completion.text)
