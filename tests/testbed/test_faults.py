@@ -1,6 +1,7 @@
 """What a home does to a cluster, one fault after the other, to one run that goes on through all.
 
-Each test leaves the run whole for the next one: three ranks that take part in every step.
+Each test leaves the run whole for the next one: three ranks that take part in every step. Repeated
+(docs/testing.md), each round of tests has a run of its own.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ pytestmark = [pytest.mark.testbed, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def going(cluster: Cluster) -> Iterator[Running]:
-    """Return a run that goes on until this module is done."""
-    yield Running.start(cluster)
+def going(cluster: Cluster) -> Iterator[list[Running]]:
+    """Return a place for the run that goes on; empty before the first test and after an end."""
+    yield []
     cluster.operator.launch("cluster", "down", check=False)
 
 
 @pytest.fixture
-def run(going: Running) -> Running:
-    """Return the run, whole."""
-    going.wait_whole()
-    return going
+def run(cluster: Cluster, going: list[Running]) -> Running:
+    """Return the run that goes on, whole."""
+    if not going:
+        going.append(Running.start(cluster))
+    going[0].wait_whole()
+    return going[0]
 
 
 def test_a_cut_cable(cluster: Cluster, run: Running) -> None:
@@ -171,8 +174,9 @@ def test_a_second_start_and_a_skewed_wheel_are_refused(cluster: Cluster, run: Ru
         cluster.w1.exec(["tee", code], input=whole)
 
 
-def test_down_leaves_nothing_anywhere(cluster: Cluster, run: Running) -> None:
+def test_down_leaves_nothing_anywhere(cluster: Cluster, run: Running, going: list[Running]) -> None:
     run.check()
+    going.clear()
     assert "no process is left" in cluster.operator.launch("cluster", "down").stdout
     assert {host.name: leftovers(host) for host in cluster.hosts} == {
         host.name: [] for host in cluster.hosts
