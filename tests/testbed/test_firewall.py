@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.conftest import NewHost
+from tests.testbed.firewalls import switch_nftables_on, switch_ufw_on
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.plays import changed, changing_tasks
@@ -27,30 +28,6 @@ PATIENCE = {True: 30, False: 2}
 CONNECT = (
     "import socket, sys; socket.create_connection((sys.argv[1], sys.argv[2]), int(sys.argv[3]))"
 )
-RULES = """flush ruleset
-table inet filter {
-  chain input {
-    type filter hook input priority filter; policy drop;
-    ct state established,related accept
-    iif lo accept
-    tcp dport 22 accept
-  }
-}
-"""
-
-
-def switch_nftables_on(host: Host) -> None:
-    host.exec(["tee", "/etc/nftables.conf"], input=RULES)
-    host.exec(["systemctl", "enable", "--now", "nftables"])
-
-
-def switch_ufw_on(host: Host) -> None:
-    host.exec(["apt-get", "-qq", "update"], timeout=300)
-    environment = {"DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "-qq", "--yes", "--no-install-recommends", "install", "ufw"]
-    host.exec(install, env=environment, timeout=300)
-    host.exec(["ufw", "allow", "22/tcp"])
-    host.exec(["ufw", "--force", "enable"])
 
 
 @pytest.mark.parametrize(
