@@ -191,9 +191,8 @@ class Running:
             done = self.cluster.operator.launch("cluster", "status", "--json", check=False)
             tree = json.loads(done.stdout)
             shown = {process["name"]: process["state"] for process in tree.get("processes", [])}
-            return (
-                tree if tree.get("state") == "running" and wanted.items() <= shown.items() else {}
-            )
+            whole = tree.get("state") == "running" and wanted.items() <= shown.items()
+            return tree if whole else {}
 
         return self.wait(seen, f"status shows {wanted}")
 
