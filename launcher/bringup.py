@@ -9,32 +9,25 @@ import contextlib
 import json
 import signal
 import sys
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from launcher.access import Connection, default_state_folder
 from launcher.certificates import Authority, identity_of
-from launcher.errors import (
-    InterruptedStartError,
-    JobFailedError,
-    LauncherError,
-    PartialError,
-    PreflightError,
-)
+from launcher.errors import InterruptedStartError, PartialError, PreflightError
 from launcher.fleet import REACH, ask_hosts
 from launcher.inspection import inspect
 from launcher.inventory import Host
-from launcher.observation import OVER, Cockpit, RunView, live_runs
+from launcher.joining import Report, wait_until_joined
+from launcher.observation import OVER, live_runs
 from launcher.placement import Setting, place
-from launcher.plan import LaunchPlan, ProcessPlan
+from launcher.plan import LaunchPlan
 from launcher.preflight import Check
 from launcher.runs import Place, Registry, Run, authority_folder, new_run_id
 from launcher.session_spec import RestartPolicy
 from launcher.stopwatch import Stopwatch
-from launcher.supervisor import POLL
 from launcher.survey import Survey, survey
 from launcher.teardown import tear_down, uninterrupted
 from launcher.units import supervise
@@ -42,9 +35,6 @@ from trainer.config import RunConfig
 
 JOIN_MARGIN = 60.0
 """Seconds on top of the exchange's join deadline: imports, model load, data."""
-
-STEP_PATIENCE = 15.0
-"""Seconds for which `up` waits for the first step, to say how long it took."""
 
 START_DEADLINE = 60.0
 """Seconds until the keepers of all hosts have to show a sign of life."""
@@ -55,8 +45,6 @@ forgotten: with 20 failures in a row a worker without a coordinator ends after a
 
 FETCH_MARGIN = 7200.0
 """Seconds on top of that when a model has to be downloaded; a process that fails ends the wait."""
-
-Report = Callable[[str], None]
 
 
 def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
@@ -137,7 +125,7 @@ def bring_up(
             )
             fetched = any(c.name == "model" and c.status == "warn" for c in checks)
             margin = JOIN_MARGIN + (FETCH_MARGIN if fetched else 0.0)
-            _wait_until_joined(run, timeout or config.exchange.join_deadline + margin, report)
+            wait_until_joined(run, timeout or config.exchange.join_deadline + margin, report)
             watch.lap("join")
         except BaseException as error:
             if begun:
@@ -151,24 +139,6 @@ def bring_up(
                 ) from None
             raise
     return run
-
-
-def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE) -> bool:
-    """Wait until a step has been committed; False when that takes longer than `patience`."""
-    cockpit = Cockpit(run)
-    before: int | None = None if resumed else 0
-    until = time.monotonic() + patience
-    while time.monotonic() < until:
-        view = cockpit.observe()
-        if view.state in OVER:
-            return False
-        step = (view.training or {}).get("step")
-        if isinstance(step, int):
-            if before is not None and step > before:
-                return True
-            before = step if before is None else before
-        time.sleep(2 * POLL)
-    return False
 
 
 def refuse_failures(checks: Sequence[Check], report: Report) -> None:
@@ -242,69 +212,6 @@ def _start(run: Run, join_deadline: float) -> None:
                 supervisor.start(process, head if serves else None)
 
     ask_hosts(run.hosts, start, START_DEADLINE).require(PartialError)
-
-
-def _wait_until_joined(run: Run, timeout: float, report: Report) -> None:
-    cockpit = Cockpit(run)
-    until = time.monotonic() + timeout
-    joined: list[int] | None = None
-    while True:
-        view = cockpit.observe()
-        if run.asked_to_end():
-            raise InterruptedStartError(f"run {run.run_id} was taken down while it started")
-        if view.state in ("failed", "stopped"):
-            raise job_failure(cockpit, view)
-        if view.state == "finished" or (view.state == "running" and not view.missing):
-            return
-        if view.joined != joined:
-            joined = view.joined
-            report(f"{len(joined)} of {len(run.plan.workers)} workers have joined")
-        hopeless = [p for p in view.missing if view.processes[p.name].is_over]
-        if hopeless and view.training is not None and view.training.get("state") == "finished":
-            hopeless = []
-        if hopeless or time.monotonic() > until:
-            raise _missing_workers(cockpit, view, hopeless, timeout)
-        time.sleep(2 * POLL)
-
-
-def job_failure(cockpit: Cockpit, view: RunView) -> JobFailedError:
-    """Return the error that says why the coordinator is gone."""
-    coordinator = view.run.plan.coordinator
-    ending = view.processes[coordinator.name].ending or view.processes[coordinator.name].state
-    reason = f": {view.reason}" if view.reason else ""
-    return JobFailedError(
-        f"run {view.run.run_id} {view.state}: coordinator ended ({ending}){reason}",
-        _evidence(cockpit, view, coordinator),
-    )
-
-
-def _missing_workers(
-    cockpit: Cockpit, view: RunView, hopeless: Sequence[ProcessPlan], timeout: float
-) -> LauncherError:
-    missing = view.missing or list(view.run.plan.workers)
-    total = len(view.run.plan.workers)
-    names = ", ".join(f"{p.name} ({_condition(view, p)})" for p in hopeless or missing)
-    when = "" if hopeless else f" within {timeout:.0f} s"
-    details = [line for process in missing for line in _evidence(cockpit, view, process)]
-    if not view.joined:
-        details += _evidence(cockpit, view, view.run.plan.coordinator)
-    return PartialError(
-        f"{len(view.joined)} of {total} workers joined{when}; missing: {names}; all was stopped",
-        details,
-    )
-
-
-def _condition(view: RunView, process: ProcessPlan) -> str:
-    state = view.processes[process.name]
-    return ", ".join(part for part in (state.state, state.ending) if part)
-
-
-def _evidence(cockpit: Cockpit, view: RunView, process: ProcessPlan) -> list[str]:
-    """Return a heading and the last log lines of a process."""
-    lines = cockpit.last_lines(process)
-    attempt = view.processes[process.name].attempt
-    heading = f"{process.name} on {process.host}, attempt {attempt}, {_condition(view, process)}:"
-    return [heading, *(f"  {line}" for line in lines or ["(it wrote nothing)"])]
 
 
 @contextlib.contextmanager

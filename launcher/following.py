@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from launcher import render
-from launcher.bringup import job_failure
 from launcher.failures import Failure, FailureWatch
+from launcher.joining import job_failure
 from launcher.live_view import live_view
 from launcher.observation import Cockpit, RunView
 from launcher.runs import Run

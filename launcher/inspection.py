@@ -42,6 +42,7 @@ CHECKS = (
     "validation",
     "output",
     "checkpoints",
+    "unit",
     "memory",
     "port",
     "link",

@@ -1,4 +1,4 @@
-"""What is asked of the hosts about the run itself: model, data, output, memory.
+"""What is asked of the hosts about the run itself: model, data, output, units, memory.
 
 Every host that trains needs the model and the data, with the same content as the coordinator's.
 """
@@ -20,6 +20,7 @@ from launcher.inventory import Host
 from launcher.plan import LaunchPlan
 from launcher.preflight import DEADLINE, Finding, Probe, ask_finding, question_probe
 from launcher.survey import Survey
+from launcher.units import unit_of
 from trainer.config import RunConfig
 
 HASH_DEADLINE = 900.0
@@ -67,6 +68,9 @@ def job_probes(
     probes = _output_probes(plan, config, found.connections[head]) if head in names else []
     for wanted in _inputs(config, settings):
         probes += _input_probes(wanted, plan, found, names)
+    probes += [
+        _unit_probe(plan, config, found, name) for name in names if found.connections[name].units
+    ]
     tree = json.loads(plan.to_json())
     for name in names:
         twins = [n for n in names if found.identities[n] == found.identities[name]]
@@ -147,6 +151,20 @@ def _output_probes(plan: LaunchPlan, config: RunConfig, connection: Connection) 
         place = {"path": config.checkpoint.folder, "least": _LEAST_CHECKPOINT_SPACE}
         probes.append(question_probe("checkpoints", head, connection, "folder", place))
     return probes
+
+
+def _unit_probe(plan: LaunchPlan, config: RunConfig, found: Survey, name: str) -> Probe:
+    """Return the probe of what the units of a host see and write, which the other checks cannot."""
+    inputs = [config.model.path, config.data.train, config.data.validation]
+    reads = [path for path in inputs if path is not None and PurePosixPath(path).is_absolute()]
+    units: dict[str, dict[str, list[str]]] = {}
+    for process in plan.processes:
+        if process.host == name:
+            writes = [state_folder(plan, name)]
+            if process is plan.coordinator:
+                writes += filter(None, [config.output, config.checkpoint.folder])
+            units[unit_of(plan.run_id, process)] = {"reads": reads, "writes": writes}
+    return question_probe("unit", name, found.connections[name], "fences", {"units": units})
 
 
 def state_folder(plan: LaunchPlan, host: str) -> str:

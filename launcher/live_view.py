@@ -157,10 +157,10 @@ def _state(state: ProcessState, member: Mapping[str, Any]) -> Text:
 
 
 def _device(snapshot: Snapshot, process: ProcessPlan, wide: bool) -> str:
-    if process.backend == "cpu" and not wide:
-        return "cpu"
     if process.role == "coordinator":
         return "coordinator"
+    if process.backend == "cpu" and not wide:
+        return "cpu"
     host = snapshot.view.run.host(process.host)
     for device in host.devices or ():
         if device.answers_to(process.device) and device.name:

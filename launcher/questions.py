@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher import (
     devices,
+    fences,
     gauges,
     host_checks,
     host_runs,
@@ -108,6 +109,7 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "listen": link_checks.listen,
     "connect": link_checks.connect,
     "folder": _folder,
+    "fences": fences.check_fences,
     "share": share_checks.check_share,
     "share_source": share_checks.source,
     "model": _model,

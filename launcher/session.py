@@ -12,8 +12,6 @@ killed keeper never leaves a training process behind that nobody looks after.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import re
@@ -21,11 +19,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launcher.child_group import adopt_orphans, kill_orphans, reap, signal_group, start_child
 from launcher.files import write_atomically
 from launcher.log_marks import GRANULARITY, LogMarks
 from launcher.processes import RUN_VARIABLE, ProcessIdentity, identify
@@ -33,11 +31,8 @@ from launcher.session_spec import FINAL_PHASES, Phase, SessionSpec, log_name
 
 STATE_SCHEMA = "motley.process/1"
 
-
 _INSTANCE = r"[a-z0-9][a-z0-9._-]*:(worker-[0-9]+|coordinator)"
 _LEADER_POLL = GRANULARITY  # how often it wakes without a signal
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 WANTED_VARIABLE = "MOTLEY_UNIT_WANTED"
 """Set by the units: the link that is there while systemd starts this one at boot."""
 _HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
@@ -63,15 +58,13 @@ class Keeper:
     def run(self) -> None:
         """Keep the child until the end; the final state is on disk when this returns."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        prctl = _load_prctl()
-        # Orphans of the child come to the keeper, which can then reap and end them.
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
         self._write_state()
         while True:
             if self._is_taken_down():
                 return self._finish("stopped", "the run was taken down")
             began = time.monotonic()
-            returncode = self._run_once(prctl)
+            returncode = self._run_once()
             self._returncode = returncode
             self._child = None
             if self._leaving:
@@ -92,19 +85,11 @@ class Keeper:
             if not self._pause(self._spec.restart.delay(self._failures)):
                 return None if _is_wanted() else self._finish("stopped", None)
 
-    def _run_once(self, prctl: Callable[..., int]) -> int:
+    def _run_once(self) -> int:
         """Start one attempt and return how it ended, with nothing of it left running."""
         self._attempt += 1
         self._started = time.time()
         self._retry_at = None
-        keeper = os.getpid()
-
-        def before_exec() -> None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != keeper:  # killed between fork and prctl
-                os._exit(1)
-
         log = self._folder / log_name(self._attempt)
         environment = {**os.environ, **self._spec.env, RUN_VARIABLE: self._spec.run_id}
         marks = LogMarks(log)
@@ -112,16 +97,7 @@ class Keeper:
         with log.open("ab", buffering=0) as output:
             log.chmod(0o600)
             try:
-                child = subprocess.Popen(
-                    self._spec.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd=self._spec.folder,
-                    env=environment,
-                    process_group=0,
-                    preexec_fn=before_exec,
-                )
+                child = start_child(self._spec.argv, self._spec.folder, environment, output)
             except OSError as error:
                 output.write(f"cannot start {self._spec.argv[0]}: {error.strerror}\n".encode())
                 return 2
@@ -134,11 +110,11 @@ class Keeper:
         kill_at: float | None = None
         over_since: float | None = None
         while True:
-            returncode = _reap(child.pid)
+            returncode = reap(child.pid)
             if returncode is not None:
                 child.returncode = returncode
-                _kill_group(child.pid)
-                _kill_orphans()
+                signal_group(child.pid, signal.SIGKILL)
+                kill_orphans()
                 marks.take()
                 return returncode
             marks.take(unless_younger_than=GRANULARITY - 1.0)
@@ -149,7 +125,7 @@ class Keeper:
                 over_since = over_since or now
             abandoned = over_since is not None and time.monotonic() - over_since > self._spec.grace
             if kill_at is not None and time.monotonic() >= kill_at:
-                _kill_group(child.pid)
+                signal_group(child.pid, signal.SIGKILL)
             elif (_asks_to_stop(caught) or abandoned) and not self._stopping:
                 self._stopping = True
                 self._leaving = _is_wanted() and not abandoned and not self._is_taken_down()
@@ -160,8 +136,8 @@ class Keeper:
                 kill_at = time.monotonic() + (0.0 if self._leaving else self._spec.grace)
                 if self._leaving:
                     continue
-                _signal_group(child.pid, signal.SIGTERM)
-                _signal_group(child.pid, signal.SIGCONT)  # a stopped group must hear it too
+                signal_group(child.pid, signal.SIGTERM)
+                signal_group(child.pid, signal.SIGCONT)  # a stopped group must hear it too
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; False when asked to stop meanwhile."""
@@ -173,7 +149,7 @@ class Keeper:
             caught = signal.sigtimedwait(_HANDLED, left)
             if _asks_to_stop(caught):
                 return False
-            _reap(-1)
+            reap(-1)
         return True
 
     def _is_taken_down(self) -> bool:
@@ -277,51 +253,8 @@ def _asks_to_stop(caught: signal.struct_siginfo | None) -> bool:
     return caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT)
 
 
-def _reap(pid: int) -> int | None:
-    """Collect every ended child; return how `pid` ended, None while it runs."""
-    ended: int | None = None
-    while True:
-        try:
-            found, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if found == 0:
-            return ended
-        if found == pid:
-            ended = os.waitstatus_to_exitcode(status)
-
-
-def _signal_group(group: int, number: int) -> None:
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return
-
-
-def _kill_group(group: int) -> None:
-    _signal_group(group, signal.SIGKILL)
-
-
-def _kill_orphans() -> None:
-    """End what the child left behind outside its group; it was reparented to this subreaper."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    for _ in range(100):
-        left = children.read_text(encoding="ascii").split() if children.exists() else []
-        if not left:
-            return
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        signal.sigtimedwait({signal.SIGCHLD}, 0.1)
-        _reap(-1)
-
-
 def _as_dict(process: ProcessIdentity | None) -> dict[str, Any] | None:
     return None if process is None else asdict(process)
-
-
-def _load_prctl() -> Callable[..., int]:
-    return ctypes.CDLL(None, use_errno=True).prctl
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ PROPERTIES = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Re
 _DEADLINE = 8.0
 
 
-def show_units(names: Sequence[str]) -> dict[str, Any]:
+def show_units(names: Sequence[str], properties: Sequence[str] = PROPERTIES) -> dict[str, Any]:
     """Return `{"boot": id, "units": {name: {property: value}}}`; no units without systemd.
+
+    Among the properties must be `Id`: the name, which is not repeated in the mapping.
 
     Raises:
         OSError: systemd does not answer.
@@ -24,7 +26,7 @@ def show_units(names: Sequence[str]) -> dict[str, Any]:
         return {"boot": boot_id(), "units": {}}
     try:
         done = subprocess.run(
-            [systemctl, "show", f"--property={','.join(PROPERTIES)}", "--", *names],
+            [systemctl, "show", f"--property={','.join(properties)}", "--", *names],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

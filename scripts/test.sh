@@ -25,6 +25,11 @@ testbed() {
     # In one process: the hosts share a lab, and the machine's cores.
     "$bin/pytest" -m testbed
 }
+hosts() {
+    # Of the test bed what a run of .ci/run has time for: the hosts themselves, and one cluster from
+    # bare hosts through training to faults. The other files provision hosts of their own.
+    "$bin/pytest" -m testbed -s --durations=12 tests/testbed/test_{lab,units,training,faults}.py
+}
 
 summary=() failed=0
 for tier in "$@"; do

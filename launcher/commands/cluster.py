@@ -51,6 +51,7 @@ def up(
     from launcher.errors import ConfigError
     from launcher.fleet import REACH
     from launcher.following import follow_run
+    from launcher.joining import wait_for_first_step
     from launcher.observation import Cockpit
     from launcher.runs import Registry, head_of
     from launcher.stopwatch import Stopwatch
@@ -76,7 +77,7 @@ def up(
             click.echo(render.commands_text(plan), nl=False)
         return
     run = bringup.bring_up(plan, config, registry, found, render.note, timeout, watch)
-    if bringup.wait_for_first_step(run, resumed=resume is not None):
+    if wait_for_first_step(run, resumed=resume is not None):
         watch.lap("first step")
     render.note(watch.line())
     view = follow_run(run, render.note) if wait else Cockpit(run).observe()

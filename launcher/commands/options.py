@@ -113,12 +113,14 @@ def read_hosts(inventory: Path | None, limit: str, extra_vars: tuple[str, ...]) 
 def open_registry(inventory: Path | None, to_look: bool = True) -> Any:
     """Return the `Registry` of the inventory's cluster, or of this machine; says what it lacks.
 
-    Whoever only looks does without Ansible while the inventory is as it was the last time.
+    Whoever only looks does without Ansible while the inventory is as it was the last time, and
+    does not wait for hosts that are slow to answer.
 
     Raises:
         ConfigError: the inventory cannot be used.
         UnreachableError: none of its hosts answers.
     """
+    from launcher.fleet import LOOK, REACH
     from launcher.recall import recall_hosts
     from launcher.render import note
     from launcher.runs import Registry
@@ -126,7 +128,7 @@ def open_registry(inventory: Path | None, to_look: bool = True) -> Any:
     if inventory is None:
         return Registry.default()
     hosts = recall_hosts(inventory) if to_look else read_hosts(inventory, "all", ())
-    registry = Registry.of(hosts)
+    registry = Registry.of(hosts, LOOK if to_look else REACH)
     if registry.absence is not None:
         note(f"{registry.absence}; what the other hosts know:")
     return registry

@@ -5,11 +5,15 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from launcher.access import LocalConnection
 from launcher.cli import cli, run
+from launcher.fleet import LOOK
+from launcher.inventory import Host
 
 ROOT = Path(__file__).parents[2]
 HEAVY = (
@@ -132,6 +136,23 @@ def test_nothing_started_yet(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"schema": "motley.runs/1", "runs": []}
     assert run(["cluster", "down"]) == 0
+    assert capsys.readouterr().out == "nothing was running\n"
+
+
+@pytest.mark.slow
+def test_down_waits_for_hosts_that_are_busy_and_a_look_does_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(host: Host) -> LocalConnection:
+        time.sleep(LOOK + 1)
+        return LocalConnection()
+
+    monkeypatch.setattr("launcher.connection.connect", connect)
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(json.dumps({"all": {"hosts": {"busy": {"ansible_host": "10.0.0.1"}}}}))
+    assert run(["cluster", "status", "-i", str(inventory)]) == 3
+    assert "host busy: no answer within 3 s" in capsys.readouterr().err
+    assert run(["cluster", "down", "-i", str(inventory)]) == 0
     assert capsys.readouterr().out == "nothing was running\n"
 
 

@@ -108,3 +108,43 @@ def test_what_lies_on_the_share_is_one_file(
     probes = job_probes(place(hosts, config, None, setting), config, found, ["a", "b"])
     model = next(probe for probe in probes if (probe.name, probe.host) == ("model", "b"))
     assert (model.deadline > 100.0) is compared
+
+
+def test_units_are_asked_about_every_folder_of_the_run() -> None:
+    """Of each role on a host one unit, for what its processes read and write there."""
+
+    class Units(LocalConnection):
+        units = True
+
+        def ask(
+            self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = 1.0
+        ) -> Any:
+            asked[name] = arguments
+            return {"status": "ok", "detail": "", "remedy": ""}
+
+    asked: dict[str, Any] = {}
+    cpu = (Device("cpu", "cpu"),)
+    head = Host(name="a", coordinator=True, bind_address="10.0.0.1", devices=cpu)
+    hosts = (head, Host(name="b", devices=cpu))
+    paths = {"model.path": "Qwen/Qwen3-4B", "data.train": "/t", "data.validation": "/v"}
+    places = {"output": "/out", "checkpoint.folder": "/srv/motley/checkpoints/x"}
+    config = load("quickstart", paths | places)
+    here = describe()
+    found = Survey(
+        hosts=hosts,
+        machines={"a": here, "b": replace(here, identity="another")},
+        connections={"a": Units(), "b": LocalConnection()},
+    )
+    setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+    probes = job_probes(place(hosts, config, None, setting), config, found, ["a", "b"])
+    (probe,) = [probe for probe in probes if probe.name == "unit"]
+    assert probe.host == "a"
+    assert probe.ask().status == "ok"
+    reads = ["/t", "/v"]  # a hub name is no path
+    assert asked["fences"]["units"] == {
+        "motley-coordinator@x-1:coordinator.service": {
+            "reads": reads,
+            "writes": ["/var/lib/motley", "/out", "/srv/motley/checkpoints/x"],
+        },
+        "motley-worker@x-1:worker-0.service": {"reads": reads, "writes": ["/var/lib/motley"]},
+    }

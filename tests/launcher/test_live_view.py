@@ -87,6 +87,7 @@ def test_eighty_columns_hold_it(run: Run) -> None:
     assert "demo-20261121-130000-7f3a  running" in lines[0]
     for words in ("step 120/480", "25 %", "loss 1.2346", "4,200 tokens/s", "exchange 35 ms"):
         assert words in text
+    assert any(line.split()[:3] == ["-", "intel", "coordinator"] for line in lines)
     first, second = (next(line for line in lines if line.strip().startswith(r)) for r in "01")
     assert " ".join(first.split()) == "0 intel cpu active 25 % 1,000 3.0/8 GiB 51 °C"
     words = "benched 75 % 3,200 24.0/24 GiB 91 °C"

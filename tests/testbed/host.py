@@ -165,8 +165,11 @@ class Host:
             raise LabError(f"{error} (systemd: {state or 'absent'}; console: {tail})") from None
         if state == "degraded":
             failed = self.exec(["systemctl", "--failed", "--plain", "--no-legend"]).stdout
-            units = ", ".join(line.split()[0] for line in failed.splitlines())
-            raise LabError(f"host {self.name}: failed at boot: {units}")
+            units = [line.split()[0] for line in failed.splitlines()]
+            journal = ["journalctl", "--boot", "--no-pager", "--output=cat", "--lines=6"]
+            said = self.exec([*journal, *(f"--unit={unit}" for unit in units)], check=False).stdout
+            words = " | ".join(said.splitlines())
+            raise LabError(f"host {self.name}: failed at boot: {', '.join(units)} ({words})")
 
     def reboot(self, timeout: float = 60) -> None:
         """Reboot as `reboot` does, and wait until it is up again."""

@@ -3,8 +3,8 @@
  * Stands in for nfs-common's program on test-bed hosts only, so that the share role's own units can
  * be exercised there. mount(8) calls it as: mount.nfs4 HOST:/PATH MOUNTPOINT [-fnsvrw] [-o OPTIONS]
  *
- * As with a kernel's soft mount, an operation that the server does not answer fails after `timeo`
- * and `retrans`, and works again once the server is back. Owners are those of the caller: every
+ * As with a kernel's mount with softerr, an operation that the server does not answer fails after
+ * `timeo` and `retrans`, and works again once the server is back. Owners are those of the caller: every
  * request carries the uid and gid of who made it. Locks are local to the host. One connection under
  * one mutex, since libnfs contexts are not thread-safe.
  *
@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
 
@@ -39,6 +40,13 @@ struct options {
 static struct nfs_context *nfs;
 static pthread_mutex_t nfs_mutex = PTHREAD_MUTEX_INITIALIZER;
 
+/* What libnfs calls EINTR, and programs would try again for ever, is what softerr calls ETIMEDOUT.
+ * Nothing else may follow a request that went half: the next one finds the connection closed. */
+static long give_up(void) {
+    shutdown(nfs_get_fd(nfs), SHUT_RDWR);
+    return -ETIMEDOUT;
+}
+
 /* Evaluates a libnfs call alone and on behalf of whoever asked; libnfs returns 0 or -errno. */
 #define ASK(call)                                                                                  \
     __extension__({                                                                                \
@@ -46,6 +54,8 @@ static pthread_mutex_t nfs_mutex = PTHREAD_MUTEX_INITIALIZER;
         nfs_set_uid(nfs, (int)fuse_get_context()->uid);                                            \
         nfs_set_gid(nfs, (int)fuse_get_context()->gid);                                            \
         long answer_ = (call);                                                                     \
+        if (answer_ == -EINTR)                                                                     \
+            answer_ = give_up();                                                                   \
         pthread_mutex_unlock(&nfs_mutex);                                                          \
         (int)answer_;                                                                              \
     })

@@ -15,11 +15,13 @@ import pytest
 
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
+from tests.testbed.plays import changed, changing_tasks
 from tests.testbed.processes import Completed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
+NOTHING = {"twelve": 0, "thirteen": 0}
 
 Play = Callable[..., Completed]
 
@@ -57,18 +59,11 @@ def play(lab: Lab, hosts: dict[str, Host], tmp_path_factory: pytest.TempPathFact
     return call
 
 
-def changes(done: Completed) -> int:
-    """Return how many tasks changed something, on all hosts together."""
-    recap = re.findall(r"^\S+\s+: ok=\d+\s+changed=(\d+)", done.stdout, re.MULTILINE)
-    assert recap, done.stdout
-    return sum(int(count) for count in recap)
-
-
 def test_without_a_card_the_nvidia_role_says_so_and_does_nothing(play: Play) -> None:
     first = play("playbooks/nvidia.yml")
     assert "twelve: no NVIDIA card on the PCI bus, role nvidia is skipped" in first.stdout
     assert "thirteen: no NVIDIA card" in first.stdout
-    assert changes(play("playbooks/nvidia.yml")) == 0
+    assert changed(play("playbooks/nvidia.yml")) == NOTHING
 
 
 def test_software_vulkan_converges_and_is_asked_as_the_run_user(
@@ -76,13 +71,13 @@ def test_software_vulkan_converges_and_is_asked_as_the_run_user(
 ) -> None:
     refused = play("playbooks/vulkan.yml", vulkan_allow_software=False)
     assert "role vulkan is skipped" in refused.stdout
-    assert changes(play("playbooks/vulkan.yml", "--check", "--diff")) > 0
-    assert changes(play("playbooks/vulkan.yml")) > 0
+    assert all(changed(play("playbooks/vulkan.yml", "--check", "--diff")).values())
+    assert all(changed(play("playbooks/vulkan.yml")).values())
     again = play("playbooks/vulkan.yml")
-    assert changes(again) == 0
+    assert changed(again) == NOTHING, changing_tasks(again)
     assert again.stdout.count("software") >= 2
     assert "as motley:" in again.stdout
-    assert changes(play("playbooks/vulkan.yml", "--check", "--diff")) == 0
+    assert changed(play("playbooks/vulkan.yml", "--check", "--diff")) == NOTHING
     for host in hosts.values():
         assert {"render", "video"} <= set(host.exec(["id", "-nG", "motley"]).stdout.split())
 
@@ -97,7 +92,7 @@ def test_verify_prints_one_table_and_writes_reports(
     assert re.search(r"^ +host +system +python +motley +devices", first.stdout, re.MULTILINE)
 
     again = play("playbooks/verify.yml", verify_summary=str(summary))
-    assert changes(again) == 0
+    assert changed(again) == NOTHING, changing_tasks(again)
     reports = {report["host"]: report for report in json.loads(summary.read_text())}
     assert list(reports) == ["twelve", "thirteen"]
     for name, report in reports.items():

@@ -123,31 +123,6 @@ def test_passwords_are_off_and_keys_work(lab: Lab, head: Host) -> None:
     assert lab.run(["ssh", head.ip, "true"]).returncode == 0
 
 
-def test_the_port_is_opened_in_nftables_for_the_cluster_only(head: Host, play: Play) -> None:
-    head.exec(
-        ["tee", "/etc/nftables.conf"],
-        input="flush ruleset\ntable inet filter {\nchain input {\n"
-        "type filter hook input priority filter; policy drop;\n"
-        "ct state established,related accept\niif lo accept\ntcp dport 22 accept\n}\n}\n",
-    )
-    head.exec(["systemctl", "enable", "--now", "nftables"])
-    only = ("playbooks/trainer.yml", "--tags", "trainer_firewall")
-    wanted = f"ip daddr {head.ip} tcp dport 9000 accept"
-    show = ["nft", "list", "chain", "inet", "filter", "input"]
-
-    assert changed(play(*only, "--check", "--diff"))["head"] > 0
-    assert wanted not in head.exec(show).stdout
-    assert changed(play(*only))["head"] > 0
-    assert head.exec(show).stdout.count(wanted) == 1
-    assert changed(play(*only)) == {"head": 0}
-    for verb in ("reload", "restart"):
-        head.exec(["systemctl", verb, "nftables"])
-        assert head.exec(show).stdout.count(wanted) == 1
-    head.exec(["/usr/local/sbin/motley-firewall", "remove"])
-    assert wanted not in head.exec(show).stdout
-    head.exec(["systemctl", "disable", "--now", "nftables"])
-
-
 # --- sshd: whatever happens, the operator still gets in ------------------------------------------
 
 

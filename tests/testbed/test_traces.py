@@ -93,16 +93,19 @@ def test_a_lab_dies_with_its_owner(machine: None, lab_folder: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["lab.json", "hosts/one/root", "hosts/one/console.log"])
 def test_an_interrupted_up_leaves_nothing(machine: None, lab_folder: Path, moment: str) -> None:
-    process = subprocess.Popen(
-        [*TOOL, "--lab", str(lab_folder), "up", "one"], cwd=ROOT, start_new_session=True
-    )
-    wait_until((lab_folder / moment).exists, 60, f"no {moment}")
+    # Whoever starts the tests in the background of a script has SIGINT ignored.
+    command = ["env", "--default-signal=INT", *TOOL, "--lab", str(lab_folder), "up", "one"]
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        wait_until((lab_folder / moment).exists, 60, f"no {moment}")
 
-    os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
 
-    assert process.wait(60) == 130
-    assert not lab_folder.exists()
-    assert not of_folder(lab_folder)
+        assert process.wait(60) == 130
+        assert not lab_folder.exists()
+        assert not of_folder(lab_folder)
+    finally:
+        Lab(lab_folder).down()
 
 
 def test_two_labs_do_not_meet(lab: Lab, new_host: NewHost, lab_folder: Path) -> None:

@@ -180,6 +180,22 @@ class Running:
 
         self.wait(whole, "all three ranks in a step")
 
+    def wait_status(self, **states: str) -> dict[str, Any]:
+        """Wait until `status` sees the run running and these processes in these states.
+
+        Not its first answer: it looks for 3 s, and a host whose cores are all taken needs longer.
+        """
+        wanted = {name.replace("_", "-"): state for name, state in states.items()}
+
+        def seen() -> dict[str, Any]:
+            done = self.cluster.operator.launch("cluster", "status", "--json", check=False)
+            tree = json.loads(done.stdout)
+            shown = {process["name"]: process["state"] for process in tree.get("processes", [])}
+            whole = tree.get("state") == "running" and wanted.items() <= shown.items()
+            return tree if whole else {}
+
+        return self.wait(seen, f"status shows {wanted}")
+
     def wait(self, ready: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
         """Wait until `ready` returns something true and return it."""
         deadline = time.monotonic() + seconds

@@ -1,0 +1,86 @@
+"""A child in a process group of its own: it dies with its parent, and nothing of it outlives it.
+
+For a program that blocks SIGCHLD and has no other children. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded here: not between fork and exec
+
+
+def adopt_orphans() -> None:
+    """Have orphans of children come to this process, which can then reap and end them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start_child(
+    argv: Sequence[str], folder: str, environment: Mapping[str, str], output: BinaryIO
+) -> subprocess.Popen[bytes]:
+    """Start a program as the leader of a new group; it is killed when this process dies.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # killed between fork and prctl
+            os._exit(1)
+
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd=folder,
+        env=environment,
+        process_group=0,
+        preexec_fn=before_exec,
+    )
+
+
+def reap(pid: int) -> int | None:
+    """Collect every ended child; return how `pid` ended, None while it runs."""
+    ended: int | None = None
+    while True:
+        try:
+            found, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if found == 0:
+            return ended
+        if found == pid:
+            ended = os.waitstatus_to_exitcode(status)
+
+
+def signal_group(group: int, number: int) -> None:
+    """Signal what is left of a group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def kill_orphans() -> None:
+    """End what children left behind outside of their groups, once it has come to this process."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    for _ in range(100):
+        left = children.read_text(encoding="ascii").split() if children.exists() else []
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, 0.1)
+        reap(-1)

@@ -1,0 +1,108 @@
+"""The wait for a run that has been started: until it is whole, until its first step, or why not.
+
+A process that is missing is named with its last words.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from launcher.errors import InterruptedStartError, JobFailedError, LauncherError, PartialError
+from launcher.observation import OVER, Cockpit, RunView
+from launcher.plan import ProcessPlan
+from launcher.runs import Run
+from launcher.supervisor import POLL
+
+STEP_PATIENCE = 15.0
+"""Seconds for which `up` waits for the first step, to say how long it took."""
+
+Report = Callable[[str], None]
+
+
+def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
+    """Wait until every worker has joined and training goes on; `timeout` in seconds.
+
+    Raises:
+        PartialError: workers are missing; names them with their last log lines.
+        JobFailedError: the coordinator failed.
+        InterruptedStartError: somebody took the run down meanwhile.
+    """
+    cockpit = Cockpit(run)
+    until = time.monotonic() + timeout
+    joined: list[int] | None = None
+    while True:
+        view = cockpit.observe()
+        if run.asked_to_end():
+            raise InterruptedStartError(f"run {run.run_id} was taken down while it started")
+        if view.state in ("failed", "stopped"):
+            raise job_failure(cockpit, view)
+        if view.state == "finished" or (view.state == "running" and not view.missing):
+            return
+        if view.joined != joined:
+            joined = view.joined
+            report(f"{len(joined)} of {len(run.plan.workers)} workers have joined")
+        hopeless = [p for p in view.missing if view.processes[p.name].is_over]
+        if hopeless and view.training is not None and view.training.get("state") == "finished":
+            hopeless = []
+        if hopeless or time.monotonic() > until:
+            raise _missing_workers(cockpit, view, hopeless, timeout)
+        time.sleep(2 * POLL)
+
+
+def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE) -> bool:
+    """Wait until a step has been committed; False when that takes longer than `patience`."""
+    cockpit = Cockpit(run)
+    before: int | None = None if resumed else 0
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        view = cockpit.observe()
+        if view.state in OVER:
+            return False
+        step = (view.training or {}).get("step")
+        if isinstance(step, int):
+            if before is not None and step > before:
+                return True
+            before = step if before is None else before
+        time.sleep(2 * POLL)
+    return False
+
+
+def job_failure(cockpit: Cockpit, view: RunView) -> JobFailedError:
+    """Return the error that says why the coordinator is gone."""
+    coordinator = view.run.plan.coordinator
+    ending = view.processes[coordinator.name].ending or view.processes[coordinator.name].state
+    reason = f": {view.reason}" if view.reason else ""
+    return JobFailedError(
+        f"run {view.run.run_id} {view.state}: coordinator ended ({ending}){reason}",
+        _evidence(cockpit, view, coordinator),
+    )
+
+
+def _missing_workers(
+    cockpit: Cockpit, view: RunView, hopeless: Sequence[ProcessPlan], timeout: float
+) -> LauncherError:
+    missing = view.missing or list(view.run.plan.workers)
+    total = len(view.run.plan.workers)
+    names = ", ".join(f"{p.name} ({_condition(view, p)})" for p in hopeless or missing)
+    when = "" if hopeless else f" within {timeout:.0f} s"
+    details = [line for process in missing for line in _evidence(cockpit, view, process)]
+    if not view.joined:
+        details += _evidence(cockpit, view, view.run.plan.coordinator)
+    return PartialError(
+        f"{len(view.joined)} of {total} workers joined{when}; missing: {names}; all was stopped",
+        details,
+    )
+
+
+def _condition(view: RunView, process: ProcessPlan) -> str:
+    state = view.processes[process.name]
+    return ", ".join(part for part in (state.state, state.ending) if part)
+
+
+def _evidence(cockpit: Cockpit, view: RunView, process: ProcessPlan) -> list[str]:
+    """Return a heading and the last log lines of a process."""
+    lines = cockpit.last_lines(process)
+    attempt = view.processes[process.name].attempt
+    heading = f"{process.name} on {process.host}, attempt {attempt}, {_condition(view, process)}:"
+    return [heading, *(f"  {line}" for line in lines or ["(it wrote nothing)"])]
