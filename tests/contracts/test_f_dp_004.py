@@ -112,6 +112,19 @@ def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
     assert asked == ["GPU-1234", "GPU-1234"]
 
 
+def test_a_model_that_our_engine_refuses_goes_to_torch(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    if not adapters():
+        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
+    scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    folder = tiny_model(rope_parameters=scaling)
+    config = make_config(folder)
+    choice = choose("wgpu", "", folder, config, build_layout(folder, config), 1)
+    assert choice.backend == "cpu"
+    assert "rope_type 'yarn' is not computed by the wgpu engine" in choice.reason
+
+
 def test_a_model_that_is_unusable_everywhere_is_no_reason_to_fall_back(
     tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from trainer.config import Task
 from trainer.data.chat import chat_format, pieces
 from trainer.data.samples import Sample, SampleFile, read_file
 from trainer.errors import InputError
+from trainer.headers import read_config
 
 IGNORED = -100
 """Marks a token that no loss is taken on, as in torch's cross-entropy."""
@@ -91,11 +92,25 @@ def load_dataset(
     assert max_seq_len > 0
     file = read_file(path, task, num_classes)
     dataset = Dataset(path, file.digest, _encode(file, Encoder(tokenizer_dir), max_seq_len))
+    _check_known(dataset, tokenizer_dir)
     if task == "causal-lm" and not np.any(dataset._labels != IGNORED):
         raise InputError(
             f"{path}: no token is left to learn from within max_seq_len {max_seq_len}, raise it"
         )
     return dataset
+
+
+def _check_known(dataset: Dataset, model_dir: Path) -> None:
+    """Refuse tokens that the model has no embedding for; a device may not notice them."""
+    if not (model_dir / "config.json").is_file():
+        return
+    known = read_config(model_dir).get("vocab_size")
+    largest = int(dataset._tokens.max())
+    if isinstance(known, int) and largest >= known:
+        raise InputError(
+            f"{model_dir}: the tokenizer makes token {largest} of {dataset.path}, the model knows"
+            f" {known}; take the tokenizer that the model was trained with"
+        )
 
 
 def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
@@ -159,7 +174,6 @@ class Encoder:
             labels += part if piece.target else [IGNORED] * len(part)
         return ids, labels
 
-
     def prompt(self, sample: Sample) -> list[int]:
         """Return what a model is to continue: a text, or a conversation without its last answer.
 
@@ -185,9 +199,7 @@ class Encoder:
         return frozenset(token for token in ends if token is not None)
 
 
-def _encode(
-    file: SampleFile, encoder: Encoder, max_seq_len: int
-) -> Iterator[tuple[Encoded, bool]]:
+def _encode(file: SampleFile, encoder: Encoder, max_seq_len: int) -> Iterator[tuple[Encoded, bool]]:
     """Yield each sample in order, and whether it was cut."""
     for start in range(0, len(file.samples), _CHUNK):
         chunk = file.samples[start : start + _CHUNK]

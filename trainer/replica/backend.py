@@ -142,6 +142,7 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
         UnusableError: there is none.
     """
     try:
+        from trainer.replica.wgpu import autotune
         from trainer.replica.wgpu.adapter import select
         from trainer.replica.wgpu.device import Device
         from trainer.replica.wgpu.failures import DeviceError
@@ -150,6 +151,7 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
         raise UnusableError(f"wgpu cannot be loaded: {str(error).splitlines()[0]}") from None
     try:
         device = Device(select(gpu, allow_software=allow_software))
+        autotune.load(device)
         check(device)
     except DeviceError as error:
         raise UnusableError(str(error)) from None
@@ -164,14 +166,17 @@ def _open_cuda(wish: Wish) -> Replica:
 
 
 def _open_wgpu(wish: Wish) -> Replica:
-    """Open our engine; an adapter that is the CPU in disguise only for who asked for wgpu."""
+    """Open our engine; an adapter that is the CPU in disguise only for who asked for wgpu.
+
+    What it refuses, such as a model beyond the card's memory, torch may still do.
+    """
     device = vulkan_device(wish.gpu, allow_software=wish.named)
     from trainer.replica.wgpu.failures import DeviceError
     from trainer.replica.wgpu.replica import WgpuReplica
 
     try:
         return WgpuReplica(wish.model_dir, wish.config, wish.layout, device)
-    except DeviceError as error:
+    except (DeviceError, InputError) as error:
         raise UnusableError(str(error)) from None
 
 

@@ -20,12 +20,11 @@ from trainer.replica.wgpu.decoding import Cache, Inputs, record_decoding
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.failures import OutOfMemoryError
 from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.memory import Pool, available
+from trainer.replica.wgpu.memory import USABLE, Pool, available
 from trainer.replica.wgpu.model import Decoder
 
 _WORDS = ALIGNMENT // 4
 _PIECES = (128, 64, 32, 16)
-_USABLE = 0.95  # the rest is the driver's own and fragmentation
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class WgpuGenerator:
         plan = Pool(None)
         _record(plan, self._decoder, shape, limit)
         budget, there = plan.budget(), available(self._device.adapter)
-        if there is not None and budget.total > _USABLE * there:
+        if there is not None and budget.total > USABLE * there:
             return f"that needs {budget}, {there / 2**30:.1f} GiB are free"
         return ""
 
