@@ -113,7 +113,7 @@ def test_a_model_that_does_not_fit_is_refused(
     config = make_config(folder)
     layout = build_layout(folder, config)
     monkeypatch.setattr(planning, "available", lambda _adapter: 300_000)
-    with pytest.raises(InputError, match=r"the run needs .* GiB \(frozen .*max_seq_len"):
+    with pytest.raises(InputError, match=r"the run needs .* are free; use method lora"):
         plan(folder, config, layout, device)
 
 
