@@ -5,6 +5,10 @@ torch is left out here (`trainer_extras: coordinator`), which saves minutes a ho
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,13 +21,16 @@ from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
 from tests.testbed.plays import changed, changing_tasks
-from tests.testbed.processes import Completed
+from tests.testbed.processes import Completed, wait_until
+from tests.testbed.training import PROGRAMS, Operator
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 RECIPE, RESET = "recipes/gpu-training.yml", "recipes/reset.yml"
 UNIT = "motley-worker@demo-20261121-130000-7f3a:worker-2.service"
+COORDINATES = {"motley_coordinator": True}
+SIZE = 20_000_000
 DROP_IN = "/etc/ssh/sshd_config.d/00-motley.conf"
 
 Play = Callable[..., Completed]
@@ -31,11 +38,12 @@ Play = Callable[..., Completed]
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the files under version control, which nobody edits meanwhile."""
+    """Return a copy of the files that git has or would take, which nobody edits meanwhile."""
     if not (ROOT / ".git").exists():
         pytest.skip("no git checkout")
     copy = tmp_path_factory.mktemp("checkout")
-    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(files, cwd=ROOT, capture_output=True, check=True)
     archive = ["tar", "--create", "--null", "--files-from=-", "--ignore-failed-read"]
     packed = subprocess.run(archive, cwd=ROOT, input=listing.stdout, capture_output=True)
     subprocess.run(["tar", "--extract"], cwd=copy, input=packed.stdout, check=True)
@@ -46,16 +54,18 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def play(lab: Lab, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Play:
     """Return a caller of ansible-playbook on all hosts of the lab, the first one coordinates."""
 
-    def call(*arguments: str, fails: bool = False, **extra: object) -> Completed:
+    def call(
+        *arguments: str, fails: bool = False, env: dict[str, str] | None = None, **extra: object
+    ) -> Completed:
         first = next(iter(lab.hosts))
         variables: dict[str, object] = {"share_server": first, "trainer_extras": "coordinator"}
         inventory = lab.write_inventory(
             tmp_path_factory.mktemp("inventory") / "hosts.yml",
             {**variables, **extra},
-            {first: {"motley_coordinator": True}},
+            {first: COORDINATES},
         )
         program = [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory)]
-        done = lab.run([*program, *arguments], cwd=checkout, timeout=1200, check=False)
+        done = lab.run([*program, *arguments], cwd=checkout, env=env, timeout=1200, check=False)
         assert (done.returncode != 0) == fails, done.stdout[-6000:] + done.stderr[-2000:]
         return done
 
@@ -66,7 +76,9 @@ def play(lab: Lab, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def head(lab: Lab, play: Play) -> Iterator[Host]:
     """Return a host with roles base and trainer, and a login `guest` that may only drive runs."""
     host = lab.add_host("head")
-    host.exec(["useradd", "--create-home", "guest"])
+    host.exec(["useradd", "--create-home", "--shell", "/bin/bash", "guest"])
+    keys = [f"/home/{user}/.ssh/authorized_keys" for user in ("ops", "guest")]
+    host.exec(["install", "-D", "--owner=guest", "--mode=600", *keys])
     play("playbooks/base.yml", "playbooks/trainer.yml", trainer_operators=["ops", "guest"])
     yield host
     host.remove()
@@ -123,19 +135,79 @@ def test_passwords_are_off_and_keys_work(lab: Lab, head: Host) -> None:
     assert lab.run(["ssh", head.ip, "true"]).returncode == 0
 
 
+# --- the share without NFS -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "folders"), [("none", []), ("rsync", ["checkpoints", "logits"])])
+def test_a_share_without_nfs(head: Host, play: Play, mode: str, folders: list[str]) -> None:
+    only = ("playbooks/share.yml", "--limit", "head")
+    settings = {"share_mode": mode, "share_operators": ["guest"]}
+    assert changed(play(*only, **settings))["head"] > 0
+    again = play(*only, **settings)
+    assert changed(again) == {"head": 0}, changing_tasks(again)
+    assert sorted(head.exec(["ls", "/srv/motley"], check=False).stdout.split()) == folders
+
+
+@pytest.mark.parametrize("kind", ["logits", "checkpoints"])
+def test_a_sync_that_is_killed_goes_on(lab: Lab, head: Host, tmp_path: Path, kind: str) -> None:
+    """As somebody who has no rights but those of the roles; the test above set mode rsync."""
+    variables = {**COORDINATES, "ansible_user": "guest"}
+    inventory = lab.write_inventory(tmp_path / "hosts.yml", {}, {"head": variables})
+    operator = Operator(lab, tmp_path / "laptop", inventory)
+    here, there = tmp_path / kind, Path("/srv/motley", kind)
+    manifest = json.dumps({"files": {"weights": {"size": SIZE}}})
+    if kind == "logits":  # from here
+        here.mkdir()
+        (here / "weights").write_bytes(os.urandom(SIZE))
+        (here / "manifest.json").write_text(manifest)
+        words = ("sync", "logits", str(here))
+    else:
+        make = f"mkdir {there}/demo; cd {there}/demo; cat > manifest.json"
+        make += f"; head -c {SIZE} /dev/urandom > weights"
+        head.exec(["sh", "-c", make], user="motley", input=manifest)
+        words = ("sync", "checkpoints", "--output", str(here))
+
+    def size(name: str) -> int:
+        """Return the size of a file on the receiving side, 0 if there is none."""
+        which = ["-name", name, "-not", "-path", "*/.fetched*", "-printf", "%s"]
+        if kind == "logits":
+            return int(head.exec(["find", str(there), *which]).stdout or 0)
+        return int(lab.run(["find", str(here), *which], check=False).stdout or 0)
+
+    head.shape("40mbit")
+    command = lab.command([str(PROGRAMS / "launch"), *words], env=operator.environment)
+    with subprocess.Popen(command, start_new_session=True) as process:
+        wait_until(lambda: size(".weights.*") > SIZE // 4, 120, "nothing arrives")
+        os.killpg(process.pid, signal.SIGTERM)
+    wait_until(lambda: size("weights") > 0, 120, "what has arrived is not kept")
+    kept = size("weights")
+    assert size("manifest.json") == 0
+
+    head.shape(None)
+    assert operator.json(*words)["hosts"][0]["sent"] < SIZE - kept // 2
+
+    assert size("manifest.json") == len(manifest)
+    own = hashlib.sha256(next(here.rglob("weights")).read_bytes()).hexdigest()
+    sums = ["find", str(there), "-name", "weights", "-exec", "sha256sum", "{}", "+"]
+    assert head.exec(sums).stdout.split()[0] == own
+
+
 # --- sshd: whatever happens, the operator still gets in ------------------------------------------
 
 
-def test_no_key_no_hardening(lab: Lab, new_host: NewHost, play: Play) -> None:
+def test_no_key_no_hardening(new_host: NewHost, play: Play) -> None:
     """The connection of the play is open; a fresh one would need a password."""
     host = new_host(name="locked")
     hide = ["mv", "/home/ops/.ssh/authorized_keys", "/home/ops/.ssh/kept"]
     base = ("playbooks/base.yml", "--limit", "locked", "--tags", "base_sshd")
-    lab.run([sys.executable, "-m", "ansible", "playbook", "--version"])
-    play("playbooks/validate.yml", "--limit", "locked")  # leaves a connection open
+    stays_open = {
+        "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=yes",
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": "/run/locked",
+    }
+    play("playbooks/validate.yml", "--limit", "locked", env=stays_open)
     host.exec(hide)
 
-    done = play(*base, fails=True)
+    done = play(*base, fails=True, env=stays_open)
 
     assert "locked: base_manage_sshd: ops@" in done.stdout
     assert "does not get in with a key" in done.stdout
@@ -165,12 +237,19 @@ def test_hardening_is_taken_back(new_host: NewHost, play: Play, line: str, messa
 
 
 def test_bare_hosts_converge_and_can_be_undone(lab: Lab, new_host: NewHost, play: Play) -> None:
-    hosts = [new_host(name=name, nspawn=[AUTOFS]) for name in ("intel", "lambda")]
+    """One of each Debian: all roles but torch, with a Vulkan device that is the CPU."""
+    suites = {"intel": "bookworm", "lambda": "trixie"}
+    hosts = [new_host(suite, name=name, nspawn=[AUTOFS]) for name, suite in suites.items()]
     for host in hosts:
         install_client(host)
     limit = ("--limit", "intel:lambda")
     data = ["/var/lib/motley/runs/old/plan.json", "/srv/motley/logits/teacher.parquet"]
-    settings = {"share_server": "intel", "share_protocols": [3, 4], "base_open_files": 4096}
+    settings: dict[str, object] = {
+        "share_server": "intel",
+        "share_protocols": [3, 4],
+        "base_open_files": 4096,
+        "vulkan_allow_software": True,
+    }
 
     first = play(RECIPE, *limit, **settings)
     assert all(changed(first)[host.name] > 0 for host in hosts)
