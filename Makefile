@@ -23,7 +23,7 @@ export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
 	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
-	@echo "make test       quick lint, the fast tests, the tests with real processes"
+	@echo "make test       quick lint, the fast tests, the wgpu engine, real processes"
 	@echo "make test-fast  quick lint and the fast tests"
 	@echo "make testbed    the tests with booted Debian hosts: root, and minutes (docs/testing.md)"
 	@echo "make lint       format, lint, types, import rules, recipes"
