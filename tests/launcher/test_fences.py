@@ -81,8 +81,8 @@ def test_what_is_hidden_is_said_of_each_unit(path: str, folder: str) -> None:
 def test_links_count_as_what_they_link_to(tmp_path: Path) -> None:
     (tmp_path / "share").symlink_to("/srv/motley")
     assert check_fences({HEAD: needs(f"{tmp_path}/share/out")}).status == "ok"
-    (tmp_path / "home").symlink_to("/home")
-    assert "sees nothing of /home" in check_fences({HEAD: needs(f"{tmp_path}/home/x")}).detail
+    (tmp_path / "link").symlink_to("/home")
+    assert "sees nothing of /home" in check_fences({HEAD: needs(f"{tmp_path}/link/x")}).detail
 
 
 def test_a_unit_without_fences_may_write_anywhere() -> None:

@@ -30,8 +30,9 @@ CURRENT, PREVIOUS, VERSIONS = (
 @pytest.fixture(scope="module")
 def guest(cluster: Cluster) -> Iterator[Operator]:
     """Return somebody with a login of their own, who may do what `trainer_operators` may."""
-    rule, key = "/etc/sudoers.d/motley", "/home/guest/.ssh/authorized_keys"
-    owned = ["install", "-D", "--owner=guest", "--mode=600", "/home/ops/.ssh/authorized_keys", key]
+    rule = "/etc/sudoers.d/motley"
+    known, key = (f"/home/{user}/.ssh/authorized_keys" for user in ("ops", "guest"))
+    owned = ["install", "-D", "--owner=guest", "--mode=600", known, key]
     for host in cluster.hosts:
         host.exec(["useradd", "--create-home", "--shell", "/bin/bash", "guest"])
         host.exec(owned)
