@@ -87,7 +87,7 @@ def measure(device: Device, tokens: int, repeats: int) -> dict[str, Any]:
             "ratio": round(ratio, 2),
         }
         ours = ", ".join(f"{which} {rate}" for which, rate in gflops.items() if which != "torch")
-        print(f"{name:<22} torch {gflops['torch']:>7} GF/s, {ratio} times ours; {ours}")
+        print(f"{name:<22} torch {gflops['torch']:>7} GF/s, {ratio:.1f} times ours; {ours}")
     return rows
 
 
