@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Everything that only a real GPU can show, in one go: `scripts/gpu_report.sh [ADAPTER]`, after
-# `make setup`. ADAPTER is an index, a PCI address or a part of the name; default: the first GPU.
+# Everything that only a real GPU can show, in one go: `scripts/gpu_report.sh [ADAPTER [PEAK]]`, after
+# `make setup`. ADAPTER is an index, a PCI address or a part of the name; default: the first GPU. PEAK
+# is the card's fp32 TFLOP/s by its data sheet, for the share of it.
 # Tunes the card, then measures products, Qwen3-0.6B- and 4B-shaped steps with random weights (next
 # to torch CUDA where there is one) and a mixed run. JSON goes to benchmarks/results/.
 set -uo pipefail
@@ -16,7 +17,7 @@ try() {
     "$bin/$@" || failed+=("$*")
 }
 try trainer autotune --gpu "$gpu"
-try python benchmarks/wgpu_gemm.py --gpu "$gpu"
+try python benchmarks/wgpu_gemm.py --gpu "$gpu" ${2:+--peak "$2"}
 for tokens in 256 512; do
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape layer --tokens "$tokens"
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 0.6b --tokens "$tokens" --against $against
