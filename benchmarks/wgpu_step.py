@@ -120,15 +120,14 @@ def measure(device: Device, folder: Path, arguments: argparse.Namespace) -> dict
                 update={"model": config.model.model_copy(update={"quantization": kind})}
             )
             others[name] = TorchReplica(folder, other, layout, arguments.against, threads)
-            others[name].write_trainable(weights)  # type: ignore[attr-defined]  # a Replica
+            others[name].write_trainable(weights)
 
     first = step(replica, batch)
     counters = device.counters
     before = (counters.uploads, counters.readbacks, counters.submits, counters.dispatches)
     seconds: dict[str, list[float]] = {"wgpu": [], **{name: [] for name in others}}
-    for name, other in others.items():
+    for other in others.values():
         step(other, batch)
-        del name
     for _ in range(arguments.repeats):  # interleaved: a noisy neighbour hits all alike
         for name, one in {"wgpu": replica, **others}.items():
             seconds[name].append(step(one, batch))

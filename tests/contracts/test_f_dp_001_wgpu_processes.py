@@ -68,7 +68,7 @@ def test_the_loss_curve_is_that_of_one_torch_worker(
             np.array([step["loss"] for step in run.records("step")]) for run in (alone, mixed)
         )
         error = np.abs(three / one - 1).max()
-        print(f"the loss differs by at most {error:.2e} of it")  # noqa: T201
+        print(f"the loss differs by at most {error:.2e} of it")  # noqa: T201 - for pytest -s
         assert error < 1e-2  # the contract, F-DP-005
         assert CUDA or error < 1e-4  # what fp32 everywhere gives; CUDA multiplies in bf16
     finally:

@@ -19,14 +19,20 @@ METHODS = [("lora", "none"), ("lora", "nf4"), ("full", "none")]
 TASKS = ["classify", "causal-lm"]
 
 
-def start(folder: Path, config: RunConfig, **settings: Any) -> tuple[TorchReplica, np.ndarray]:
-    """Return a replica and its weights; B of LoRA is drawn too, or A would have no gradient."""
+def drawn_weights(folder: Path, config: RunConfig) -> np.ndarray:
+    """Return initial weights; B of LoRA is drawn too, or A would have no gradient."""
     layout = build_layout(folder, config)
-    replica = TorchReplica(folder, config, layout, threads=1, **settings)
     weights = initial_weights(layout, folder, config)
     for slot in layout.tensors():
         if slot.name.endswith("lora_B.weight"):
             weights[slot.start : slot.stop] = uniform(5, slot.name, slot.size, 0.1)
+    return weights
+
+
+def start(folder: Path, config: RunConfig, **settings: Any) -> tuple[TorchReplica, np.ndarray]:
+    """Return a torch replica and its weights."""
+    replica = TorchReplica(folder, config, build_layout(folder, config), threads=1, **settings)
+    weights = drawn_weights(folder, config)
     replica.write_trainable(weights)
     return replica, weights
 

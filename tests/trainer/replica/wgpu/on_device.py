@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.replica.wgpu.array import Array
+from trainer.replica.wgpu.array import Array, Kind
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.graph import Graph, Grid
+from trainer.replica.wgpu.nf4 import dequantize, quantize
 
 
 def put(device: Device, values: np.ndarray) -> Array:
@@ -20,6 +21,26 @@ def put(device: Device, values: np.ndarray) -> Array:
     array = device.array(values.shape, "f32" if floats else "u32")
     device.write(array, values.astype(np.float32 if floats else np.uint32))
     return array
+
+
+def packed(device: Device, values: np.ndarray, kind: Kind) -> tuple[Array, np.ndarray]:
+    """Return a matrix in a format of frozen weights, and what it holds after rounding."""
+    array = device.array(values.shape, kind)
+    if kind == "f32":
+        device.write(array, values)
+        return array, values
+    if kind == "bf16":
+        halves = (values.reshape(-1).view(np.uint32) >> 16).astype(np.uint16)
+        words = np.resize(np.append(halves, np.uint16(0)), 2 * -(-halves.size // 2))
+        device.write(array, words)
+        return array, (halves.astype(np.uint32) << 16).view(np.float32).reshape(values.shape)
+    codes, absmax = quantize(values.reshape(-1))
+    raw = np.zeros(array.nbytes, np.uint8)
+    raw[: codes.size] = codes
+    device.write(array, raw)
+    assert array.scales is not None
+    device.write(array.scales, absmax)
+    return array, dequantize(codes, absmax, values.size).reshape(values.shape)
 
 
 def run(

@@ -48,7 +48,7 @@ def test_micro_batches_halve_when_memory_ends(
     folder = tiny_model()
     config = make_config(folder, training__micro_batch_size="auto")
     layout = build_layout(folder, config)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     batch = make_batch(8)
     small = SmallDevice(adapter)
     replica = WgpuReplica(folder, config, layout, small)
@@ -74,7 +74,7 @@ def test_a_lost_device_ends_the_step_with_its_name(
     """The worker ends with an exit code that a supervisor restarts, and asks again what works."""
     folder = tiny_model()
     config = make_config(folder)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     lost = Device(adapter)
     replica = WgpuReplica(folder, config, build_layout(folder, config), lost)
     replica.write_trainable(weights)

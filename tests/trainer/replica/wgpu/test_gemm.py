@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.trainer.replica.wgpu.on_device import agree, draw, put, run
+from tests.trainer.replica.wgpu.on_device import agree, draw, packed, put, run
 from trainer.replica.wgpu.array import Array, Kind
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.graph import Graph
 from trainer.replica.wgpu.kernels.gemm import gemm
 from trainer.replica.wgpu.kernels.variants import ALL, Product, Variant
-from trainer.replica.wgpu.nf4 import dequantize, quantize
 
 TOLERANCE = 1e-4  # F-WGPU-001
 SMALL = [
@@ -34,26 +33,6 @@ def usable(device: Device, variant: Variant) -> Variant:
 
 def stored(values: np.ndarray, trans: bool) -> np.ndarray:
     return np.ascontiguousarray(values.swapaxes(-1, -2)) if trans else values
-
-
-def packed(device: Device, values: np.ndarray, kind: Kind) -> tuple[Array, np.ndarray]:
-    """Return a matrix in a format of frozen weights, and what it holds after rounding."""
-    array = device.array(values.shape, kind)
-    if kind == "f32":
-        device.write(array, values)
-        return array, values
-    if kind == "bf16":
-        halves = (values.reshape(-1).view(np.uint32) >> 16).astype(np.uint16)
-        words = np.resize(np.append(halves, np.uint16(0)), 2 * -(-halves.size // 2))
-        device.write(array, words)
-        return array, (halves.astype(np.uint32) << 16).view(np.float32).reshape(values.shape)
-    codes, absmax = quantize(values.reshape(-1))
-    raw = np.zeros(array.nbytes, np.uint8)
-    raw[: codes.size] = codes
-    device.write(array, raw)
-    assert array.scales is not None
-    device.write(array.scales, absmax)
-    return array, dequantize(codes, absmax, values.size).reshape(values.shape)
 
 
 @pytest.mark.parametrize("form", ["NN", "NT", "TN", "TT"])

@@ -95,7 +95,7 @@ def test_what_is_planned_is_what_is_taken(
     config = make_config(folder, method=method, data__max_seq_len=48)
     layout = build_layout(folder, config)
     planned = count(folder, config, layout, 2, recompute=False).total
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     before = device.allocated
     replica = WgpuReplica(folder, config, layout, device)
     replica.write_trainable(weights)

@@ -79,7 +79,7 @@ def test_the_split_into_micro_batches_does_not_matter(
 ) -> None:
     folder = tiny_model()
     config = make_config(folder, task=task)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     replica = start(folder, config, device, weights)
     batch = make_batch(8, task)
     found: list[np.ndarray] = []
@@ -102,7 +102,7 @@ def test_recomputing_activations_gives_the_same_bits(
 ) -> None:
     folder = tiny_model()
     config = make_config(folder, method=method)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     batch = make_batch(6)
     found = [
         gradient(start(folder, config, device, weights, gradient_checkpointing=again), batch)[0]
@@ -117,7 +117,7 @@ def test_a_step_crosses_the_bus_once_each_way(
     """Weights and gradients apart, which are exchanged with the other workers."""
     folder = tiny_model()
     config = make_config(folder)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     replica = start(folder, config, device, weights)
     batch = make_batch(10)
     gradient(replica, batch)
@@ -132,7 +132,7 @@ def test_an_empty_shard_is_zeros(
 ) -> None:
     folder = tiny_model()
     config = make_config(folder, task=task)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     replica = start(folder, config, device, weights)
     gradient(replica, make_batch(2, task))  # leaves something to clear
     flat, result, order = gradient(replica, [])
@@ -152,7 +152,7 @@ def test_what_is_not_finite_is_passed_on(
     """F-DP-003 needs to see it, though `max` on a device may drop a NaN."""
     folder = tiny_model()
     config = make_config(folder)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     replica = start(folder, config, device, weights)
     batch = make_batch(3)
     fine = gradient(replica, batch)[1].loss_sum
@@ -169,7 +169,7 @@ def test_an_exception_while_blocks_come_in_leaves_the_replica_usable(
 ) -> None:
     folder = tiny_model()
     config = make_config(folder)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     replica = start(folder, config, device, weights)
     batch = make_batch(4)
     expected = gradient(replica, batch)[0]
@@ -197,7 +197,7 @@ def test_arrays_beyond_a_kernels_argument_are_bound_in_windows(
     """As an embedding of 600 MB is on a device that allows 128 MiB; here 75 KiB of 32."""
     folder = tiny_model()
     config = make_config(folder, task=task, method=method, data__max_seq_len=48)
-    _, weights = driving.start(folder, config)
+    weights = driving.drawn_weights(folder, config)
     narrow = Device(device.adapter, binding_limit=32 << 10)
     batch = make_batch(5, task)
     found = [gradient(start(folder, config, where, weights), batch) for where in (device, narrow)]
