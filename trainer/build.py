@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from trainer.checkpoint import FOLDER, CheckpointStore, Restored
+from trainer.classification import accuracy, matthews
 from trainer.config import Backend, RunConfig
 from trainer.data.samples import read_file
 from trainer.errors import InputError
-from trainer.evaluate.metrics import accuracy, matthews
 from trainer.exchange.coordinator import Coordinator
 from trainer.exchange.messages import JoinRequest
 from trainer.exchange.roster import Job

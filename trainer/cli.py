@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 
 import click
 
+from trainer.commands.lazy import LazyGroup
 from trainer.errors import TrainerError
 
 COMMANDS = {
     "autotune": "Find a GPU's fastest kernels, once a card and driver.",
+    "distill": "Train a small model on a big one's logits.",
     "evaluate": "Score a model, checkpoint or adapter on a JSON Lines file.",
     "finetune": "Fine-tune a model: alone, as coordinator, or as worker.",
     "generate": "Continue texts with a model, checkpoint or adapter.",
@@ -21,30 +22,12 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
-    """Lists commands from their one-line summaries and imports only the one that runs."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands' names."""
-        del ctx
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
-        del ctx
-        if cmd_name not in COMMANDS:
-            return None
-        name = cmd_name.replace("-", "_")
-        return getattr(importlib.import_module(f"trainer.commands.{name}"), name)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing any."""
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    package="trainer.commands",
+    summaries=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="motley", message="%(version)s")
 def trainer() -> None:
     """Fine-tune language models on whatever computers you have."""

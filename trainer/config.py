@@ -21,6 +21,7 @@ from trainer.errors import InputError
 Task = Literal["classify", "causal-lm"]
 Method = Literal["lora", "full"]
 Backend = Literal["auto", "cuda", "wgpu", "cpu"]
+Divergence = Literal["forward", "reverse", "jsd"]
 Positive = Annotated[int, Field(gt=0)]
 
 Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -61,6 +62,21 @@ class DataConfig(Section):
     """Tokens; longer samples are cut at the end."""
 
 
+class DistillationConfig(Section):
+    """Learning from a teacher's logits: alpha T^2 KL + (1 - alpha) CE (arXiv:1503.02531).
+
+    `data.train` is then a folder that `trainer distill teacher` wrote.
+    """
+
+    alpha: float = Field(default=0.7, ge=0, le=1)
+    """Share of the divergence; 0 is cross-entropy alone."""
+    alpha_final: float | None = Field(default=None, ge=0, le=1)
+    """Where alpha arrives in a straight line at the last step; null keeps it."""
+    temperature: float = Field(default=1.0, gt=0)
+    divergence: Divergence = "forward"
+    """KL(teacher || student), KL(student || teacher), or their mean around the mixture."""
+
+
 class OptimizerConfig(Section):
     """AdamW (arXiv:1711.05101) with linear warmup and cosine decay."""
 
@@ -87,6 +103,8 @@ class TrainingConfig(Section):
     """Samples in one step, over all workers together."""
     micro_batch_size: Positive | Literal["auto"] = "auto"
     """Samples in one forward; `auto` finds the largest that fits the device."""
+    pack: bool = False
+    """Put several short samples of a causal-lm run into one row instead of padding each."""
     seed: int = Field(default=0, ge=0)
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates once at the end."""
@@ -146,6 +164,7 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    distillation: DistillationConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -155,6 +174,8 @@ class RunConfig(Section):
             raise ValueError("num_classes is only allowed when task is classify")
         if self.method == "full" and self.model.quantization != "none":
             raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
+        if self.distillation is not None and self.task != "causal-lm":
+            raise ValueError("distillation needs task causal-lm")
         return self
 
     def agreement(self) -> str:
@@ -171,6 +192,7 @@ class RunConfig(Section):
             "quantization": self.model.quantization,
             "lora": self.lora.model_dump() if self.method == "lora" else None,
             "max_seq_len": self.data.max_seq_len,
+            "distillation": self.distillation and self.distillation.model_dump(),
             "optimizer": self.optimizer.model_dump(),
             "batch_size": self.training.batch_size,
             "seed": self.training.seed,

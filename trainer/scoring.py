@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.classification import accuracy, add_confusion, matthews, mean_loss
 from trainer.config import Backend
 from trainer.data.tokens import load_dataset
-from trainer.evaluate.metrics import accuracy, add_confusion, matthews, mean_loss
 from trainer.trained import Trained
 
 _PORTION = 256  # samples between two reports of progress

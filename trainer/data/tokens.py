@@ -17,6 +17,7 @@ from trainer.data.chat import chat_format, pieces
 from trainer.data.samples import Sample, SampleFile, read_file
 from trainer.errors import InputError
 from trainer.headers import read_config
+from trainer.soft_targets import SoftTargets
 
 IGNORED = -100
 """Marks a token that no loss is taken on, as in torch's cross-entropy."""
@@ -32,6 +33,8 @@ class Encoded:
     labels: int | NDArray[np.int32]
     """The class, or `[T]` unshifted targets: `labels[t]` is `input_ids[t]`, predicted from what
     stands before it, or `IGNORED`. `labels[0]` is always ignored, so the valid ones count."""
+    soft: SoftTargets | None = None
+    """What a teacher expected in the place of each token, beside `labels`."""
 
 
 class Dataset:

@@ -1,1 +1,1 @@
-"""Scoring a model on held-out data."""
+"""The eval runner: scores the checkpoints of a run while it trains."""

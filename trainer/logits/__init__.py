@@ -1,0 +1,1 @@
+"""Teacher logits on disk: sharded Parquet that a student may read while it grows."""
