@@ -18,11 +18,12 @@ VULKAN ?=
 export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast testbed lint bench clean
+.PHONY: help setup demo demo-distill test test-fast testbed lint bench clean
 
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
 	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
+	@echo "make demo-distill  a teacher, its student and an eval runner at once, to a table of losses"
 	@echo "make test       quick lint, the fast tests, the wgpu engine, real processes"
 	@echo "make test-fast  quick lint and the fast tests"
 	@echo "make testbed    the tests with booted Debian hosts: root, and minutes (docs/testing.md)"
@@ -35,6 +36,9 @@ setup:
 
 demo: setup
 	@bash scripts/demo.sh
+
+demo-distill: setup
+	@bash scripts/demo_distill.sh
 
 test: setup
 	@bash scripts/test.sh lint fast vulkan cluster
@@ -57,5 +61,5 @@ bench: setup
 	@bash scripts/bench.sh
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo demo-distill
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
