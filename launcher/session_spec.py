@@ -20,12 +20,12 @@ FINAL_PHASES: frozenset[str] = frozenset({"exited", "failed", "stopped"})
 class RestartPolicy:
     """When a child is started again; durations in seconds.
 
-    The codes are the trainer's: 1 a defect, 3 the other side was lost, 6 the disk failed. A death
-    by signal is always tried again. The rest (0 done, 2 bad input, 4 refused, 5 NaN) would only
-    repeat itself.
+    The codes are the trainer's: 1 a defect, 3 the other side was lost, 6 the disk failed, 7 the GPU
+    did. A death by signal is always tried again. The rest (0 done, 2 bad input, 4 refused, 5 NaN)
+    would only repeat itself.
     """
 
-    codes: tuple[int, ...] = (1, 3, 6)
+    codes: tuple[int, ...] = (1, 3, 6, 7)
     first_delay: float = 0.5
     longest_delay: float = 30.0
     healthy_after: float = 60.0

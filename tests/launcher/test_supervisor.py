@@ -110,7 +110,7 @@ def test_codes_that_would_repeat_themselves_end_it(make: Make, home: Path, code:
     assert (state.state, state.exit_code, state.attempt) == ("failed", code, 1)
 
 
-@pytest.mark.parametrize("code", [1, 3, 6])
+@pytest.mark.parametrize("code", [1, 3, 6, 7])
 def test_other_codes_are_tried_again_and_given_up_at_last(
     make: Make, home: Path, code: int
 ) -> None:
