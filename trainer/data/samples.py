@@ -77,9 +77,24 @@ def read_file(path: Path, task: Task, num_classes: int | None = None) -> SampleF
         raise InputError(f"{path}: no such data file")
     if path.is_dir():
         raise InputError(f"{path}: is a folder, expected a JSON Lines file")
-    samples: list[Sample] = []
-    problems: list[str] = []
     hasher = blake3()
+    samples = [sample for _, sample in iterate(path, task, num_classes, hasher)]
+    if not samples:
+        raise InputError(f"{path}: holds no samples, expected one JSON object a line")
+    return SampleFile(path, samples, hasher.hexdigest())
+
+
+def iterate(
+    path: Path, task: Task, num_classes: int | None, hasher: blake3
+) -> Iterator[tuple[int, Sample]]:
+    """Yield each sample and the byte at which its line begins, and hash the file on the way.
+
+    Raises:
+        DataError: after the last line, when lines are bad.
+        InputError: the file cannot be read.
+    """
+    problems: list[str] = []
+    begin = 0
     try:
         with path.open("rb") as file:
             for number, raw in _lines(file, hasher):
@@ -87,18 +102,35 @@ def read_file(path: Path, task: Task, num_classes: int | None = None) -> SampleF
                     if raw is None:
                         raise _BadLineError(f"line is above {MAX_LINE_BYTES >> 20} MiB")
                     if raw.strip():
-                        samples.append(_parse(raw, number, task, num_classes))
+                        yield begin, _parse(raw, number, task, num_classes)
                 except _BadLineError as error:
                     problems.append(f"{path}:{number}: {error}")
+                begin = file.tell()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if problems:
         shown = "\n".join(problems[:REPORTED_LINES])
         rest = len(problems) - REPORTED_LINES
         raise DataError(shown + (f"\nand {rest} more bad lines" if rest > 0 else ""))
-    if not samples:
-        raise InputError(f"{path}: holds no samples, expected one JSON object a line")
-    return SampleFile(path, samples, hasher.hexdigest())
+
+
+def read_line(path: Path, begin: int, number: int) -> Sample:
+    """Return the `causal-lm` sample whose line begins at a byte that `iterate` gave.
+
+    Raises:
+        DataError: the line is another one by now.
+        InputError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            raw = file.readline(MAX_LINE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        return _parse(_without_mark(raw, number), number, "causal-lm", None)
+    except _BadLineError as error:
+        raise DataError(f"{path}:{number}: {error}") from None
 
 
 class _BadLineError(Exception):
@@ -117,7 +149,12 @@ def _lines(file: BinaryIO, hasher: blake3) -> Iterator[tuple[int, bytes | None]]
                 hasher.update(piece)
             yield number, None
         else:
-            yield number, piece.removeprefix(b"\xef\xbb\xbf") if number == 1 else piece
+            yield number, _without_mark(piece, number)
+
+
+def _without_mark(raw: bytes, number: int) -> bytes:
+    """Drop the byte order mark that some editors put first in a file."""
+    return raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
 
 
 def _parse(raw: bytes, number: int, task: Task, num_classes: int | None) -> Sample:

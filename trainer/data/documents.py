@@ -1,0 +1,146 @@
+"""A corpus: texts with numbers, the same on every machine that holds the same files.
+
+A file is one document, and a line of a `*.jsonl` file is one. Folders are read recursively, sorted
+by name; what is hidden, empty or not text is left out and counted. Only where each document lies
+is kept in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from blake3 import blake3
+
+from trainer.data.samples import DataError, Sample, iterate, read_line
+from trainer.errors import InputError
+
+LINES = ".jsonl"
+
+
+class Documents(Sequence[Sample]):
+    """Numbered documents, read when they are asked for.
+
+    Args:
+        paths: files and folders; their order is the order of the documents.
+
+    Raises:
+        DataError: lines of a `*.jsonl` file are bad; every one is counted, the first ones named.
+        InputError: a path is missing, a file that was named is no text, or nothing is left.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.left_out: Counter[str] = Counter()
+        """Files below the folders that are no documents, by reason: `hidden`, `empty`,
+        `not text`."""
+        self._files: list[Path] = []
+        self._file = array("q")  # of each document: which of the files,
+        self._begin = array("q")  # where its line begins in bytes,
+        self._line = array("q")  # the line's number; 0: it is the whole file,
+        self._marks = array("Q")  # and the first bytes of its digest
+        hasher = blake3()
+        for path in paths:
+            if path.is_dir():
+                for file in self._below(path):
+                    self._add(file, hasher, named=False)
+            elif path.is_file():
+                self._add(path, hasher, named=True)
+            else:
+                raise InputError(f"{path}: no such data file or folder")
+        if not self._file:
+            names = ", ".join(map(str, paths))
+            raise InputError(f"{names}: no text files and no JSON Lines to read")
+        self.digest = hasher.hexdigest()
+        """BLAKE3 hex over the digests of the documents in their order; names do not count."""
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def __getitem__(self, index: int) -> Sample:  # pyright: ignore[reportIncompatibleMethodOverride]  # no slices
+        """Read one document.
+
+        Raises:
+            InputError: it is not any more what was hashed.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        path, line = self._files[self._file[index]], self._line[index]
+        try:
+            sample = read_line(path, self._begin[index], line) if line else Sample(_read_text(path))
+        except (DataError, _NoDocumentError):
+            sample = None
+        if sample is None or _digest(sample)[:8] != self._marks[index].to_bytes(8, "little"):
+            raise InputError(f"{self.source(index)}: has changed since it was first read")
+        return sample
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[index] for index in range(len(self)))
+
+    def source(self, index: int) -> str:
+        """Return where a document lies, as `file` or `file:line`."""
+        path, line = self._files[self._file[index]], self._line[index]
+        return f"{path}:{line}" if line else str(path)
+
+    def _below(self, folder: Path) -> Iterator[Path]:
+        """Yield the visible files of a folder, in the order of their names as bytes."""
+        for parent, folders, files in os.walk(folder):
+            hidden = [name for name in (*folders, *files) if name.startswith(".")]
+            self.left_out["hidden"] += len(hidden)
+            folders[:] = sorted((name for name in folders if name[0] != "."), key=os.fsencode)
+            for name in sorted((name for name in files if name[0] != "."), key=os.fsencode):
+                path = Path(parent, name)
+                if path.is_file():  # no sockets, no links that lead nowhere
+                    yield path
+
+    def _add(self, path: Path, hasher: blake3, *, named: bool) -> None:
+        self._files.append(path)
+        if path.suffix == LINES:
+            for begin, sample in iterate(path, "causal-lm", None, blake3()):
+                self._append(sample, begin, hasher)
+            return
+        try:
+            self._append(Sample(_read_text(path)), 0, hasher)
+        except _NoDocumentError as error:
+            if named:
+                raise InputError(f"{path}: {error}") from None
+            self.left_out[str(error)] += 1
+
+    def _append(self, sample: Sample, begin: int, hasher: blake3) -> None:
+        digest = _digest(sample)
+        hasher.update(digest)
+        self._file.append(len(self._files) - 1)
+        self._begin.append(begin)
+        self._line.append(sample.line)
+        self._marks.append(int.from_bytes(digest[:8], "little"))
+
+
+def _digest(sample: Sample) -> bytes:
+    """Return the 32 bytes that stand for what a document says, wherever it lies."""
+    turns = [[message.role, message.content] for message in sample.messages]
+    return blake3(
+        b"messages\0" + json.dumps(turns).encode() if turns else b"text\0" + sample.text.encode()
+    ).digest()
+
+
+class _NoDocumentError(Exception):
+    """Why a file is no document."""
+
+
+def _read_text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if b"\0" in content:  # valid UTF-8, but no text has it
+        raise _NoDocumentError("not text")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _NoDocumentError("not text") from None
+    if not text.strip():
+        raise _NoDocumentError("empty")
+    return text
