@@ -140,6 +140,7 @@ def make_request(inputs: Inputs, choice: Choice, rank: int | None) -> JoinReques
         host=socket.gethostname(),
         backend=choice.backend,
         device=choice.replica.device,
+        backend_reason=choice.reason[:1000],
     )
 
 

@@ -169,6 +169,7 @@ class Journal:
                 host=details["host"],
                 device=details["device"],
                 backend=details["backend"],
+                backend_reason=details["backend_reason"],
                 state="active",
                 samples=0,
                 step_seconds=None,

@@ -33,6 +33,8 @@ class WorkerStatus(TypedDict):
     host: str
     device: str
     backend: str
+    backend_reason: str
+    """Why no earlier backend of the chain serves; empty for the first."""
     state: WorkerState
     samples: int
     step_seconds: float | None

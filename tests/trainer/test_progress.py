@@ -33,6 +33,7 @@ def worker(rank: int, state: str) -> dict[str, Any]:
         "host": "lambda",
         "device": "[gpu:0000:01:00.0]",  # square brackets are not markup
         "backend": "cuda",
+        "backend_reason": "",
         "state": state,
         "samples": 7,
         "step_seconds": 0.5,

@@ -30,6 +30,7 @@ def status(**changes: Any) -> Status:
                 "host": "lambda",
                 "device": "cpu",
                 "backend": "cpu",
+                "backend_reason": "",
                 "state": "active",
                 "samples": 16,
                 "step_seconds": 0.2,

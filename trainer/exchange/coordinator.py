@@ -221,6 +221,7 @@ class Coordinator:
             host=request.host,
             backend=request.backend,
             device=request.device,
+            backend_reason=request.backend_reason,
             generation=member.generation,
         )
         self.training.adopt(now)

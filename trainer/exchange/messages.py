@@ -45,6 +45,8 @@ class JoinRequest(Message):
     host: Text
     backend: Text
     device: Text
+    backend_reason: Text = ""
+    """Why no earlier backend of the chain serves; empty for the first."""
 
 
 class JoinAccepted(Message):
