@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from trainer.checkpoint import FOLDER, CheckpointStore, Restored
+from trainer.checkpoint import CheckpointStore
 from trainer.classification import accuracy, matthews
 from trainer.config import Backend, RunConfig
+from trainer.continuation import checkpoint_folder, continue_run
 from trainer.data.samples import read_file
 from trainer.errors import InputError
 from trainer.exchange.coordinator import Coordinator
@@ -84,16 +85,10 @@ def make_coordinator(
         config.training.max_steps,
     )
     output = Path(config.output)
-    store = CheckpointStore(_checkpoint_folder(config), layout, config, inputs.model_dir)
-    restored = store.restore(inputs.job.run_id)
+    store = CheckpointStore(checkpoint_folder(config), layout, config, inputs.model_dir)
+    restored = continue_run(store, inputs.job.run_id, config, inputs.job.data)
     if restored:
-        _check_continues(inputs, restored)
         state, generation = restored.state, restored.progress.generation + 1
-    elif owner := store.owner():
-        raise InputError(
-            f"{store.folder}: holds the checkpoints of run {owner}; give another -o, or "
-            f"--run-id {owner} to go on with that one"
-        )
     else:
         state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
         generation = 0
@@ -171,50 +166,6 @@ def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange])
         train=train,
         validation=validation,
         seed=config.training.seed,
-    )
-
-
-def _checkpoint_folder(config: RunConfig) -> Path:
-    """Return where checkpoints go; one elsewhere is linked from where readers look.
-
-    Raises:
-        InputError: something else is in the link's place.
-    """
-    usual = Path(config.output) / FOLDER
-    if config.checkpoint.folder is None:
-        if usual.is_symlink():
-            raise InputError(
-                f"{usual}: a link to {usual.readlink()}, from a run with checkpoint.folder; give "
-                "that setting again, or another -o"
-            )
-        return usual
-    folder = Path(config.checkpoint.folder).absolute()
-    if usual.is_symlink() and usual.readlink() == folder:
-        return folder
-    if usual.is_symlink() or usual.exists():
-        raise InputError(
-            f"{usual}: holds other checkpoints than checkpoint.folder {folder}; give another -o"
-        )
-    try:
-        usual.parent.mkdir(parents=True, exist_ok=True)
-        usual.symlink_to(folder)
-    except OSError as error:
-        raise InputError(f"{usual}: cannot be written: {error.strerror}") from None
-    return folder
-
-
-def _check_continues(inputs: Inputs, restored: Restored) -> None:
-    """Refuse to go on with a run whose settings or data have changed since."""
-    progress, job = restored.progress, inputs.job
-    if progress.data_digest != job.data:
-        what = "its data has changed"
-    elif RunConfig.model_validate(progress.config).agreement() != job.agreement:
-        what = "its settings have changed"
-    else:
-        return
-    raise InputError(
-        f"{restored.path}: run {job.run_id} cannot go on from here: {what}; give another -o for a "
-        "new run"
     )
 
 
