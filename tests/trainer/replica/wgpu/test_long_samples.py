@@ -1,0 +1,58 @@
+"""A model on samples so long that attention's scores of one of them exceed a window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.trainer.replica import driving
+from tests.trainer.replica.driving import gradient, relative
+from trainer.data.tokens import IGNORED, Encoded
+from trainer.layout import build_layout
+from trainer.replica.wgpu.attention import SCORE_BYTES, Attention
+from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.replica import WgpuReplica
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig, TinyModel
+
+LENGTH = 2304
+ATTENTION = Attention(batch=1, num_heads=4, num_kv_heads=2, length=LENGTH, head_dim=16)
+"""That of the tiny model, whose widest activation is 128 columns."""
+LEAST = 4 * LENGTH * 128
+"""Bytes that a kernel's argument must span."""
+
+
+@pytest.mark.parametrize(
+    ("limit", "windows"),
+    [
+        pytest.param(None, 2, id="a head at a time"),
+        pytest.param(LEAST, 2 * 36, id="128 rows at a time"),
+    ],
+)
+def test_loss_and_gradients_are_those_of_torch(
+    device: Device,
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    limit: int | None,
+    windows: int,
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder, task="causal-lm", data__max_seq_len=LENGTH)
+    ids = np.random.default_rng(4).integers(0, 300, LENGTH).astype(np.int32)
+    labels = ids.copy()
+    labels[:-64] = IGNORED  # of the last positions, which see all others
+    batch = [Encoded(ids, labels)]
+    torch_replica, weights = driving.start(folder, config)
+    theirs, expected, _ = gradient(torch_replica, batch)
+
+    where = Device(device.adapter, binding_limit=limit) if limit else device
+    assert len(list(ATTENTION.windows(min(where.binding_limit, SCORE_BYTES)))) == windows
+    replica = WgpuReplica(folder, config, build_layout(folder, config), where)
+    replica.write_trainable(weights)
+    mine, result, _ = gradient(replica, batch)
+    assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
+    assert relative(mine, theirs) < 1e-5
+    assert replica.evaluate(batch).loss_sum == pytest.approx(result.loss_sum, rel=1e-6)
