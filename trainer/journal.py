@@ -21,6 +21,7 @@ from trainer.status import Status, StatusFile, WorkerStatus
 
 log = logging.getLogger(__name__)
 
+_STUDENT = ("ce", "kl", "alpha", "waited_seconds")
 _QUIET = ("step", "validation", "verified", "listening")
 """Events that the view shows as figures, or not at all."""
 
@@ -138,6 +139,7 @@ class Journal:
                 worker_tokens_per_second=speeds,
                 shares=shares,
                 samples=details["shares"],
+                **{name: details.get(name) for name in _STUDENT},
             )
         )
         moving = ("step", "epoch", "loss", "learning_rate", "tokens_per_second", "exchange_ms")
@@ -184,6 +186,8 @@ class Journal:
             self._status["step"] = details["step"]
         elif kind == "stopping":
             self._status["state"] = "stopping"
+        elif kind == "waiting":
+            self._status["state"], self._status["reason"] = "waiting", details["reason"]
         elif kind == "alarm":
             self._status["reason"] = details["reason"]
         step = details.pop("step", self._status["step"])
@@ -222,6 +226,7 @@ class Journal:
             config=self._config.model_dump(mode="json"),
             best=self._best,
             data_digest=self._job.data,
+            stream=save.stream,
         )
         try:
             path = self._store.save(snapshot, progress, metric)
@@ -238,7 +243,7 @@ class Journal:
 
     def _begin_running(self) -> None:
         if self._status["state"] == "waiting":
-            self._status["state"] = "running"
+            self._status["state"], self._status["reason"] = "running", None
 
     def _publish(self) -> None:
         self._status_file.update(self._status)

@@ -39,6 +39,8 @@ EventKind = Literal[
     "stopped",
     "finished",
     "alarm",
+    "waiting",
+    "quarantined",
 ]
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One committed step; per-rank figures of the ranks that took part."""
+    """One committed step; per-rank figures of the ranks that took part.
+
+    What is None is not recorded.
+    """
 
     step: int
     """Applied updates, this one included."""
@@ -64,6 +69,13 @@ class StepMetrics:
     """Samples by rank."""
     samples: Sequence[Sequence[int]] = ()
     """What counted, as [rank, start, stop] in the epoch's order: the ledger of samples."""
+    ce: float | None = None
+    """Mean cross-entropy of a student with the text, in nats."""
+    kl: float | None = None
+    """Mean divergence of a student from its teacher, in nats."""
+    alpha: float | None = None
+    waited_seconds: float | None = None
+    """What a student waited for its teacher before this step."""
 
 
 class MetricsLog:
@@ -88,7 +100,7 @@ class MetricsLog:
 
     def step(self, metrics: StepMetrics) -> None:
         """Record a committed step."""
-        record = asdict(metrics)
+        record = {name: value for name, value in asdict(metrics).items() if value is not None}
         self._write("step", record)
         if self._board:
             self._board.scalars(metrics.step, self._clock(), dict(_scalars(record)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,8 @@ class RunProgress:
     """The best validation so far, as the caller keeps it."""
     data_digest: str | None = None
     """BLAKE3 of the training file: another file would change every sample order."""
+    stream: dict[str, Any] | None = None
+    """Where a student stands in its folder of logits; None for a run on a file."""
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -81,8 +83,9 @@ def read_progress(path: Path) -> RunProgress:
         StorageError: run.json cannot be read.
     """
     run = read_run(path)
+    known = (entry for entry in fields(RunProgress) if entry.name in run or _required(entry))
     try:
-        return RunProgress(**{entry.name: run[entry.name] for entry in fields(RunProgress)})
+        return RunProgress(**{entry.name: run[entry.name] for entry in known})
     except KeyError as error:
         raise StorageError(f"{path / RUN_FILE}: damaged, lacks {error.args[0]}") from None
 
@@ -109,6 +112,10 @@ def load_checkpoint(path: Path, layout: GradientLayout) -> tuple[TrainState, Run
         first, second = np.empty_like(weights), np.empty_like(weights)
         _read_tensors(path / OPTIMIZER_FILE, {"first_moment": first, "second_moment": second})
     return TrainState(weights, first, second, progress.step), progress
+
+
+def _required(entry: Field[Any]) -> bool:
+    return entry.default is MISSING
 
 
 def _read_tensors(path: Path, targets: dict[str, np.ndarray]) -> None:

@@ -13,6 +13,8 @@ from tiny_run import tiny_config, tiny_layout, tiny_state
 from trainer.exchange.actions import Save
 from trainer.exchange.schedule import StepPlan
 from trainer.journal import Journal
+from trainer.metrics import read_metrics
+from trainer.status import read_status
 
 
 class StuckStore:
@@ -82,3 +84,28 @@ def test_a_rated_checkpoint_does_not_give_way(journal: Journal, store: StuckStor
     store.free.set()
     assert journal.close(0, "done") == 0
     assert store.saved == [1, 2, 4]
+
+
+def test_a_run_that_waits_says_so_until_it_goes_on(journal: Journal, tmp_path: Path) -> None:
+    def state() -> tuple[str, str | None]:
+        status = read_status(tmp_path / "status.json")
+        return status["state"], status["reason"]
+
+    student = {"rank": 0, "host": "here", "device": "cpu", "backend": "cpu", "backend_reason": ""}
+    journal.emit({"event": "joined", **student})
+    assert state() == ("running", None)
+    journal.emit({"event": "waiting", "reason": "for shard 3"})
+    assert state() == ("waiting", "for shard 3")
+    journal.emit(
+        {
+            "event": "step", "step": 1, "epoch": 0, "generation": 0, "loss": 2.0, "ce": 3.0,
+            "kl": 1.0, "alpha": 0.5, "learning_rate": 1e-3, "grad_norm": 1.0, "seconds": 0.1,
+            "tokens_per_second": 10.0, "exchange_ms": 0.0, "exchange_bytes": 0,
+            "worker_tokens_per_second": {0: 10.0}, "shares": [[0, 0, 10]],
+        }
+    )  # fmt: skip
+    assert state() == ("running", None)
+    (record,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "step"]
+    assert (record["ce"], record["kl"], record["alpha"]) == (3.0, 1.0, 0.5)
+    assert "waited_seconds" not in record, "what is not known is not recorded"
+    journal.close(0, "done")

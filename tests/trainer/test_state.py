@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 from tiny_run import make_store, save, tiny_config, tiny_layout, tiny_state
 
-from trainer.checkpoint import CheckpointStore, find_checkpoint
+from trainer.checkpoint import CheckpointStore, find_checkpoint, read_progress
 from trainer.errors import InputError, StorageError
 
 
@@ -110,3 +110,15 @@ def test_nothing_to_restore(store: CheckpointStore, tmp_path: Path):
     assert store.best() is None
     with pytest.raises(InputError, match="no intact checkpoint"):
         find_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_from_before_there_were_students(store: CheckpointStore):
+    path = save(store, 1)
+    run = json.loads((path / "run.json").read_bytes())
+    del run["stream"]
+    (path / "run.json").write_text(json.dumps(run))
+    assert read_progress(path).stream is None
+    del run["position"]
+    (path / "run.json").write_text(json.dumps(run))
+    with pytest.raises(StorageError, match="lacks position"):
+        read_progress(path)

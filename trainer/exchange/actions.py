@@ -41,6 +41,8 @@ class Save:
     snapshot: Snapshot
     generation: int
     validation: dict[str, Any] | None
+    stream: dict[str, Any] | None = None
+    """Where a student stands in its folder of logits."""
 
 
 @dataclass(frozen=True)
