@@ -37,8 +37,8 @@ class Scores:
     """A teacher's distributions over the student's vocabulary at T positions.
 
     Position t is what the teacher expected in the place of token t, as in `SoftTargets`; position 0
-    has no entries. A position's kept tokens come first, the most likely one first, then its draws
-    by id.
+    has no entries and zeros in every other field. A position's kept tokens come first, the most
+    likely one first, then its draws by id; `full` keeps all tokens by id.
     """
 
     offsets: NDArray[np.int64]

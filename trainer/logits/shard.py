@@ -1,0 +1,185 @@
+"""One shard as a Parquet file: a row is a window, its scores are lists.
+
+The format is documented in docs/logits-format.md; pyarrow is imported here alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trainer.logits.dataset import SCHEMA, Description, ShardPlan
+from trainer.logits.scores import Scheme, Scores, Window
+
+_POSITION_FIELDS = ("tail", "dropped", "entropy")
+
+
+def encode(description: Description, plan: ShardPlan, windows: Sequence[Window]) -> memoryview:
+    """Return the Parquet file of a shard."""
+    schema = shard_schema(description, plan)
+    value = pa.float16() if description.values == "float16" else pa.float32()
+    columns: dict[str, Any] = {
+        "document": pa.array([window.document for window in windows], pa.int64()),
+        "start": pa.array([window.start for window in windows], pa.int32()),
+        "tokens": _per_token([window.tokens for window in windows], pa.int32()),
+    }
+    for name in _POSITION_FIELDS:
+        columns[name] = _per_token([getattr(window.scores, name) for window in windows], value)
+    kinds = {"ids": pa.int32(), "logprobs": value, "counts": pa.int16()}
+    for name in schema.names:
+        if name in kinds:
+            entries = [getattr(window.scores, name) for window in windows]
+            columns[name] = _per_entry(entries, [w.scores.offsets for w in windows], kinds[name])
+    table = pa.table({name: columns[name] for name in schema.names}, schema=schema)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    return memoryview(sink.getvalue())
+
+
+def decode(description: Description, plan: ShardPlan, content: bytes) -> Sequence[Window]:
+    """Return the windows of a shard's Parquet file.
+
+    Raises:
+        ValueError: it is not Parquet, or not this shard of this folder.
+    """
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+    except pa.ArrowException as error:
+        raise ValueError(f"not usable Parquet: {error}") from None
+    wanted = shard_schema(description, plan)
+    if not table.schema.equals(wanted):
+        raise ValueError("its columns are not those of this folder")
+    metadata = table.schema.metadata or {}
+    for key in (b"motley.dataset", b"motley.shard"):
+        if metadata.get(key) != wanted.metadata[key]:
+            raise ValueError(
+                f"{key.decode()} is {metadata.get(key)!r}, not {wanted.metadata[key]!r}"
+            )
+    if table.num_rows != plan.windows:
+        raise ValueError(f"{table.num_rows} windows, planned were {plan.windows}")
+    return ShardWindows(description.scheme, description.tokenizer.size, table.combine_chunks())
+
+
+class ShardWindows(Sequence[Window]):
+    """The windows of a shard; one is taken out of the columns when it is asked for."""
+
+    def __init__(self, scheme: Scheme, vocabulary: int, table: pa.Table) -> None:
+        self._scheme, self._vocabulary = scheme, vocabulary
+        self._documents = table["document"].to_numpy()
+        self._starts = table["start"].to_numpy()
+        self._bounds = _column(table, "tokens").offsets.to_numpy()
+        self._tokens = _column(table, "tokens").values.to_numpy()
+        self._positions = {
+            name: _column(table, name).values.to_numpy() for name in _POSITION_FIELDS
+        }
+        nested = {
+            name: _column(table, name).values
+            for name in ("ids", "logprobs", "counts")
+            if name in table.column_names
+        }
+        self._offsets = next(iter(nested.values())).offsets.to_numpy()
+        self._entries = {name: column.values.to_numpy() for name, column in nested.items()}
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    @overload
+    def __getitem__(self, index: int) -> Window: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Window]: ...
+    def __getitem__(self, index: int | slice) -> Window | Sequence[Window]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        first, last = int(self._bounds[index]), int(self._bounds[index + 1])
+        return Window(
+            document=int(self._documents[index]),
+            start=int(self._starts[index]),
+            tokens=self._tokens[first:last],
+            scores=self._scores(first, last),
+        )
+
+    def _scores(self, first: int, last: int) -> Scores:
+        offsets = self._offsets[first : last + 1].astype(np.int64)
+        begin, end = int(offsets[0]), int(offsets[-1])
+        offsets -= begin
+        entries = {name: values[begin:end] for name, values in self._entries.items()}
+        if "ids" not in entries:  # full: every token, by id
+            rows = (end - begin) // self._vocabulary
+            entries["ids"] = np.tile(np.arange(self._vocabulary, dtype=np.int32), rows)
+        logprobs = entries.get("logprobs")
+        counts = entries.get("counts")
+        fields = {name: values[first:last] for name, values in self._positions.items()}
+        return Scores(
+            offsets=offsets,
+            ids=entries["ids"],
+            logprobs=None if logprobs is None else logprobs.astype(np.float32),
+            counts=(np.zeros(end - begin, np.int32) if counts is None else counts.astype(np.int32)),
+            **{name: values.astype(np.float32) for name, values in fields.items()},
+        )
+
+
+def shard_schema(description: Description, plan: ShardPlan) -> pa.Schema:
+    """Return the columns of a shard and the metadata that goes with them."""
+    scheme = description.scheme
+    value = pa.float16() if description.values == "float16" else pa.float32()
+    fields = [("document", pa.int64()), ("start", pa.int32()), ("tokens", pa.list_(pa.int32()))]
+    nested = {
+        "topk": ["ids", "logprobs", "counts"] if scheme.tail_samples else ["ids", "logprobs"],
+        "sampled": ["ids", "counts"],
+        "full": ["logprobs"],
+    }[scheme.kind]
+    kinds = {"ids": pa.int32(), "logprobs": value, "counts": pa.int16()}
+    fields += [(name, pa.list_(pa.list_(kinds[name]))) for name in nested]
+    fields += [(name, pa.list_(value)) for name in _POSITION_FIELDS]
+    metadata = {
+        "motley.schema": SCHEMA,
+        "motley.dataset": description.digest,
+        "motley.teacher": json.dumps(asdict(description.teacher)),
+        "motley.tokenizer": json.dumps(asdict(description.tokenizer)),
+        "motley.corpus": json.dumps(asdict(description.corpus)),
+        "motley.scheme": json.dumps(asdict(scheme)),
+        "motley.values": description.values,
+        "motley.shard": json.dumps(asdict(plan)),
+        "motley.versions": json.dumps({name: version(name) for name in ("motley", "pyarrow")}),
+    }
+    return pa.schema(fields, metadata=metadata)
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    column = table[name]
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _per_token(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
+    """Return one list a window."""
+    lengths = [len(array) for array in arrays]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, _flat(arrays, kind))
+
+
+def _per_entry(
+    arrays: Sequence[NDArray[Any]], offsets: Sequence[NDArray[np.int64]], kind: pa.DataType
+) -> pa.Array:
+    """Return one list of lists a window."""
+    lengths = _flat([np.diff(each) for each in offsets], pa.int64()).to_numpy()
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    inner = pa.ListArray.from_arrays(bounds, _flat(arrays, kind))
+    windows = np.concatenate([[0], np.cumsum([len(each) - 1 for each in offsets])])
+    return pa.ListArray.from_arrays(windows.astype(np.int32), inner)
+
+
+def _flat(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
+    dtype = kind.to_pandas_dtype()
+    return pa.array(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype), kind)
