@@ -222,7 +222,7 @@ def power(base: float, exponent: int) -> float:
 
 def _chunks(layout: GradientLayout) -> Iterator[tuple[int, int, tuple[tuple[int, int], ...]]]:
     """Yield (start, stop, spans that decay) for each chunk of the flat vector."""
-    spans = _decaying_spans(layout)
+    spans = decaying_spans(layout)
     for start in range(0, layout.size, CHUNK):
         stop = min(start + CHUNK, layout.size)
         inside = (
@@ -233,7 +233,7 @@ def _chunks(layout: GradientLayout) -> Iterator[tuple[int, int, tuple[tuple[int,
         yield start, stop, tuple(inside)
 
 
-def _decaying_spans(layout: GradientLayout) -> list[tuple[int, int]]:
+def decaying_spans(layout: GradientLayout) -> list[tuple[int, int]]:
     """Return the flat ranges of all tensors with two or more dimensions, neighbours merged."""
     spans: list[tuple[int, int]] = []
     for slot in layout.tensors():
