@@ -1,0 +1,169 @@
+"""From what a teacher said to what a student's loss compares with.
+
+A teacher's mass outside the student's vocabulary goes to the tokens that are not kept exactly, in
+proportion, so every position's weights (and the rest) sum to 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import Divergence
+from trainer.errors import InputError
+from trainer.logits.scores import Scheme, Scores
+from trainer.soft_targets import SoftTargets
+
+_NO_TAIL = 2.0**-10
+"""Share of the tail inside the student's vocabulary below which there is nobody to give it to;
+twice the rounding of what is stored."""
+
+
+def targets(
+    scores: Scores, scheme: Scheme, temperature: float, divergence: Divergence
+) -> SoftTargets:
+    """Return what a student's loss compares with, at its temperature.
+
+    `forward` uses everything that is kept: draws stand for the tail in proportion to how often
+    they were drawn (unbiased, arXiv:2503.16870). `reverse` and `jsd` need probabilities and not
+    estimates: of `topk` they use the kept tokens, and all others as one.
+
+    Raises:
+        InputError: the scheme does not hold what the temperature or divergence needs.
+    """
+    check(scheme, temperature, divergence)
+    exponent = scheme.temperature / temperature
+    if scheme.kind == "sampled":
+        return _sampled(scores, temperature)
+    if scheme.kind == "full":
+        return _full(scores, exponent, temperature)
+    if scheme.tail_samples and divergence == "forward":
+        return _drawn(scores, exponent, temperature)
+    return _bucketed(scores, scheme, exponent, temperature)
+
+
+def check(scheme: Scheme, temperature: float, divergence: Divergence) -> None:
+    """See that `targets` can be made, before anything is read.
+
+    Raises:
+        InputError: says what the logits lack.
+    """
+    if scheme.kind == "sampled" and divergence != "forward":
+        raise InputError(
+            f"divergence {divergence}: draws alone (`sampled`) give no probabilities; "
+            "use forward, or logits of `topk` or `full`"
+        )
+    bare = scheme.kind == "topk" and scheme.tail_samples == 0
+    if temperature != scheme.temperature and (scheme.kind == "sampled" or bare):
+        raise InputError(
+            f"temperature {temperature:g}: logits of temperature {scheme.temperature:g} cannot be "
+            f"re-tempered when {'the tail is one number' if bare else 'only draws are kept'}; "
+            f"use temperature {scheme.temperature:g}, or score again"
+        )
+
+
+def _sampled(scores: Scores, temperature: float) -> SoftTargets:
+    at = _positions(scores)
+    weights = scores.counts / _sums(scores.counts, at, scores)[at]
+    return _result(scores.offsets, scores.ids, weights, None, scores.entropy, temperature)
+
+
+def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
+    assert scores.logprobs is not None
+    at = _positions(scores)
+    weights = np.exp(exponent * scores.logprobs.astype(np.float64))
+    weights /= _sums(weights, at, scores)[at]
+    entropy = _sums(_surprise(weights), at, scores)
+    return _result(scores.offsets, scores.ids, weights, None, entropy, temperature)
+
+
+def _drawn(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
+    """Return the kept tokens, and draws in the place of the tail."""
+    weights, entropy = _kept_and_drawn(scores, exponent, has_tail=_draws(scores) > 0)
+    if exponent == 1:  # exactly known, where the tail was drawn from
+        entropy = np.where(_draws(scores) > 0, scores.entropy, entropy)
+    return _result(scores.offsets, scores.ids, weights, None, entropy, temperature)
+
+
+def _bucketed(scores: Scores, scheme: Scheme, exponent: float, temperature: float) -> SoftTargets:
+    """Return the kept tokens, and the rest as one."""
+    at, kept = _positions(scores), scores.counts == 0
+    if scheme.tail_samples:
+        weights, _ = _kept_and_drawn(scores, exponent, has_tail=_draws(scores) > 0)
+        rest = _sums(np.where(kept, 0, weights), at, scores)
+    else:
+        has_tail = _inside(scores) > _NO_TAIL * scores.tail
+        weights, _ = _kept_and_drawn(scores, exponent, has_tail=has_tail)
+        rest = np.where(has_tail, scores.tail, 0)
+    entropy = _sums(np.where(kept, _surprise(weights), 0), at, scores) + _surprise(rest)
+    counts = np.bincount(at[kept], minlength=len(rest))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return _result(offsets, scores.ids[kept], weights[kept], rest, entropy, temperature)
+
+
+def _kept_and_drawn(
+    scores: Scores, exponent: float, has_tail: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the weights of all entries at another temperature, and the entropy.
+
+    With s the stored distribution and r the exponent, a kept token has s^r, and the draws from the
+    tail have importance weights: the tail is the mean of s^(r - 1) over them, times its mass. What
+    there is of both sums to 1 where r is not 1, and to 1 less an undrawn tail where it is.
+    """
+    assert scores.logprobs is not None
+    at, drawn = _positions(scores), scores.counts > 0
+    tail = np.where(has_tail, scores.tail, 0).astype(np.float64)
+    log_s = scores.logprobs.astype(np.float64)
+    kept_mass = _sums(np.where(drawn, 0, np.exp(log_s)), at, scores)
+    spread = np.maximum(_inside(scores), _NO_TAIL * scores.tail)
+    with np.errstate(divide="ignore", invalid="ignore"):  # positions without entries, or a tail
+        log_s += np.where(drawn, np.log(tail / spread)[at], np.log((1 - tail) / kept_mass)[at])
+        share = (tail / _draws(scores))[at] * scores.counts
+    weights = np.where(drawn, share * np.exp((exponent - 1) * log_s), np.exp(exponent * log_s))
+    total = _sums(weights, at, scores)
+    if exponent != 1:
+        weights /= total[at]
+    entropy = np.log(np.where(total > 0, total, 1)) - exponent * _sums(weights * log_s, at, scores)
+    return weights, entropy
+
+
+def _positions(scores: Scores) -> NDArray[np.int64]:
+    """Return the position of every entry."""
+    return np.repeat(np.arange(len(scores.tail)), np.diff(scores.offsets))
+
+
+def _sums(values: NDArray, at: NDArray[np.int64], scores: Scores) -> NDArray[np.float64]:
+    """Return the sum of every position's entries."""
+    return np.bincount(at, values, len(scores.tail)).astype(np.float64, copy=False)
+
+
+def _draws(scores: Scores) -> NDArray[np.float64]:
+    return _sums(scores.counts, _positions(scores), scores)
+
+
+def _inside(scores: Scores) -> NDArray[np.float64]:
+    """Return the tail's mass inside the student's vocabulary."""
+    return np.maximum(scores.tail.astype(np.float64) - scores.dropped, 0)
+
+
+def _surprise(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return -w ln w."""
+    return -weights * np.log(np.where(weights > 0, weights, 1))
+
+
+def _result(
+    offsets: NDArray[np.int64],
+    ids: NDArray[np.int32],
+    weights: NDArray[np.float64],
+    rest: NDArray[np.float64] | None,
+    entropy: NDArray,
+    temperature: float,
+) -> SoftTargets:
+    return SoftTargets(
+        offsets=offsets,
+        ids=ids,
+        weights=weights.astype(np.float32),
+        rest=np.zeros(len(entropy), np.float32) if rest is None else rest.astype(np.float32),
+        entropy=entropy.astype(np.float32),
+        temperature=temperature,
+    )
