@@ -1,0 +1,201 @@
+"""Claims: one runner scores a checkpoint, also on a share, and also when runners die.
+
+What happens to a checkpoint is a chain of small files, `<digest>.0`, `<digest>.1` and so on, of
+which the last one counts. Who goes on from the last one creates the next, and O_EXCL grants that to
+exactly one, over NFS too (RFC 1813, 3.3.8). Taking over from a dead runner, giving back and
+delivering a result all compete for that one name, so a runner that comes back from a stall finds it
+taken and its result is void. Nothing is ever renamed or removed.
+
+A living runner appends a newline to its file now and then. Others judge by that change and by
+their own clock, never by a time that another host wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.records import json_text
+
+SCHEMA = "motley.claim/1"
+
+State = Literal["held", "released", "done"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last file of a chain."""
+
+    generation: int
+    state: State
+    size: int
+    """Bytes; a held one grows while its runner lives."""
+    record: dict[str, Any] | None = None
+    """The result of one that is done."""
+
+
+class Claims:
+    """The claims in one folder, as one runner sees them.
+
+    Args:
+        timeout: seconds without a sign of life after which a claim may be taken over.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        runner: str,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._runner, self._timeout, self._clock = folder, runner, timeout, clock
+        self._heads: dict[str, Head] = {}
+        self._held: dict[str, float] = {}  # since when a held one has not changed
+        self._looked = -float("inf")
+
+    def look(self) -> dict[str, Head]:
+        """Return how each checkpoint stands, by its digest.
+
+        To be called several times within the timeout: silence is only counted while somebody
+        listens, so that a share that was away or a process that slept declares nobody dead.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        now = self._clock()
+        if now - self._looked > self._timeout / 2:
+            self._held.clear()
+        self._looked = -float("inf")  # until it succeeded
+        heads = {
+            digest: self._head(digest, generation)
+            for digest, generation in self._generations().items()
+        }
+        self._held = {
+            digest: self._held.get(digest, now) if self._heads.get(digest) == head else now
+            for digest, head in heads.items()
+            if head.state == "held"
+        }
+        self._heads, self._looked = heads, now
+        return heads
+
+    def take(self, digest: str) -> Claim | None:
+        """Return a claim that this runner alone has; None when it is not to be had.
+
+        As of the last `look`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        head = self._heads.get(digest)
+        if head is not None and not self._may_go_on(digest, head):
+            return None
+        for folder in (self._folder.parent, self._folder):
+            with suppress(FileExistsError):
+                folder.mkdir()  # not with its parents: a share that is away stays away
+        generation = head.generation + 1 if head else 0
+        claim = Claim(self._folder, digest, generation, self._runner, self._timeout / 6)
+        return claim if claim.begin() else None
+
+    def _may_go_on(self, digest: str, head: Head) -> bool:
+        if head.state == "held":
+            return self._clock() - self._held[digest] >= self._timeout
+        return head.state == "released"
+
+    def _generations(self) -> dict[str, int]:
+        """Return the last generation of each digest."""
+        last: dict[str, int] = {}
+        with suppress(FileNotFoundError):  # nobody has claimed anything yet
+            for path in self._folder.iterdir():
+                digest, _, number = path.name.partition(".")
+                if number.isdecimal():
+                    last[digest] = max(last.get(digest, 0), int(number))
+        return last
+
+    def _head(self, digest: str, generation: int) -> Head:
+        known = self._heads.get(digest)
+        if known and known.state == "done":
+            return known
+        data = (self._folder / f"{digest}.{generation}").read_bytes()
+        state, record = "held", None
+        # One that is being written, or was left half-written, is a held one that says nothing.
+        with suppress(ValueError, KeyError, TypeError):
+            tree = json.loads(data)
+            if tree["schema"] == SCHEMA and tree["state"] in ("released", "done"):
+                state, record = tree["state"], tree["record"]
+        return Head(generation, state, len(data), record)
+
+
+class Claim:
+    """What one runner holds."""
+
+    def __init__(
+        self, folder: Path, digest: str, generation: int, runner: str, interval: float
+    ) -> None:
+        self._path = folder / f"{digest}.{generation}"
+        self._next = folder / f"{digest}.{generation + 1}"
+        self._runner, self._interval = runner, interval
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Show signs of life from a thread."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(self._interval):
+                with suppress(OSError):  # the share may be back before the claim expires
+                    self._show_life()
+
+        keeper = threading.Thread(target=beat, name="claim", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def begin(self) -> bool:
+        """Create the claim; False when another runner has.
+
+        Raises:
+            OSError: the folder is away, or the disk is full.
+        """
+        return self._create(self._path, "held")
+
+    def deliver(self, record: dict[str, Any]) -> bool:
+        """Put a result in the place of the claim; False when somebody took that over.
+
+        Raises:
+            OSError: the folder is away, or the disk is full; may be tried again.
+        """
+        return self._create(self._next, "done", record)
+
+    def release(self) -> None:
+        """Give it back, for others to take at once."""
+        with suppress(OSError):  # then it expires
+            self._create(self._next, "released")
+
+    def _create(self, path: Path, state: State, record: dict[str, Any] | None = None) -> bool:
+        tree = {"schema": SCHEMA, "state": state, "runner": self._runner, "record": record}
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags, 0o644)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json_text(tree).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return True
+
+    def _show_life(self) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, b"\n")
+        finally:
+            os.close(descriptor)
