@@ -120,7 +120,7 @@ def bring_up(
                 watch.lap("start")
             # From here on the run itself keeps others out: a link that breaks costs no lock.
             report(
-                f"started {run.run_id}: coordinator on {plan.coordinator.address}, "
+                f"started {run.run_id}: coordinator on {plan.leader.address}, "
                 f"{len(plan.workers)} workers"
             )
             fetched = any(c.name == "model" and c.status == "warn" for c in checks)
@@ -202,7 +202,7 @@ def _start(run: Run, join_deadline: float) -> None:
     # A worker gives up on an absent coordinator after the deadline: that is no healthy life, and
     # so its keeper gives up as well at last, wherever the launcher is by then.
     restart = RestartPolicy(healthy_after=join_deadline + HEALTHY_MARGIN)
-    head = run.plan.coordinator
+    head = run.plan.leader
 
     def start(host: Host, connection: Connection) -> None:
         supervisor = supervise(connection, run.run_id, restart)

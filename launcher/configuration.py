@@ -16,6 +16,7 @@ from launcher.errors import ConfigError
 from launcher.hub import is_hub_name
 from trainer import config as run_config
 from trainer.config import RunConfig
+from trainer.errors import InputError
 
 DEFAULT_PRESET = "quickstart"
 INPUTS = "inputs"
@@ -35,7 +36,7 @@ def resolve(
     """
     try:
         config = run_config.load(source or DEFAULT_PRESET, overrides)
-    except run_config.InputError as error:
+    except InputError as error:
         raise ConfigError(str(error)) from None
     for key in nulls:
         config = _without(config, key)

@@ -43,7 +43,7 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
         failure = job_failure(cockpit, view)
         tear_down(run)
         raise failure
-    deadline = time.monotonic() + 10.0  # the workers are told that it is over, and leave
+    deadline = time.monotonic() + 10.0  # the others are told that it is over, and leave
     while cockpit.observe().is_live and time.monotonic() < deadline:
         time.sleep(POLL)
     tear_down(run)
@@ -69,7 +69,7 @@ def watch_run(run: Run, as_json: bool) -> None:
 
 
 def is_over(view: RunView) -> bool:
-    """Whether nothing of a run goes on; while its coordinator's host is away nobody knows."""
+    """Whether nothing of a run goes on; while its leader's host is away nobody knows."""
     return not view.is_live and view.state != "unknown"
 
 

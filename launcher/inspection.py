@@ -78,7 +78,7 @@ def inspect(found: Survey, plan: LaunchPlan | None, config: RunConfig | None) ->
         names = [name for name in names if name in taking_part]
     machines = {name: found.machines[name] for name in names}
     if any(not host.is_local for host in found.hosts) or len(set(found.identities.values())) > 1:
-        head = plan.coordinator.host if plan is not None else ""
+        head = plan.leader.host if plan is not None else ""
         checks += compare(machines, machine.describe(), head)
     probes = [probe for name in names for probe in _host_probes(name, found)]
     if plan is not None:
@@ -125,33 +125,38 @@ def _plan_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[
     for name in names:
         connection = found.connections[name]
         own = next(process for process in plan.processes if process.host == name)
-        workers = [worker for worker in plan.workers if worker.host == name]
+        computing = [p for p in plan.processes if p.host == name and p.device]
         program = {"program": own.argv[0], "own": plan.host(name).trainer_command is None}
-        trains = {**program, "trains": bool(workers)}
+        trains = {**program, "trains": bool(computing)}
         spare = [f"{d.backend} {d.id} ({d.name})" for d in found.spare.get(name, ())]
         problems = found.problems.get(name, ())
-        devices = check_devices([w.device for w in workers], problems, spare)
+        devices = check_devices([p.device for p in computing], problems, spare)
         state = {"path": state_folder(plan, name), "least": _LEAST_STATE_SPACE}
         probes += [
             question_probe("trainer", name, connection, "trainer", trains),
             Probe("devices", name, partial(_known, devices)),
             question_probe("state", name, connection, "folder", state),
         ]
-        cards = sorted({worker.device for worker in workers if worker.backend == "cuda"})
+        cards = sorted({p.device for p in computing if p.backend == "cuda"})
         if cards and devices.status == "ok":
             asked = {**program, "cards": cards}
             probes.append(question_probe("cuda", name, connection, "cuda", asked, CUDA_DEADLINE))
         if (mtu := _mtu_finding(plan, found, name)) is not None:
             probes.append(Probe("mtu", name, partial(_known, mtu)))
-    head = plan.coordinator.host
-    if head not in names:
-        return probes
+    return [*probes, *_link_probes(plan, found, names)]
+
+
+def _link_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[Probe]:
+    """Return what is checked of the coordinator's port; a run without sockets has none."""
+    head = plan.leader.host
+    if plan.port is None or head not in names:
+        return []
     here = found.machines[head].identity
     far = [n for n in names if n != head and found.machines[n].identity != here]
     if far:
-        return [*probes, *LinkTrial(plan, found.connections, far).probes()]
+        return LinkTrial(plan, found.connections, far).probes()
     listening = {"address": plan.bind_address, "port": plan.port}
-    return [*probes, question_probe("port", head, found.connections[head], "port", listening)]
+    return [question_probe("port", head, found.connections[head], "port", listening)]
 
 
 def _reachable(connection: Connection) -> Finding:
@@ -185,7 +190,7 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
 def _mtu_finding(plan: LaunchPlan, found: Survey, name: str) -> Finding | None:
     """Compare the route's MTU with that of the coordinator's interface."""
     route = found.ways.get(name)
-    addresses = found.machines[plan.coordinator.host].network.addresses
+    addresses = found.machines[plan.leader.host].network.addresses
     there = next((a for a in addresses if a.address == plan.bind_address), None)
     if route is None or route.mtu is None or there is None:
         return None
@@ -193,8 +198,7 @@ def _mtu_finding(plan: LaunchPlan, found: Survey, name: str) -> Finding | None:
         return Finding("ok", f"{route.mtu} on {route.interface}")
     return Finding(
         "warn",
-        f"{route.mtu} on {route.interface}, {there.mtu} on {there.interface} of "
-        f"{plan.coordinator.host}",
+        f"{route.mtu} on {route.interface}, {there.mtu} on {there.interface} of {plan.leader.host}",
         "set the same on both, or what the switch between them carries: ip link set DEV mtu N",
     )
 

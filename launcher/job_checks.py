@@ -16,7 +16,8 @@ from launcher.plan import LaunchPlan
 from launcher.preflight import Finding
 from trainer import layout as trainer_layout
 from trainer.architecture import read_architecture
-from trainer.config import InputError, RunConfig, load
+from trainer.config import RunConfig, load
+from trainer.errors import InputError
 from trainer.memory import plan_memory
 
 USABLE = 0.9
@@ -176,7 +177,7 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: Sequence[str]) -> F
             return _too_little(f"{worker.name} on {worker.device}", needed[True], size)
     main = needed[False] * len(on_cpu)
     who = f"{len(on_cpu)} CPU worker{'' if len(on_cpu) == 1 else 's'}"
-    if plan.coordinator.host in hosts:
+    if plan.leader.host in hosts:
         # One gradient a worker, and about four more vectors of that size.
         main += 4 * layout.size * (len(plan.workers) + 4)
         who = f"{who} and the coordinator" if on_cpu else "the coordinator"

@@ -64,7 +64,7 @@ def job_probes(
 ) -> list[Probe]:
     """Return the probes of a run's files and memory on the hosts of `names`."""
     settings = config.model_dump(mode="json")
-    head = plan.coordinator.host
+    head = plan.leader.host
     probes = _output_probes(plan, config, found.connections[head]) if head in names else []
     for wanted in _inputs(config, settings):
         probes += _input_probes(wanted, plan, found, names)
@@ -119,7 +119,7 @@ def _inputs(config: RunConfig, settings: dict[str, Any]) -> list[_Input]:
 def _input_probes(
     wanted: _Input, plan: LaunchPlan, found: Survey, names: Sequence[str]
 ) -> list[Probe]:
-    head = plan.coordinator.host
+    head = plan.leader.host
     question = "data" if wanted.check == "validation" else wanted.check
     contents = {
         name: Content(
@@ -144,7 +144,7 @@ def _input_probes(
 
 
 def _output_probes(plan: LaunchPlan, config: RunConfig, connection: Connection) -> list[Probe]:
-    head = plan.coordinator.host
+    head = plan.leader.host
     output = {"path": config.output, "run_id": plan.run_id}
     probes = [question_probe("output", head, connection, "output", output)]
     if config.checkpoint.folder is not None:
@@ -161,7 +161,7 @@ def _unit_probe(plan: LaunchPlan, config: RunConfig, found: Survey, name: str) -
     for process in plan.processes:
         if process.host == name:
             writes = [state_folder(plan, name)]
-            if process is plan.coordinator:
+            if process is plan.leader:
                 writes += filter(None, [config.output, config.checkpoint.folder])
             units[unit_of(plan.run_id, process)] = {"reads": reads, "writes": writes}
     return question_probe("unit", name, found.connections[name], "fences", {"units": units})

@@ -21,32 +21,32 @@ Report = Callable[[str], None]
 
 
 def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
-    """Wait until every worker has joined and training goes on; `timeout` in seconds.
+    """Wait until every follower takes part and training goes on; `timeout` in seconds.
 
     Raises:
-        PartialError: workers are missing; names them with their last log lines.
-        JobFailedError: the coordinator failed.
+        PartialError: processes are missing; names them with their last log lines.
+        JobFailedError: the leader failed.
         InterruptedStartError: somebody took the run down meanwhile.
     """
     cockpit = Cockpit(run)
     until = time.monotonic() + timeout
-    joined: list[int] | None = None
+    said = ""
     while True:
         view = cockpit.observe()
         if run.asked_to_end():
             raise InterruptedStartError(f"run {run.run_id} was taken down while it started")
         if view.state in ("failed", "stopped"):
             raise job_failure(cockpit, view)
-        if view.state == "finished" or (view.state == "running" and not view.missing):
+        if view.state in ("scoring", "finished") or (_is_at_work(view) and not view.missing):
             return
-        if view.joined != joined:
-            joined = view.joined
-            report(f"{len(joined)} of {len(run.plan.workers)} workers have joined")
+        if (line := f"{_present(view)} have joined") != said:
+            said = line
+            report(said)
         hopeless = [p for p in view.missing if view.processes[p.name].is_over]
         if hopeless and view.training is not None and view.training.get("state") == "finished":
             hopeless = []
         if hopeless or time.monotonic() > until:
-            raise _missing_workers(cockpit, view, hopeless, timeout)
+            raise _missing_followers(cockpit, view, hopeless, timeout)
         time.sleep(2 * POLL)
 
 
@@ -69,29 +69,43 @@ def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE
 
 
 def job_failure(cockpit: Cockpit, view: RunView) -> JobFailedError:
-    """Return the error that says why the coordinator is gone."""
-    coordinator = view.run.plan.coordinator
-    ending = view.processes[coordinator.name].ending or view.processes[coordinator.name].state
+    """Return the error that says why the leader is gone."""
+    leader = view.run.plan.leader
+    ending = view.processes[leader.name].ending or view.processes[leader.name].state
     reason = f": {view.reason}" if view.reason else ""
     return JobFailedError(
-        f"run {view.run.run_id} {view.state}: coordinator ended ({ending}){reason}",
-        _evidence(cockpit, view, coordinator),
+        f"run {view.run.run_id} {view.state}: {leader.name} ended ({ending}){reason}",
+        _evidence(cockpit, view, leader),
     )
 
 
-def _missing_workers(
+def _is_at_work(view: RunView) -> bool:
+    """Whether the leader does what it is there for; a student may wait long for its first shard."""
+    if view.run.plan.leader.role == "student":
+        return view.training is not None
+    return view.state == "running"
+
+
+def _present(view: RunView) -> str:
+    """Return `2 of 3 workers`."""
+    plan = view.run.plan
+    kind = "workers" if plan.workers else "processes"
+    present = sum(map(view.takes_part, plan.followers))
+    return f"{present} of {len(plan.followers)} {kind}"
+
+
+def _missing_followers(
     cockpit: Cockpit, view: RunView, hopeless: Sequence[ProcessPlan], timeout: float
 ) -> LauncherError:
-    missing = view.missing or list(view.run.plan.workers)
-    total = len(view.run.plan.workers)
+    leader = view.run.plan.leader
+    missing = view.missing or [leader]
     names = ", ".join(f"{p.name} ({_condition(view, p)})" for p in hopeless or missing)
     when = "" if hopeless else f" within {timeout:.0f} s"
     details = [line for process in missing for line in _evidence(cockpit, view, process)]
-    if not view.joined:
-        details += _evidence(cockpit, view, view.run.plan.coordinator)
+    if len(view.missing) == len(view.run.plan.followers):
+        details += _evidence(cockpit, view, leader)
     return PartialError(
-        f"{len(view.joined)} of {total} workers joined{when}; missing: {names}; all was stopped",
-        details,
+        f"{_present(view)} joined{when}; missing: {names}; all was stopped", details
     )
 
 

@@ -41,7 +41,7 @@ class LinkTrial:
 
     def probes(self) -> list[Probe]:
         """Return the coordinator's `port` and each worker's `link`, to be made at the same time."""
-        head = self._plan.coordinator.host
+        head = self._plan.leader.host
         most = self._deadline + 2 * _MARGIN
         return [
             Probe("port", head, self._listen, most),
@@ -61,7 +61,7 @@ class LinkTrial:
             "deadline": self._deadline,
         }
         try:
-            answer = self._ask(self._plan.coordinator.host, "listen", arguments)
+            answer = self._ask(self._plan.leader.host, "listen", arguments)
             self._listening = Listening(answer["problem"], answer["remedy"], tuple(answer["heard"]))
         except (LauncherError, OSError) as error:
             self._listening = Listening(str(error))
@@ -87,14 +87,14 @@ class LinkTrial:
         # Only the other end knows whether there was anybody to connect to.
         self._listened.wait(self._deadline + _MARGIN)
         if self._listening.problem:
-            head = self._plan.coordinator.host
+            head = self._plan.leader.host
             return Finding("warn", f"not tried: {head} could not listen on {target}")
         return judge(crossing, host, target, self._plan, host in self._listening.heard)
 
 
 def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: bool) -> Finding:
     """Say what a crossing means, in which direction it failed, and what to do."""
-    head = plan.coordinator.host
+    head = plan.leader.host
     open_port = (
         f"open TCP port {plan.port} on {head} for {host} (the trainer role does it; by hand: "
         f"nft or ufw allow), or choose another way with motley_connect_address on {host}"

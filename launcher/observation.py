@@ -1,4 +1,4 @@
-"""What a run is doing: the keepers' states and the coordinator's `status.json`, put together.
+"""What a run is doing: the keepers' states and what the processes say of themselves, put together.
 
 Every host is asked at once and on its own. One that does not answer costs a look its deadline
 (`fleet.LOOK`), its processes are `unreachable`, and everything else is shown.
@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from launcher import connection as reaching
@@ -37,12 +38,15 @@ class RunView:
 
     run: Run
     state: str
-    """`starting`, `running`, `recovering` (the coordinator is restarted), `stopping`, `finished`,
-    `failed`, `stopped`, or `unknown`: the coordinator's host does not answer."""
+    """`starting`, `running`, `waiting` (the student for a teacher), `recovering` (the leader is
+    restarted), `stopping`, `scoring` (the student is done, its checkpoints are still evaluated),
+    `finished`, `failed`, `stopped`, or `unknown`: the leader's host does not answer."""
     reason: str | None
     processes: Mapping[str, ProcessState]
     training: Mapping[str, Any] | None
-    """The coordinator's `status.json`; None until it has written one."""
+    """The leader's `status.json`; None until it has written one."""
+    beats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """What others say of themselves, by name: those that have a file for it."""
     unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
     """Hosts that did not answer, with the reason."""
 
@@ -63,19 +67,38 @@ class RunView:
         """What the coordinator says of each worker: `rank`, `state`, `samples`, ..."""
         return list((self.training or {}).get("workers") or ())
 
+    def member(self, process: ProcessPlan) -> Mapping[str, Any]:
+        """What is said of a process besides that it runs: `state`, `tokens_per_second`, ..."""
+        match process.role:
+            case "worker":
+                return next(
+                    (w for w in self.members if w["rank"] == process.rank), dict[str, Any]()
+                )
+            case "student":
+                return self.training or {}
+            case _:
+                return self.beats.get(process.name, {})
+
+    def takes_part(self, process: ProcessPlan) -> bool:
+        """Whether a process has found its place in the run."""
+        if process.role == "worker":
+            return process.rank in self.joined
+        if process.beat:
+            return process.name in self.beats
+        return self.processes[process.name].state in ("running", "exited")
+
     @property
     def missing(self) -> list[ProcessPlan]:
-        """The workers that do not take part."""
-        joined = set(self.joined)
-        return [worker for worker in self.run.plan.workers if worker.rank not in joined]
+        """The followers that do not take part."""
+        return [process for process in self.run.plan.followers if not self.takes_part(process)]
 
 
 class Cockpit:
-    """A run's hosts: a supervisor for each, and the coordinator's files."""
+    """A run's hosts: a supervisor for each, and what its processes write."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._hanging_until = 0.0
+        self._hanging_until: dict[str, float] = {}
 
     def supervisor(self, process: ProcessPlan) -> Supervisor:
         """Return the supervisor of the process's host.
@@ -127,34 +150,53 @@ class Cockpit:
                 )
             else:
                 states[process.name] = answers.found[process.host][process.name]
-        head = states[plan.coordinator.name]
-        training = None
-        if head.state != "unreachable":
-            left = max(0.5, deadline - (time.monotonic() - began))
-            training = self._training(head.started, left)
+        words = self._words(states, max(0.5, deadline - (time.monotonic() - began)))
+        head, training = states[plan.leader.name], words.pop(plan.leader.name, None)
         state = derive_state(head, training)
+        if plan.leader.role == "student":
+            scored = all(states[p.name].is_over for p in plan.followers if p.role == "evaluator")
+            if state == "starting" and training is not None:
+                state = "waiting"
+            elif state == "finished" and not scored:
+                state = "scoring"
         reason = (training or {}).get("reason") or head.message
         unreachable = {name: line_of(name, error) for name, error in answers.errors.items()}
-        return RunView(self.run, state, reason, states, training, unreachable)
+        return RunView(self.run, state, reason, states, training, words, unreachable)
 
-    def _training(self, since: float | None, deadline: float) -> dict[str, Any] | None:
-        """Return the coordinator's words; None while the file system they lie on hangs."""
-        if time.monotonic() < self._hanging_until:
-            return None
+    def _words(
+        self, states: Mapping[str, ProcessState], deadline: float
+    ) -> dict[str, dict[str, Any]]:
+        """Return what processes say of themselves; nothing while the file it stands in hangs."""
+        plan, now = self.run.plan, time.monotonic()
+        speakers = {
+            process.name: partial(_read_words, self.run, process, states[process.name])
+            for process in plan.processes
+            if (process is plan.leader or process.beat)
+            and states[process.name].state != "unreachable"
+            and now >= self._hanging_until.get(process.name, 0.0)
+        }
+        answers = at_once(speakers, deadline)
+        for name, error in answers.errors.items():
+            if isinstance(error, UnreachableError):
+                self._hanging_until[name] = now + _HANGING_PAUSE
+        return {name: words for name, words in answers.found.items() if words is not None}
 
-        def read() -> dict[str, Any] | None:
-            return read_training(reaching.connect(self.run.head), self.run.plan, since)
 
-        answers = at_once({"status.json": read}, deadline)
-        if isinstance(answers.errors.get("status.json"), UnreachableError):
-            self._hanging_until = time.monotonic() + _HANGING_PAUSE
-        return answers.found.get("status.json")
+def _read_words(run: Run, process: ProcessPlan, state: ProcessState) -> dict[str, Any] | None:
+    """Return what the present attempt of a process wrote, else the last one of an ended process."""
+    connection = reaching.connect(run.host(process.host))
+    if process is run.plan.leader:
+        return read_training(connection, run.plan, state.started)
+    words = _read_mapping(connection, process.beat)
+    pid = state.child.pid if state.child is not None else None
+    stale = state.state == "absent" or not (state.is_over or (words and words.get("pid") == pid))
+    return None if stale else words
 
 
-def derive_state(coordinator: ProcessState, training: Mapping[str, Any] | None) -> str:
-    """Return the run's state from its coordinator's process and that one's last words."""
+def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> str:
+    """Return the run's state from its leader's process and that one's last words."""
     said = str((training or {}).get("state", "waiting"))
-    match coordinator.state:
+    match leader.state:
         case "exited" | "stopped":
             return said if said in ("finished", "failed") else "stopped"
         case "failed" | "lost":
@@ -174,21 +216,26 @@ def derive_state(coordinator: ProcessState, training: Mapping[str, Any] | None) 
 def read_training(
     connection: Connection, plan: LaunchPlan, since: float | None
 ) -> dict[str, Any] | None:
-    """Return what the coordinator wrote since its present attempt began; None when nothing.
+    """Return what the leader wrote since its present attempt began; None when nothing.
 
     A restarted or resumed run finds the words of its earlier life, which say nothing of this one.
-    Both times come from the coordinator's host, so clocks need not agree.
+    Both times come from the leader's host, so clocks need not agree.
     """
-    try:
-        tree: Any = json.loads(connection.read(f"{plan.output}/status.json"))
-    except (OSError, ValueError):
+    tree = _read_mapping(connection, f"{plan.output}/status.json")
+    if tree is None or tree.get("run_id") != plan.run_id:
         return None
-    if not isinstance(tree, dict) or tree.get("run_id") != plan.run_id:  # pyright: ignore
-        return None
-    updated: object = tree.get("updated")  # pyright: ignore
+    updated = tree.get("updated")
     if since is not None and isinstance(updated, int | float) and updated < since:
         return None
-    return tree  # pyright: ignore
+    return tree
+
+
+def _read_mapping(connection: Connection, path: str) -> dict[str, Any] | None:
+    try:
+        tree: Any = json.loads(connection.read(path))
+    except (OSError, ValueError):
+        return None
+    return tree if isinstance(tree, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:

@@ -13,57 +13,66 @@ from launcher.inventory import Host
 PLAN_SCHEMA = "motley.plan/1"
 COORDINATOR = "coordinator"
 
-Role = Literal["coordinator", "worker"]
+Role = Literal["coordinator", "worker", "student", "teacher", "evaluator"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPlan:
-    """One process: the coordinator, or the worker of one rank."""
+    """One process of a run."""
 
     name: str
     role: Role
-    rank: int | None
-    """Position in the run, by inventory order; None for the coordinator."""
-    local_rank: int | None
+    rank: int | None = None
+    """Position of a worker in the run, by inventory order; None for everybody else."""
+    local_rank: int | None = None
     """Position among the workers of its host."""
     host: str
     device: str
     """The device's id; empty for the coordinator."""
     backend: str
     threads: int | None
-    address: str
+    address: str = ""
     """Where the coordinator listens, or what the worker connects to: `ADDRESS:PORT`."""
     argv: tuple[str, ...]
     """The command; it never carries a secret."""
     env: Mapping[str, str]
     folder: str
     """On its host: spec, state, logs and certificates of this process."""
-    names: tuple[str, ...]
-    """IP addresses and host names its certificate is good for."""
+    names: tuple[str, ...] = ()
+    """IP addresses and host names its certificate is good for; it gets none without."""
+    beat: str = ""
+    """A JSON file on its host, which may be a share, with what it says of itself: a teacher's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """One run on a cluster. `processes[0]` is the coordinator, then the workers by rank."""
+    """One run on a cluster: a fine-tune, or a distillation, whose processes share files alone."""
 
     run_id: str
     output: str
-    """Folder of checkpoints, metrics and status, on the coordinator's host."""
-    bind_address: str
-    port: int
+    """Folder of checkpoints, metrics and status, on the leader's host."""
+    bind_address: str = ""
+    port: int | None = None
+    """Where the coordinator listens; None in a run without sockets."""
     hosts: tuple[Host, ...]
     """Only the hosts that take part."""
     processes: tuple[ProcessPlan, ...]
+    """The leader first, then the workers by rank, or the teachers and the evaluator."""
 
     @property
-    def coordinator(self) -> ProcessPlan:
-        """The process with the GradientServer."""
+    def leader(self) -> ProcessPlan:
+        """Whose end is the end of the run: the coordinator, or the student."""
         return self.processes[0]
+
+    @property
+    def followers(self) -> tuple[ProcessPlan, ...]:
+        """Everybody but the leader."""
+        return self.processes[1:]
 
     @property
     def workers(self) -> tuple[ProcessPlan, ...]:
         """The workers by rank."""
-        return self.processes[1:]
+        return tuple(process for process in self.processes if process.role == "worker")
 
     def host(self, name: str) -> Host:
         """Return the host of that name."""

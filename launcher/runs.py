@@ -56,8 +56,8 @@ class Run:
 
     @property
     def head(self) -> Host:
-        """The coordinator's host."""
-        return self.host(self.plan.coordinator.host)
+        """The leader's host."""
+        return self.host(self.plan.leader.host)
 
     def host(self, name: str) -> Host:
         """Return a host of this run as it is reached now."""

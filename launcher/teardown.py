@@ -55,15 +55,14 @@ class Ending:
 def tear_down(run: Run, grace: float = GRACE) -> Ending:
     """Stop everything of a run on all hosts at once; does nothing when nothing runs.
 
-    The coordinator goes first: it finishes its step with the workers, saves, and sends them home.
+    The leader goes first: it finishes its step and saves, and a coordinator sends its workers home.
     Whoever does not answer holds nobody up, and stands in the ending.
     """
     answers = run.ask_to_end()
     gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
     hosts = [host for host in run.hosts if host.name not in gone]
-    head, *workers = run.plan.processes
     stopped: set[str] = set()
-    for group in ([head], workers):
+    for group in ([run.plan.leader], run.plan.followers):
         here = {process.host for process in group}
         stop = partial(_stop, run.run_id, group, grace)
         ended = ask_hosts([host for host in hosts if host.name in here], stop, REACH + grace)

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, model_validator
 
-from trainer.errors import InputError
+from trainer.settings import Section, load_settings
 
 Task = Literal["classify", "causal-lm"]
 Method = Literal["lora", "full"]
@@ -26,12 +25,6 @@ Positive = Annotated[int, Field(gt=0)]
 
 Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LINEARS: tuple[Linear, ...] = get_args(Linear)
-
-
-class Section(BaseModel):
-    """A strict group of settings: an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class ModelConfig(Section):
@@ -220,84 +213,4 @@ def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) 
     Raises:
         InputError: the file cannot be read, or a key or value is wrong (names its path).
     """
-    tree = _read(source) if source is not None else {}
-    for dotted, value in (overrides or {}).items():
-        if value is not None:
-            _set(tree, dotted, value)
-    try:
-        return RunConfig.model_validate(tree)
-    except ValidationError as error:
-        raise InputError(f"{source or 'flags'}: {_explain(error)}") from None
-
-
-def _read(source: str | Path) -> dict[str, Any]:
-    path = Path(source)
-    if not path.exists():
-        known = presets()
-        if str(source) not in known:
-            names = ", ".join(known) or "none"
-            raise InputError(f"no config file and no preset '{source}' (presets: {names})")
-        path = known[str(source)]
-    try:
-        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "malformed"
-        raise InputError(f"{path}{where}: not valid YAML: {problem}") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{path}: a run config is a mapping of settings, see docs/config.md")
-    return tree  # pyright: ignore[reportUnknownVariableType]
-
-
-def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, leaf = dotted.split(".")
-    for parent in parents:
-        branch = tree.setdefault(parent, {})
-        if not isinstance(branch, dict):
-            raise InputError(f"{parent}: must be a mapping of settings")
-        tree = branch  # pyright: ignore[reportUnknownVariableType]
-    tree[leaf] = value
-
-
-def _explain(error: ValidationError) -> str:
-    """Return one line for the first wrong key: its path, what is wrong, what is allowed."""
-    by_path: dict[str, list[ErrorDetails]] = {}
-    for detail in error.errors(include_url=False):
-        by_path.setdefault(_path(detail["loc"]), []).append(detail)
-    (path, details), *rest = by_path.items()
-    first = details[0]
-    if first["type"] == "extra_forbidden":
-        message = f"unknown key (allowed: {', '.join(_siblings(first['loc']))})"
-    else:
-        # A value of several allowed kinds has one message for each of them.
-        messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details)
-        message = ", or ".join(text[0].lower() + text[1:] for text in messages)
-        if first["type"] != "missing" and not isinstance(first["input"], dict):
-            message += f"; got {first['input']!r}"
-    more = f" (and {len(rest)} more)" if rest else ""
-    return f"{path}: {message}{more}"
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """Return the dotted path of a setting, without pydantic's names for a union's branches."""
-    parts: list[str] = []
-    section: Any = RunConfig
-    for part in location:
-        if isinstance(part, str) and not (
-            isinstance(section, type) and issubclass(section, BaseModel)
-        ):
-            break
-        parts.append(str(part))
-        fields = getattr(section, "model_fields", {})
-        section = fields[part].annotation if part in fields else None
-    return ".".join(parts) or "config"
-
-
-def _siblings(location: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] = RunConfig
-    for part in location[:-1]:
-        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
-    return list(section.model_fields)
+    return load_settings(RunConfig, source, presets(), overrides)

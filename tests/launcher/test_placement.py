@@ -57,7 +57,7 @@ def test_this_machine_is_filled_up_and_its_cores_divided(config: RunConfig) -> N
     assert [p.name for p in plan.processes] == ["coordinator", "worker-0", "worker-1", "worker-2"]
     assert [worker.threads for worker in plan.workers] == [3, 3, 2]
     assert [worker.rank for worker in plan.workers] == [0, 1, 2]
-    assert plan.coordinator.address == "127.0.0.1:9000"
+    assert plan.leader.address == "127.0.0.1:9000"
     for worker in plan.workers:
         assert flag(worker.argv, "--coordinator") == "127.0.0.1:9000"
         assert flag(worker.argv, "--threads") == str(worker.threads)
@@ -81,10 +81,10 @@ def test_the_reference_cluster_keeps_inventory_order(config: RunConfig) -> None:
     assert [worker.backend for worker in plan.workers] == ["wgpu", "wgpu", "cuda"]
     assert flag(plan.workers[2].argv, "--gpus") == "GPU-4090"
     assert plan.workers[2].argv[0] == "/opt/motley/current/bin/trainer"
-    assert flag(plan.coordinator.argv, "--bind") == "10.0.0.2:9000"
-    assert flag(plan.coordinator.argv, "--expect-workers") == "3"
+    assert flag(plan.leader.argv, "--bind") == "10.0.0.2:9000"
+    assert flag(plan.leader.argv, "--expect-workers") == "3"
     assert {worker.address for worker in plan.workers} == {"10.0.0.2:9000"}
-    assert "10.0.0.2" in plan.coordinator.names
+    assert "10.0.0.2" in plan.leader.names
 
 
 def test_a_gpu_comes_before_cpu_workers_and_keeps_a_core(config: RunConfig) -> None:
@@ -125,9 +125,9 @@ def test_unknown_cores_leave_the_threads_to_the_worker(config: RunConfig) -> Non
 
 def test_ipv6_is_bracketed_on_command_lines_only(config: RunConfig) -> None:
     plan = place([replace(INTEL, bind_address="fd00::2"), LAMBDA], config, None, SETTING)
-    assert flag(plan.coordinator.argv, "--bind") == "[fd00::2]:9000"
+    assert flag(plan.leader.argv, "--bind") == "[fd00::2]:9000"
     assert plan.workers[0].address == "[fd00::2]:9000"
-    assert "fd00::2" in plan.coordinator.names
+    assert "fd00::2" in plan.leader.names
 
 
 def test_two_networks_an_explicit_address_beats_the_route_and_ansible_host(
@@ -160,14 +160,14 @@ def test_host_names_alone_are_enough_when_routes_are_known(config: RunConfig) ->
     ]
     setting = replace(SETTING, routes={"intel": "10.0.0.2", "lambda": "10.0.0.3"})
     plan = place(hosts, config, None, setting)
-    assert plan.coordinator.address == "10.0.0.2:9000"
+    assert plan.leader.address == "10.0.0.2:9000"
     assert {worker.address for worker in plan.workers} == {"10.0.0.2:9000"}
     assert plan.workers[2].names == ("10.0.0.3", "lambda")
 
 
 def test_one_remote_machine_alone_stays_on_loopback(config: RunConfig) -> None:
     plan = place([replace(INTEL, bind_address=None)], config, None, SETTING)
-    assert plan.coordinator.address == "127.0.0.1:9000"
+    assert plan.leader.address == "127.0.0.1:9000"
     assert {worker.address for worker in plan.workers} == {"127.0.0.1:9000"}
 
 
@@ -177,8 +177,8 @@ def test_the_laptop_may_coordinate_or_train_beside_hosts_over_ssh(config: RunCon
     setting = replace(SETTING, routes=routes)
     remote = replace(INTEL, coordinator=False, bind_address=None)
     plan = place([laptop, remote], config, None, setting)
-    assert plan.coordinator.address == "10.0.0.9:9000"
-    assert plan.coordinator.argv[0] == "/venv/bin/trainer"
+    assert plan.leader.address == "10.0.0.9:9000"
+    assert plan.leader.argv[0] == "/venv/bin/trainer"
     assert plan.workers[1].argv[0] == "/opt/motley/current/bin/trainer"
     assert {worker.address for worker in plan.workers} == {"10.0.0.9:9000"}
     assert "10.0.0.9" in plan.workers[0].names
@@ -188,8 +188,8 @@ def test_the_laptop_may_coordinate_or_train_beside_hosts_over_ssh(config: RunCon
         None,
         setting,
     )
-    assert plan.coordinator.address == "10.0.0.2:9000"
-    assert plan.coordinator.folder.startswith("/var/lib/motley/runs/")
+    assert plan.leader.address == "10.0.0.2:9000"
+    assert plan.leader.folder.startswith("/var/lib/motley/runs/")
     assert plan.workers[2].folder.startswith("/state/runs/")
 
 
@@ -199,7 +199,7 @@ def test_two_names_of_one_remote_machine(config: RunConfig) -> None:
     one = replace(INTEL, bind_address=None, devices=(RADEONS[0],))
     setting = replace(SETTING, identities={"intel": "m1", "intel-too": "m1"})
     plan = place([one, other], config, None, setting)
-    assert plan.coordinator.address == "127.0.0.1:9000"
+    assert plan.leader.address == "127.0.0.1:9000"
     assert [worker.device for worker in plan.workers] == [d.id for d in RADEONS]
     by_uuid = Device("cuda", "GPU-1", pci=CARD)
     twice = [
@@ -234,14 +234,14 @@ def test_a_worker_on_another_network_connects_elsewhere_and_the_certificate_know
     plan = place([INTEL, far], config, None, SETTING)
     assert plan.workers[2].address == "gateway.example:9000"
     assert plan.workers[0].address == "10.0.0.2:9000"
-    assert {"gateway.example", "10.0.0.2"} <= set(plan.coordinator.names)
+    assert {"gateway.example", "10.0.0.2"} <= set(plan.leader.names)
 
 
 def test_a_trainer_and_a_state_folder_of_its_own(config: RunConfig) -> None:
     host = replace(LOCAL, trainer_command=("/x/python", "-m", "t"), state_folder="/data/motley")
     plan = place([host], config, 1, SETTING)
-    assert plan.coordinator.argv[:4] == ("/x/python", "-m", "t", "finetune")
-    assert plan.coordinator.folder.startswith("/data/motley/runs/quickstart-")
+    assert plan.leader.argv[:4] == ("/x/python", "-m", "t", "finetune")
+    assert plan.leader.folder.startswith("/data/motley/runs/quickstart-")
 
 
 NASTY = {

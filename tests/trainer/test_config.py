@@ -40,6 +40,8 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"training.micro_batch_size": "all"}, "training.micro_batch_size: "),
         ({"training": 3}, "training: "),
         ({"name": "no spaces"}, "name: "),
+        ({"distillation.beta": 1}, "distillation.beta: unknown key (allowed: alpha, alpha_final, "),
+        ({"distillation.alpha": 2}, "distillation.alpha: input should be less than or equal to 1"),
         ({"exchange.lost_after": 0.6}, "exchange: lost_after must be more than twice heartbeat"),
         ({"task": "causal-lm"}, "config: num_classes is only allowed when task is classify"),
         ({"method": "full", "model.quantization": "nf4"}, "config: method full needs"),
