@@ -83,6 +83,8 @@ def _row(p: NDArray[np.float64], scheme: Scheme, rng: np.random.Generator) -> tu
     order = np.argsort(-p, kind="stable")
     kept, others = order[: scheme.top_k], order[scheme.top_k :]
     mass = p[others].sum()
+    if len(others) == 0:
+        return kept, p[kept], np.zeros(len(kept)), dropped, _entropy(p / p.sum())
     ids, counts = np.unique(
         rng.choice(others, size=scheme.tail_samples, p=p[others] / mass), return_counts=True
     )
