@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config import DistillationConfig
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftTargets:
@@ -41,3 +43,11 @@ class SoftTargets:
             self.entropy[start:stop],
             self.temperature,
         )
+
+
+def alpha_at(settings: DistillationConfig, step: int, total_steps: int) -> float:
+    """Return the divergence's share at a step, counted from 1: a straight line to the last one."""
+    if settings.alpha_final is None:
+        return settings.alpha
+    way = (step - 1) / max(1, total_steps - 1)
+    return settings.alpha + way * (settings.alpha_final - settings.alpha)

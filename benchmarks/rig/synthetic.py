@@ -70,7 +70,12 @@ class SleepingReplica:
         largest = max(block.size for block in of.blocks)
         self._gradient = np.random.default_rng(rank).standard_normal(largest, dtype=np.float32)
 
-    def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
+    def forward_backward(
+        self,
+        batch: Sequence[Encoded],
+        on_block: OnBlock,
+        alpha: float | None = None,  # noqa: ARG002 - of the protocol
+    ) -> StepResult:
         """Sleep, and hand out the blocks in order over the second part, as backward does."""
         began = time.perf_counter()
         seconds = self.cost * len(batch)

@@ -55,7 +55,9 @@ class LinearReplica:
     def write_trainable(self, flat: np.ndarray) -> None:
         self._weights[...] = flat
 
-    def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
+    def forward_backward(
+        self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
+    ) -> StepResult:
         began = time.monotonic()
         gradient = self.gradient(batch)
         pause = self._seconds * len(batch) / len(self.layout.blocks)

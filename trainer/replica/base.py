@@ -32,6 +32,10 @@ class StepResult:
     tokens: int
     """Input tokens without padding."""
     seconds: float
+    ce_sum: float | None = None
+    """Of a distillation step: the sum of the cross-entropy alone."""
+    kl_sum: float | None = None
+    """Of a distillation step: the sum of the divergence from the teacher alone, in nats."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class EvalResult:
     """What a forward without gradients came to; sums, so that results add up."""
 
     loss_sum: float
+    """Of the cross-entropy, also where samples have soft targets."""
     weight: int
     confusion: list[list[int]] | None
     """Counts as `confusion[label][prediction]`; None for causal-lm."""
@@ -57,12 +62,17 @@ class Replica(Protocol):
         """Where it runs, such as `cpu` or `cuda:0`."""
         ...
 
-    def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
+    def forward_backward(
+        self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
+    ) -> StepResult:
         """Run one shard and hand out each block's gradient as soon as it is final.
 
         Gradients are sums over the whole shard, not means. `on_block` is called once a block, in
         `layout.send_order`, while backward still runs where the backend can; what it raises
         surfaces here. An empty batch gives zeros. NaN and Inf are passed on as they are.
+
+        Samples with soft targets have the loss of `distillation`, with `alpha` as the divergence's
+        share, or that of the config.
         """
         ...
 

@@ -28,38 +28,41 @@ class GradientStream:
     def __init__(
         self, layout: GradientLayout, parameters: Mapping[str, nn.Parameter], device: torch.device
     ) -> None:
+        self.flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
+        """fp32 `[layout.size]` on the device; sums since `restart`."""
         self._layout = layout
-        self._flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
-        self._transfer = _Pinned(layout, self._flat) if device.type == "cuda" else None
-        self._on_block: OnBlock = _nowhere
+        self._transfer: _Pinned | None = None
+        self._on_block: OnBlock | None = None
         self._armed = False
         self._sent = 0
         self._missing: list[int] = []
         for block in layout.blocks:
             for slot in block.tensors:
                 parameter = parameters[slot.name]
-                parameter.grad = self._flat[slot.start : slot.stop].view(slot.shape)
+                parameter.grad = self.flat[slot.start : slot.stop].view(slot.shape)
                 parameter.register_post_accumulate_grad_hook(partial(self._finished, block.index))
 
     @contextmanager
     def step(self, on_block: OnBlock) -> Iterator[None]:
         """Take one shard: blocks go to `on_block`, and those that never became ready at the end."""
         self._on_block, self._sent = on_block, 0
+        if self._transfer is None and self.flat.is_cuda:
+            self._transfer = _Pinned(self._layout, self.flat)
         try:
             yield
             self._flush()
         finally:
-            self._on_block, self._armed = _nowhere, False
+            self._on_block, self._armed = None, False
 
     def restart(self) -> None:
         """Begin the shard, or begin it again without memory for it: what was sent stays sent."""
         self._armed = False
-        self._flat.zero_()
+        self.flat.zero_()
         self._missing = [len(block.tensors) for block in self._layout.blocks]
 
     def last(self) -> None:
-        """Say that the next backward is the shard's last: what it finishes is final."""
-        self._armed = True
+        """Say that the next backward is the last: what it finishes is final, and may leave."""
+        self._armed = self._on_block is not None
 
     def _finished(self, index: int, _parameter: Tensor) -> None:
         if not self._armed:
@@ -85,8 +88,9 @@ class GradientStream:
             if self._missing[index] or not ready(index):
                 return
             self._sent += 1
-            host = self._flat if self._transfer is None else self._transfer.host
+            host = self.flat if self._transfer is None else self._transfer.host
             block = self._layout.blocks[index]
+            assert self._on_block is not None
             self._on_block(index, host[block.start : block.stop].numpy())
 
 
@@ -114,7 +118,3 @@ class _Pinned:
     def wait(self, index: int) -> bool:
         self._done[index].synchronize()
         return True
-
-
-def _nowhere(_index: int, _gradient: object) -> None:
-    raise AssertionError("a block became ready outside of a step")

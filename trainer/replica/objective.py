@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from trainer.memory import LOGIT_ELEMENTS
+from trainer.replica.distillation import Mix, Sums, token_losses
 from trainer.replica.torch_batch import IGNORED, MicroBatch
 
 
@@ -27,29 +26,22 @@ def classify(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[T
     return F.cross_entropy(logits, batch.labels, reduction="sum"), logits
 
 
-def language(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[Tensor, int]:
-    """Return the loss `[]` summed over the valid target tokens, and how many those are."""
+def language(
+    model: Any, batch: MicroBatch, autocast: torch.autocast, mix: Mix | None = None
+) -> tuple[Sums, int]:
+    """Return the losses `[]` summed over the valid target tokens, and how many those are.
+
+    Args:
+        mix: how the batch's soft targets count; None for cross-entropy alone.
+    """
     targets = batch.labels[:, 1:]
     valid = targets != IGNORED
     with autocast:
         hidden = _hidden(model, batch)[:, :-1][valid]  # [N, D]: the head runs where it counts
-        wanted = targets[valid]
-        rows = max(1, LOGIT_ELEMENTS // model.config.vocab_size)
-        loss = hidden.new_zeros((), dtype=torch.float32)
-        for start in range(0, len(wanted), rows):
-            part = (model.lm_head, hidden[start : start + rows], wanted[start : start + rows])
-            if torch.is_grad_enabled() and len(wanted) > rows:
-                piece = checkpoint(_token_loss, *part, use_reentrant=False)
-                assert isinstance(piece, Tensor)
-            else:
-                piece = _token_loss(*part)
-            loss = loss + piece
-    # An empty sum must still reach backward.
-    return loss + 0.0 * hidden.sum(dtype=torch.float32), len(wanted)
-
-
-def _token_loss(head: nn.Module, hidden: Tensor, wanted: Tensor) -> Tensor:
-    return F.cross_entropy(head(hidden).float(), wanted, reduction="sum")
+    dtype = torch.bfloat16 if autocast._enabled else hidden.dtype
+    soft = None if mix is None else batch.soft
+    wanted = targets[valid]
+    return token_losses(hidden, model.lm_head.weight, wanted, soft, mix, dtype), len(wanted)
 
 
 def _hidden(model: Any, batch: MicroBatch) -> Tensor:

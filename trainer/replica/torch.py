@@ -18,6 +18,7 @@ from trainer.layout import GradientLayout, read_headers
 from trainer.memory import CPU_TOKENS, check_fits, fitting_tokens, plan_memory
 from trainer.replica import objective
 from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.replica.distillation import Mix, Sums
 from trainer.replica.gradient_stream import GradientStream
 from trainer.replica.microbatch import Limit, split
 from trainer.replica.torch_batch import MicroBatch, collate
@@ -99,17 +100,33 @@ class TorchReplica:
         with torch.no_grad():
             self._weights.copy_(torch.tensor(flat))
 
-    def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
+    @property
+    def weights(self) -> Tensor:
+        """The trainable weights, fp32 `[layout.size]` on the device; parameters are views of it."""
+        return self._weights
+
+    @property
+    def gradient(self) -> Tensor:
+        """What `accumulate` summed up, fp32 `[layout.size]` on the device."""
+        return self._stream().flat
+
+    def accumulate(self, batch: Sequence[Encoded], alpha: float | None = None) -> StepResult:
+        """Sum the gradient over a batch into `gradient`, which is cleared first.
+
+        For who updates `weights` in place: nothing but the loss leaves the device.
+        """
+        start, mix = time.monotonic(), self._mix(batch, alpha)
+        sums, weight = self._within_memory(lambda: self._train(batch, mix))
+        return _result(batch, sums, weight, start, mix)
+
+    def forward_backward(
+        self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
+    ) -> StepResult:
         """Run one shard; see `Replica.forward_backward`."""
-        start = time.monotonic()
-        if self._gradients is None:  # an evaluation never needs the memory
-            parameters = dict(trainable_parameters(self._model))
-            self._gradients = GradientStream(self.layout, parameters, self._device)
-        with self._gradients.step(on_block):
-            gradients = self._gradients
-            loss, weight = self._within_memory(lambda: self._train(batch, gradients))
-        tokens = sum(len(sample.input_ids) for sample in batch)
-        return StepResult(loss, weight, tokens, time.monotonic() - start)
+        start, mix = time.monotonic(), self._mix(batch, alpha)
+        with self._stream().step(on_block):
+            sums, weight = self._within_memory(lambda: self._train(batch, mix))
+        return _result(batch, sums, weight, start, mix)
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run forward alone; see `Replica.evaluate`.
@@ -120,34 +137,49 @@ class TorchReplica:
         with torch.no_grad():
             return self._within_memory(lambda: self._score(batch))
 
-    def _train(self, batch: Sequence[Encoded], gradients: GradientStream) -> tuple[float, int]:
-        """Return the shard's loss and weight; its gradients go to the stream."""
+    def _stream(self) -> GradientStream:
+        if self._gradients is None:  # an evaluation never needs the memory
+            parameters = dict(trainable_parameters(self._model))
+            self._gradients = GradientStream(self.layout, parameters, self._device)
+        return self._gradients
+
+    def _mix(self, batch: Sequence[Encoded], alpha: float | None = None) -> Mix | None:
+        """Return how soft targets count; None where there are none, or they count nothing."""
+        settings = self._config.distillation
+        if settings is None or not batch or batch[0].soft is None:
+            return None
+        alpha = settings.alpha if alpha is None else alpha
+        return Mix(alpha, settings.temperature, settings.divergence) if alpha else None
+
+    def _train(self, batch: Sequence[Encoded], mix: Mix | None) -> tuple[Tensor, int]:
+        """Return a batch's `Sums` `[3]` and weight; its gradients go to the stream."""
+        gradients = self._stream()
         gradients.restart()
-        losses: list[Tensor] = []
+        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         weight = 0
-        for micro, is_last in self._micro_batches(batch):
+        for micro, is_last in self._micro_batches(batch, mix):
             if is_last:
                 gradients.last()
-            loss, count, _ = self._loss(micro)
-            loss.backward()
-            losses.append(loss.detach())
+            found, count, _ = self._loss(micro, mix)
+            found.loss.backward()
+            sums += torch.stack([part.detach() for part in found])
             weight += count
-        return _total(losses), weight
+        return sums, weight
 
     def _score(self, batch: Sequence[Encoded]) -> EvalResult:
         classes = self._config.num_classes
         cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64)
-        losses: list[Tensor] = []
+        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         weight = 0
-        for micro, _ in self._micro_batches(batch):
-            loss, count, logits = self._loss(micro)
-            losses.append(loss)
+        for micro, _ in self._micro_batches(batch, None):
+            found, count, logits = self._loss(micro, None)
+            sums += torch.stack(found)
             weight += count
             if classes is not None and logits is not None:
                 cell = (micro.labels * classes + logits.argmax(-1)).cpu()
                 cells += torch.bincount(cell, minlength=classes**2)
         confusion = None if classes is None else cells.view(classes, classes).tolist()
-        return EvalResult(_total(losses), weight, confusion)
+        return EvalResult(float(sums[1]), weight, confusion)
 
     def _within_memory(self, attempt: Callable[[], _Result]) -> _Result:
         """Return `attempt()`, with smaller micro-batches each time that memory runs out."""
@@ -165,18 +197,21 @@ class TorchReplica:
             self.limit = smaller
             torch.cuda.empty_cache()
 
-    def _loss(self, micro: MicroBatch) -> tuple[Tensor, int, Tensor | None]:
-        """Return the summed loss, its weight, and the logits of a classifier."""
+    def _loss(self, micro: MicroBatch, mix: Mix | None) -> tuple[Sums, int, Tensor | None]:
+        """Return the summed losses, their weight, and the logits of a classifier."""
         if self._config.task == "classify":
             loss, logits = objective.classify(self._model, micro, self._autocast)
-            return loss, len(logits), logits
-        return *objective.language(self._model, micro, self._autocast), None
+            return Sums(loss, loss, torch.zeros_like(loss)), len(logits), logits
+        return *objective.language(self._model, micro, self._autocast, mix), None
 
-    def _micro_batches(self, batch: Sequence[Encoded]) -> Iterator[tuple[MicroBatch, bool]]:
+    def _micro_batches(
+        self, batch: Sequence[Encoded], mix: Mix | None
+    ) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield each micro-batch on the device, and whether it is the last."""
         groups = split([len(sample.input_ids) for sample in batch], self.limit)
         for number, group in enumerate(groups, start=1):
-            micro = collate([batch[index] for index in group], self._pad_token)
+            samples = [batch[index] for index in group]
+            micro = collate(samples, self._pad_token, soft=mix is not None)
             samples, width = micro.input_ids.shape
             self._tried = samples, samples * width
             yield micro.to(self._device), number == len(groups)
@@ -208,8 +243,15 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda", int(index or 0))
 
 
-def _total(losses: list[Tensor]) -> float:
-    return float(torch.stack(losses).double().sum()) if losses else 0.0
+def _result(
+    batch: Sequence[Encoded], sums: Tensor, weight: int, start: float, mix: Mix | None
+) -> StepResult:
+    tokens = sum(len(sample.input_ids) for sample in batch)
+    loss, ce, kl = sums.tolist()
+    seconds = time.monotonic() - start
+    if mix is None:
+        return StepResult(loss, weight, tokens, seconds)
+    return StepResult(loss, weight, tokens, seconds, ce_sum=ce, kl_sum=kl)
 
 
 def _available(device: torch.device) -> int:

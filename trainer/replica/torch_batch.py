@@ -3,17 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
 IGNORED = -100
+
+
+@dataclass(frozen=True)
+class SoftChunk:
+    """What a teacher expected at n target tokens: e entries, in order of the tokens."""
+
+    at: Tensor
+    """int64 `[e]`, each entry's place in logits `[n, V]` that are flattened."""
+    row: Tensor
+    """int64 `[e]`"""
+    lengths: Tensor
+    """int64 `[n]`, entries of each token."""
+    weights: Tensor
+    """`[e]`"""
+    rest: Tensor
+    """`[n]`"""
+    entropy: Tensor
+    """`[n]`"""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sums `[n]` of values `[e]`, added up in one order on every device."""
+        return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
+
+
+@dataclass(frozen=True)
+class SoftRows:
+    """What a teacher expected at N target tokens; `SoftTargets` of several samples in a row.
+
+    It stays on the host, and goes to the device with the logits that it is compared with: the
+    whole distributions of all tokens would be as large as all logits.
+    """
+
+    offsets: NDArray[np.int64]
+    """`[N + 1]`"""
+    ids: Tensor
+    """int32 `[E]`"""
+    weights: Tensor
+    """fp32 `[E]`"""
+    rest: Tensor
+    """fp32 `[N]`"""
+    entropy: Tensor
+    """fp32 `[N]`"""
+
+    def pinned(self) -> SoftRows:
+        """Return the same in page-locked memory, from which a copy keeps nobody waiting."""
+        arrays = ("ids", "weights", "rest", "entropy")
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in arrays})
+
+    def chunk(self, part: slice, logits: Tensor) -> SoftChunk:
+        """Return some of the tokens, beside their logits `[n, V]` and in their dtype."""
+        offsets = self.offsets[part.start : part.stop + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        lengths = torch.from_numpy(np.diff(offsets)).to(logits.device, non_blocking=True)
+        rows = torch.arange(len(lengths), device=logits.device)
+        row = torch.repeat_interleave(rows, lengths, output_size=last - first)
+        ids = self.ids[first:last].to(logits.device, non_blocking=True)
+        weights, rest, entropy = (
+            values.to(logits, non_blocking=True)
+            for values in (self.weights[first:last], self.rest[part], self.entropy[part])
+        )
+        at = row * logits.shape[1] + ids
+        return SoftChunk(at, row, lengths, weights, rest, entropy)
 
 
 @dataclass(frozen=True)
@@ -26,6 +89,8 @@ class MicroBatch:
     """int64 `[B]`, tokens without padding."""
     labels: Tensor
     """int64 `[B]` classes, or `[B, T]` unshifted targets with `IGNORED`."""
+    soft: SoftRows | None = None
+    """Of the target tokens, row by row."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same on another device."""
@@ -33,11 +98,16 @@ class MicroBatch:
             self.input_ids.to(device, non_blocking=True),
             self.lengths.to(device, non_blocking=True),
             self.labels.to(device, non_blocking=True),
+            self.soft.pinned() if self.soft and device.type == "cuda" else self.soft,
         )
 
 
-def collate(samples: Sequence[Encoded], pad_token: int) -> MicroBatch:
-    """Return samples as one padded micro-batch on the CPU."""
+def collate(samples: Sequence[Encoded], pad_token: int, *, soft: bool = False) -> MicroBatch:
+    """Return samples as one padded micro-batch on the CPU.
+
+    Args:
+        soft: with what a teacher expected, which every sample then has.
+    """
     lengths = [len(sample.input_ids) for sample in samples]
     width = max(1, *lengths)
     input_ids = np.full((len(samples), width), pad_token, dtype=np.int64)
@@ -49,4 +119,29 @@ def collate(samples: Sequence[Encoded], pad_token: int) -> MicroBatch:
             labels[row] = sample.labels
         else:
             labels[row, : lengths[row]] = sample.labels
-    return MicroBatch(torch.from_numpy(input_ids), torch.tensor(lengths), torch.from_numpy(labels))
+    return MicroBatch(
+        torch.from_numpy(input_ids),
+        torch.tensor(lengths),
+        torch.from_numpy(labels),
+        soft_rows(samples) if soft else None,
+    )
+
+
+def soft_rows(samples: Sequence[Encoded]) -> SoftRows:
+    """Return what a teacher expected at the target tokens of samples, one sample after another."""
+    offsets: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
+    columns: list[tuple[NDArray[np.generic], ...]] = []
+    for sample in samples:
+        soft = sample.soft
+        assert soft is not None, "a sample has no soft targets"
+        wanted = sample.labels != IGNORED
+        lengths = np.diff(soft.offsets)
+        entries = np.repeat(wanted, lengths)
+        offsets.append(lengths[wanted])
+        columns.append(
+            (soft.ids[entries], soft.weights[entries], soft.rest[wanted], soft.entropy[wanted])
+        )
+    ids, weights, rest, entropy = (
+        torch.from_numpy(np.concatenate(column)) for column in zip(*columns, strict=True)
+    )
+    return SoftRows(np.cumsum(np.concatenate(offsets)), ids, weights, rest, entropy)

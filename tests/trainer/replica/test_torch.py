@@ -192,6 +192,29 @@ def test_bfloat16_base_keeps_fp32_trainables(
 
 
 @pytest.mark.parametrize("task", TASKS)
+def test_gradients_may_stay_for_an_update_in_place(
+    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, task: str
+) -> None:
+    """As the blocks say, again after them, and the model reads what is written into `weights`."""
+    folder = tiny_model()
+    replica, weights = start(folder, make_config(folder, task=task, method="full"))
+    batch = make_batch(8, task)
+    for _ in range(2):
+        mine = replica.accumulate(batch)
+        flat, theirs, _ = gradient(replica, batch)
+        assert np.array_equal(replica.gradient.numpy(), flat)
+        assert (mine.loss_sum, mine.weight, mine.tokens) == (
+            theirs.loss_sum,
+            theirs.weight,
+            theirs.tokens,
+        )
+    assert np.array_equal(replica.weights.numpy(), weights)
+    replica.accumulate(batch)
+    replica.weights.sub_(replica.gradient, alpha=1e-4)
+    assert replica.evaluate(batch).loss_sum < theirs.loss_sum
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_an_empty_shard_is_zeros(
     tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, task: str
 ) -> None:
@@ -239,8 +262,7 @@ def test_blocks_leave_while_backward_runs_and_their_errors_surface(
     def refuse(index: int, values: np.ndarray) -> None:
         # The lower layer's gradient is not final yet: backward has not reached it.
         lower = replica.layout.blocks[0]
-        assert replica._gradients is not None
-        so_far = replica._gradients._flat[lower.start : lower.stop].numpy()
+        so_far = replica.gradient[lower.start : lower.stop].numpy()
         assert not np.array_equal(so_far, whole[lower.start : lower.stop])
         seen.append(index)
         raise LostError
