@@ -1,0 +1,57 @@
+"""`trainer distill trim-tokenizer`: a tokenizer as small as a corpus allows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+
+@click.command("trim-tokenizer")
+@click.argument("tokenizer_dir", metavar="TOKENIZER", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    "paths",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="A text file, JSON Lines or a folder of them; may be given again.",
+)
+@click.option("--size", type=int, default=32768, show_default=True, help="Tokens to keep.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The new tokenizer folder.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def trim_tokenizer(
+    tokenizer_dir: Path, paths: tuple[Path, ...], size: int, output: Path, as_json: bool
+) -> None:
+    """Write a TOKENIZER of which every token is one of the old ones.
+
+    TOKENIZER is a model folder with a byte-level BPE. All bytes and all special tokens stay, so any
+    text can still be written; the rest of the size goes to what the data uses most.
+    """
+    from trainer.data.documents import Documents
+    from trainer.distill.trimming import trim
+
+    trimmed = trim(tokenizer_dir, Documents(paths), size, output)
+    if as_json:
+        click.echo(json.dumps({"output": str(output), **asdict(trimmed)}))
+        return
+    before, after = trimmed.corpus_teacher_tokens, trimmed.corpus_tokens
+    rows = {
+        "tokens": f"{trimmed.tokens:,} of {trimmed.teacher_tokens:,}",
+        "corpus": f"{trimmed.documents:,} documents, {trimmed.characters:,} characters",
+        "length": f"{after:,} tokens instead of {before:,} ({after / before - 1:+.2%})",
+        "a token": f"{trimmed.characters / after:.2f} characters instead of"
+        f" {trimmed.characters / before:.2f}",
+        "coverage": f"{trimmed.covered / before:.2%} of the old tokens are kept",
+        "output": str(output),
+    }
+    for name, text in rows.items():
+        click.echo(f"{name:8}  {text}")
