@@ -2,7 +2,8 @@
 
 `step-000120/` holds the trainable weights in Hugging Face form (`trainer.adapter`), both moments
 (optimizer.safetensors), the progress of the run (run.json) and manifest.json. `latest` and `best`
-are links to such folders. How a folder becomes durable: `trainer.storage`.
+are links to such folders, and so is `best-evaluated`, which eval runners keep. How a folder becomes
+durable: `trainer.storage`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from trainer.adapter import (
 from trainer.errors import StorageError
 from trainer.optimizer import Snapshot, TrainState, weights_digest
 from trainer.state import (
+    BEST_EVALUATED,
     FOLDER,
     OPTIMIZER_FILE,
     RUN_FILE,
@@ -33,6 +35,7 @@ from trainer.state import (
     best_checkpoint,
     complete_checkpoints,
     find_checkpoint,
+    linked_checkpoint,
     load_checkpoint,
     owner_of,
     read_progress,
@@ -231,8 +234,9 @@ class CheckpointStore:
         complete = complete_checkpoints(self.folder)
         own = [path for path in complete if owner_of(path) == run_id]
         kept = {path.name for path in own[: self._config.checkpoint.keep_last]} | {newest.name}
-        if (best := self.best()) is not None:
-            kept.add(best.name)
+        for best in (self.best(), linked_checkpoint(self.folder, BEST_EVALUATED)):
+            if best is not None:
+                kept.add(best.name)
         doomed = [path for path in own if path.name not in kept]
         # A damaged one is kept for a look until a newer one is safe.
         older = (path for path in step_folders(self.folder) if step_of(path) < step_of(newest))

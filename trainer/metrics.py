@@ -96,7 +96,7 @@ class MetricsLog:
     ) -> None:
         self._clock = clock
         self._lines = LineFile(output / METRICS_FILE, on_alarm)
-        self._board = _Board(output / TENSORBOARD_FOLDER, on_alarm) if tensorboard else None
+        self._board = Board(output / TENSORBOARD_FOLDER, on_alarm) if tensorboard else None
 
     def step(self, metrics: StepMetrics) -> None:
         """Record a committed step."""
@@ -153,7 +153,7 @@ def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]
     return records
 
 
-class _Board:
+class Board:
     """TensorBoard event files, through tensorboard's own framing and messages.
 
     Not its EventFileWriter: that writes in a thread, whose failure on a full disk is a traceback on
@@ -169,10 +169,12 @@ class _Board:
         self._files = 0
 
     def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
+        """Record figures by their tags."""
         summary = [{"tag": tag, "simple_value": float(value)} for tag, value in values.items()]
         self._write({"wall_time": now, "step": step, "summary": {"value": summary}})
 
     def text(self, step: int, now: float, tag: str, content: str) -> None:
+        """Record a text."""
         value = {
             "tag": tag,
             "metadata": {"plugin_data": {"plugin_name": "text"}},
@@ -189,6 +191,7 @@ class _Board:
         self._write({"wall_time": now, "step": step + 1, "session_log": {"status": "START"}})
 
     def close(self) -> None:
+        """Close the file; a later record opens another."""
         if self._records is not None:
             with suppress(OSError):
                 self._records.close()

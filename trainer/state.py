@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from blake3 import blake3
 
 from trainer.adapter import ADAPTER_FILE, MODEL_FILE, weight_tensors
 from trainer.errors import InputError, StorageError
 from trainer.headers import read_file_headers
 from trainer.optimizer import TrainState
-from trainer.storage import pin, read_manifest, verify
+from trainer.storage import MANIFEST, pin, read_manifest, verify
 
 if TYPE_CHECKING:
     from trainer.layout import GradientLayout
@@ -28,6 +29,8 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 SCHEMA = "motley.checkpoint/1"
 FOLDER = "checkpoints"
 """Below a run's output folder."""
+BEST_EVALUATED = "best-evaluated"
+"""The link of the eval runners; `best` is the run's own, by its own validation."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint that a user means by an output folder, a store or a checkpoint.
 
-    Of several the best, else the newest intact one.
+    Of several the best by the run's own validation, else by an eval runner's, else the newest
+    intact one.
 
     Raises:
         InputError: there is none.
@@ -68,7 +72,8 @@ def find_checkpoint(path: Path) -> Path:
     if (path / RUN_FILE).is_file():
         return path.resolve()
     for folder in (path / FOLDER, path):
-        candidates = [best_checkpoint(folder), *complete_checkpoints(folder)]
+        best = best_checkpoint(folder), linked_checkpoint(folder, BEST_EVALUATED)
+        candidates = [*best, *complete_checkpoints(folder)]
         for candidate in filter(None, candidates):
             with suppress(StorageError):
                 verify(candidate)
@@ -187,6 +192,18 @@ def is_complete(path: Path) -> bool:
         return False
 
 
+def checkpoint_digest(path: Path) -> str:
+    """Return the BLAKE3 of a checkpoint's manifest, and so of every byte in it.
+
+    Raises:
+        StorageError: the manifest cannot be read.
+    """
+    try:
+        return blake3((path / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise StorageError(f"{path / MANIFEST}: cannot be read: {error.strerror}") from None
+
+
 def owner_of(path: Path) -> str | None:
     """Return the id of the run that wrote a checkpoint, if it can be read."""
     try:
@@ -197,9 +214,8 @@ def owner_of(path: Path) -> str | None:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """Return what the link `best` shows or, when that is damaged, the best of what is left."""
-    link = folder / "best"
-    if link.is_symlink() and is_complete(target := folder / link.readlink().name):
-        return target
+    if (linked := linked_checkpoint(folder, "best")) is not None:
+        return linked
     rated: list[tuple[float, int, Path]] = []
     for path in complete_checkpoints(folder):
         with suppress(StorageError):
@@ -207,3 +223,13 @@ def best_checkpoint(folder: Path) -> Path | None:
             if metric is not None:
                 rated.append((metric, -step_of(path), path))
     return max(rated)[-1] if rated else None
+
+
+def linked_checkpoint(folder: Path, pointer: str) -> Path | None:
+    """Return the checkpoint that a link of the folder shows, if it is complete."""
+    link = folder / pointer
+    try:
+        target = folder / link.readlink().name
+    except OSError:
+        return None
+    return target if is_complete(target) else None

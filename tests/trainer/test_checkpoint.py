@@ -12,7 +12,8 @@ from tiny_run import make_store, save, tiny_config, tiny_layout, tiny_progress, 
 from trainer.checkpoint import CheckpointStore, find_checkpoint, read_progress
 from trainer.errors import InputError, StorageError
 from trainer.optimizer import AdamW
-from trainer.storage import Disk, pin, verify
+from trainer.state import BEST_EVALUATED
+from trainer.storage import Disk, pin, point, verify
 
 
 @pytest.fixture
@@ -125,6 +126,25 @@ def test_the_first_rated_checkpoint_is_linked_as_best(store: CheckpointStore):
     assert (store.folder / "best").readlink().name == "step-000002"
     save(store, 3, metric=0.1)
     assert (store.folder / "best").readlink().name == path.name, "an equal one is not better"
+
+
+def test_keeps_what_an_eval_runner_found_best(store: CheckpointStore):
+    """Its link is not the run's own `best`, and comes second where one is asked for."""
+    save(store, 10)
+    point(Disk(), store.folder, BEST_EVALUATED, "step-000010")
+    for step in (20, 30, 40):
+        save(store, step)
+    assert store.best() is None
+    assert find_checkpoint(store.folder.parent) == store.folder / "step-000010"
+    save(store, 50, metric=0.1)
+    assert find_checkpoint(store.folder.parent) == store.folder / "step-000050"
+    point(Disk(), store.folder, BEST_EVALUATED, "step-000040")
+    save(store, 60)
+    assert sorted(path.name for path in store.folder.glob("step-*")) == [
+        "step-000040",
+        "step-000050",
+        "step-000060",
+    ]
 
 
 def test_a_pinned_checkpoint_is_not_pruned(store: CheckpointStore):
