@@ -85,7 +85,7 @@ def run_local(config: RunConfig, run_id: str, place: Place) -> int:
     session = Session(request, inputs.layout, config.exchange.codec)
     exchange = LocalExchange(coordinator, session, journal)
     worker = build.make_worker(inputs, choice, lambda: exchange)
-    _on_signal(exchange.interrupt)
+    on_signal(exchange.interrupt)
     end = worker.run()
     return journal.close(end.exit_code, end.reason)
 
@@ -140,7 +140,7 @@ def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -
         )
 
     worker = build.make_worker(inputs, choice, connect)
-    _on_signal(worker.interrupt)
+    on_signal(worker.interrupt)
     end = worker.run()
     log.info("the run is over for this worker: %s", end.reason)
     return end.exit_code
@@ -207,6 +207,7 @@ def _reachable(bind: str) -> str:
     return f"127.0.0.1:{port}" if host == "0.0.0.0" else bind  # noqa: S104 - a comparison
 
 
-def _on_signal(interrupt: Callable[[str], None]) -> None:
+def on_signal(interrupt: Callable[[str], None]) -> None:
+    """Let SIGTERM and SIGINT ask for an end; what they call must be safe in a signal handler."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_, name=number.name: interrupt(f"stopped by {name}"))

@@ -205,7 +205,7 @@ def main() -> int:
         )
 
     worker = build.make_worker(inputs, choice, connect)
-    roles._on_signal(worker.interrupt)
+    roles.on_signal(worker.interrupt)
     try:
         end = worker.run()
     except TrainerError as error:

@@ -81,13 +81,13 @@ def test_resuming_continues_with_the_same_bits(
 
     with monkeypatch.context() as patch:
         patch.setattr(build, "Journal", StopInThird)
-        patch.setattr(roles, "_on_signal", lambda f: setattr(StopInThird, "interrupt", f))
+        patch.setattr(roles, "on_signal", lambda f: setattr(StopInThird, "interrupt", f))
         assert roles.run_local(config(model, parts), "run", ALONE) == 0
     status = json.loads((parts / "status.json").read_bytes())
     assert (status["step"], status["reason"]) == (3, "the test says so")
     assert weights(parts) != weights(whole)
 
-    monkeypatch.setattr(roles, "_on_signal", lambda _interrupt: None)
+    monkeypatch.setattr(roles, "on_signal", lambda _interrupt: None)
     assert roles.run_local(config(model, parts), "run", ALONE) == 0
     assert weights(parts) == weights(whole)
     losses = [

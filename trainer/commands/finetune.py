@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from trainer import config as run_config
+from trainer.commands.overrides import setting
 from trainer.errors import InputError
 
 _OVERRIDES = {
@@ -73,7 +74,7 @@ def finetune(
     if source is None and not (flags["model_dir"] and flags["data"]):
         raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
     overrides = {path: flags[flag] for flag, path in _OVERRIDES.items()}
-    overrides |= dict(_setting(text) for text in settings)
+    overrides |= dict(setting(text) for text in settings)
     config = run_config.load(source, overrides)
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
     from trainer import roles
@@ -95,15 +96,3 @@ def finetune(
             raise InputError("--role worker needs --coordinator HOST:PORT")
         code = roles.run_worker(config, run_id, place, flags["coordinator"])
     click.get_current_context().exit(code)
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    import yaml
-
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--set {text}: give KEY=VALUE, such as training.seed=3")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise InputError(f"--set {text}: the value is not valid YAML") from None

@@ -1,0 +1,89 @@
+"""`trainer distill student`: a small model learns what a big one wrote down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from trainer import config as run_config
+from trainer.commands.overrides import setting
+from trainer.errors import InputError
+
+_OVERRIDES = {
+    "method": "method",
+    "output": "output",
+    "student": "model.path",
+    "logits": "data.train",
+    "validation": "data.validation",
+    "max_seq_len": "data.max_seq_len",
+    "alpha": "distillation.alpha",
+    "temperature": "distillation.temperature",
+    "divergence": "distillation.divergence",
+    "epochs": "training.epochs",
+    "max_steps": "training.max_steps",
+    "batch_size": "training.batch_size",
+    "learning_rate": "optimizer.learning_rate",
+}
+
+
+@click.command("student")
+@click.option("--teacher-logits", "logits", metavar="DIR", help="What a teacher writes, or wrote.")
+@click.option("--student", metavar="MODEL", help="A model folder to go on from.")
+@click.option(
+    "--config", "source", metavar="FILE|PRESET", default="student", show_default=True,
+    help="Run config or a preset's name.",
+)  # fmt: skip
+@click.option("--method", type=click.Choice(["full", "lora"]))
+@click.option("--alpha", type=float, help="Share of the divergence; 0 is cross-entropy alone.")
+@click.option("--temperature", type=float, help="Of teacher and student in the divergence.")
+@click.option("--divergence", type=click.Choice(["forward", "reverse", "jsd"]))
+@click.option("--validation", metavar="FILE", help="Held-out texts, JSON Lines.")
+@click.option("--max-seq-len", type=int, help="Tokens; longer windows are cut.")
+@click.option("--epochs", type=int)
+@click.option("--max-steps", type=int, help="Stop after so many steps.")
+@click.option("--batch-size", type=int, help="Windows a step.")
+@click.option("--learning-rate", type=float)
+@click.option("-o", "--output", metavar="DIR", help="Checkpoints, metrics and status go here.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other setting.")
+@click.option("--run-id", help="Name of the run; a restart with the same one resumes it.")
+@click.option("--gpus", default="", metavar="GPU", help="One device, such as 0 or a UUID.")
+@click.option(
+    "--gpu-backend", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@click.option("--compile", "compiled", is_flag=True, help="Compile the layers by torch.compile.")
+@click.option(
+    "--teacher-timeout", type=click.FloatRange(min=0), default=120.0, show_default=True,
+    help="Seconds without a living teacher until a missing shard is an error.",
+)  # fmt: skip
+def student(
+    source: str,
+    settings: tuple[str, ...],
+    run_id: str | None,
+    gpus: str,
+    gpu_backend: run_config.Backend,
+    threads: int | None,
+    compiled: bool,
+    teacher_timeout: float,
+    **flags: Any,
+) -> None:
+    """Train a student on a folder of teacher logits, also while it is being written."""
+    if source == "student" and not (flags["logits"] and flags["student"]):
+        raise InputError("give --teacher-logits DIR and --student MODEL, or --config FILE")
+    if "," in gpus:
+        raise InputError(f"--gpus {gpus}: a student trains on one device")
+    overrides = {path: flags[flag] for flag, path in _OVERRIDES.items()}
+    overrides |= dict(setting(text) for text in settings)
+    config = run_config.load(source, overrides)
+    from trainer.distill.stopping import Stop
+    from trainer.distill.student_run import Device, run_student
+    from trainer.roles import on_signal
+
+    stop = Stop()
+    on_signal(stop.ask)
+    device = Device(backend=gpu_backend, gpu=gpus, threads=threads, compiled=compiled)
+    code = run_student(
+        config, run_id or config.name, device, teacher_timeout=teacher_timeout, stop=stop
+    )
+    click.get_current_context().exit(code)

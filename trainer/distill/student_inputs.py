@@ -1,0 +1,145 @@
+"""What a student needs before its device is opened: read, and checked to fit together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from trainer.architecture import read_architecture
+from trainer.checkpoint import CheckpointStore, Restored
+from trainer.config import RunConfig
+from trainer.continuation import checkpoint_folder, continue_run
+from trainer.data.tokens import Dataset, load_dataset
+from trainer.distill.stopping import Stop
+from trainer.distill.vocabulary import tokenizer_digest
+from trainer.errors import InputError, RefusedError, UnreachableError
+from trainer.exchange.roster import Job
+from trainer.exchange.schedule import StepPlan
+from trainer.layout import GradientLayout, build_layout
+from trainer.logits import targets
+from trainer.logits.dataset import DATASET, Description, LogitsFolder
+from trainer.logits.heartbeat import TeacherWatch
+from trainer.model_files import model_digest, resolve_model
+
+log = logging.getLogger(__name__)
+
+_LOOK = 0.5
+_TELL = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What was read and checked before the device is opened."""
+
+    config: RunConfig
+    job: Job
+    folder: LogitsFolder
+    model_dir: Path
+    layout: GradientLayout
+    plan: StepPlan
+    validation: Dataset | None
+    store: CheckpointStore
+    restored: Restored | None
+
+
+def await_description(folder: LogitsFolder, timeout: float, stop: Stop) -> bool:
+    """Wait until a teacher has said what it will write; return whether it has.
+
+    Raises:
+        UnreachableError: none came in time.
+    """
+    watch = TeacherWatch(folder)
+    began, due = time.monotonic(), 0.0
+    while not (folder.path / DATASET).exists():
+        waited = time.monotonic() - began
+        if stop:
+            return False
+        if watch.quiet() >= timeout:
+            raise UnreachableError(
+                f"{folder.path}: no teacher has begun here within {timeout:g} s; start `trainer "
+                f"distill teacher ... --out {folder.path}`"
+            )
+        if waited >= due:
+            log.info("waiting for %s, for %.0f s", folder.path / DATASET, waited)
+            due = waited + _TELL
+        time.sleep(_LOOK)
+    return True
+
+
+def read_inputs(config: RunConfig, run_id: str, folder: LogitsFolder) -> Inputs:
+    """Read everything that a student needs but its weights.
+
+    Raises:
+        InputError, RefusedError: see `run_student`.
+    """
+    description = folder.description
+    model_dir = resolve_model(config.model.path)
+    check_student(config, description, model_dir)
+    layout = build_layout(model_dir, config)
+    plan = StepPlan(
+        description.windows,
+        config.training.batch_size,
+        config.training.epochs,
+        config.training.max_steps,
+    )
+    validation = None
+    if config.data.validation:
+        path = Path(config.data.validation)
+        validation = load_dataset(path, model_dir, "causal-lm", None, config.data.max_seq_len)
+    job = Job(
+        run_id=run_id,
+        agreement=config.agreement(),
+        layout=layout.digest,
+        model=model_digest(model_dir),
+        data=folder.digest,
+        version=version("motley"),
+    )
+    store = CheckpointStore(checkpoint_folder(config), layout, config, model_dir)
+    return Inputs(
+        config=config,
+        job=job,
+        folder=folder,
+        model_dir=model_dir,
+        layout=layout,
+        plan=plan,
+        validation=validation,
+        store=store,
+        restored=continue_run(store, run_id, config, job.data),
+    )
+
+
+def check_student(config: RunConfig, description: Description, model_dir: Path) -> None:
+    """See that a model can learn from a folder's logits under a config.
+
+    Raises:
+        RefusedError: the model's tokenizer is not the one of the logits, or makes tokens that the
+            model does not know.
+        InputError: the logits hold too little for the temperature or the divergence.
+    """
+    folder, digest = config.data.train, tokenizer_digest(model_dir)
+    if digest != description.tokenizer.digest:
+        raise RefusedError(
+            f"{model_dir}: its tokenizer ({digest[:16]}) is not the one of the logits in {folder} "
+            f"({description.tokenizer.digest[:16]}); take a model with that tokenizer"
+        )
+    known, size = read_architecture(model_dir).vocab_size, description.tokenizer.size
+    if known < size:
+        raise RefusedError(
+            f"{model_dir}: the model knows {known} tokens, the tokenizer of the logits in {folder} "
+            f"makes {size}"
+        )
+    objective = config.distillation
+    if objective is None:
+        raise InputError("a student's run config needs a section `distillation`")
+    targets.check(description.scheme, objective.temperature, objective.divergence)
+    if not description.windows:
+        raise InputError(f"{folder}: its corpus is empty, there is nothing to learn from")
+    if config.data.max_seq_len < description.max_seq_len:
+        log.info(
+            "windows of up to %d tokens are cut at data.max_seq_len %d",
+            description.max_seq_len,
+            config.data.max_seq_len,
+        )

@@ -1,0 +1,160 @@
+"""From a run config to a student at work on its device."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config import Backend, RunConfig
+from trainer.data.order import epoch_order
+from trainer.distill.stopping import Stop
+from trainer.distill.student_inputs import Inputs, await_description, read_inputs
+from trainer.errors import InputError, NonFiniteError, TrainerError
+from trainer.initialization import initial_weights
+from trainer.journal import Journal
+from trainer.logits.dataset import LogitsFolder
+from trainer.logits.stream import Position, ShardStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer.checkpoint import Restored
+    from trainer.distill.student import Student
+    from trainer.distill.student_feed import Batch, OnWait
+    from trainer.replica.backend import Choice, Opener, Wish
+    from trainer.replica.base import Replica
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What a student computes on."""
+
+    backend: Backend = "auto"
+    gpu: str = ""
+    """An index, UUID, PCI address or name; empty for the first."""
+    threads: int | None = None
+    compiled: bool = False
+    """By torch.compile."""
+
+
+def run_student(
+    config: RunConfig, run_id: str, device: Device, *, teacher_timeout: float, stop: Stop
+) -> int:
+    """Train a student until its run is over, and return the exit code.
+
+    Args:
+        config: `data.train` is a folder of logits, which a teacher may still be writing.
+        teacher_timeout: seconds without a sign of a living teacher after which waiting for a
+            shard is an error.
+
+    Raises:
+        InputError: model, folder or settings cannot be used together.
+        RefusedError: the student's tokenizer is not the one of the logits.
+        UnreachableError: the teacher died, or never came.
+        NonFiniteError: NaN or Inf halted the run.
+        StorageError: the folder, or the last checkpoint, cannot be read or written.
+    """
+    folder = LogitsFolder(Path(config.data.train))
+    if not await_description(folder, teacher_timeout, stop):
+        return 0
+    inputs = read_inputs(config, run_id, folder)
+    student = _make_student(inputs, device, teacher_timeout, stop)
+    try:
+        reason = student.run()
+    except TrainerError as error:
+        if isinstance(error, NonFiniteError):
+            student.journal.emit({"event": "halted", "reason": str(error)})
+        student.journal.close(error.exit_code, str(error))
+        raise
+    return student.journal.close(0, reason)
+
+
+def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: Stop) -> Student:
+    """Open the device, bring the weights there, and begin to read."""
+    choice = _open(inputs, device)
+    from trainer.distill.student import Student
+    from trainer.distill.student_feed import Feed, Preparation, batches
+    from trainer.distill.student_optimizer import StudentOptimizer
+    from trainer.replica.torch import TorchReplica
+
+    config, plan, layout, restored = inputs.config, inputs.plan, inputs.layout, inputs.restored
+    replica = choice.replica
+    assert isinstance(replica, TorchReplica)
+    optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)
+    step, position = 0, Position()
+    if restored:
+        step, position = _resume(restored)
+        optimizer.restore(restored.state)
+    else:
+        replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
+    journal = Journal(Path(config.output), inputs.store, config, inputs.job, plan, 1)
+    journal.emit(
+        {
+            "event": "joined",
+            "rank": 0,
+            "host": socket.gethostname(),
+            "device": replica.device,
+            "backend": choice.backend,
+            "backend_reason": choice.reason,
+        }
+    )
+    if restored:
+        journal.emit({"event": "resumed", "step": step, "path": str(restored.path)})
+    assert config.distillation is not None
+    prepare = Preparation(
+        inputs.folder.description.scheme, config.distillation, config.data.max_seq_len
+    )
+
+    def source(on_wait: OnWait) -> Iterator[Batch]:
+        stream = ShardStream(
+            inputs.folder,
+            seed=config.training.seed,
+            order=epoch_order,
+            timeout=teacher_timeout,
+            on_wait=on_wait,
+        )
+        return batches(stream, plan, step, position, prepare)
+
+    return Student(
+        config=config,
+        plan=plan,
+        replica=replica,
+        optimizer=optimizer,
+        feed=Feed(source, stop),
+        journal=journal,
+        validation=inputs.validation,
+        stop=stop,
+        step=step,
+        position=position,
+        generation=restored.progress.generation + 1 if restored else 0,
+    )
+
+
+def _open(inputs: Inputs, device: Device) -> Choice:
+    from trainer.replica.backend import OPENERS, UnusableError, choose
+
+    def refuse(_: Wish) -> Replica:
+        raise UnusableError("students are trained by torch")
+
+    openers: dict[Backend, Opener] = {**OPENERS, "wgpu": refuse}
+    model_dir, config, layout = inputs.model_dir, inputs.config, inputs.layout
+    choice = choose(device.backend, device.gpu, model_dir, config, layout, device.threads, openers)
+    log.info(
+        "student on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""
+    )
+    return choice
+
+
+def _resume(restored: Restored) -> tuple[int, Position]:
+    """Return the applied updates of a checkpoint, and where its stream stood."""
+    stream = restored.progress.stream
+    if stream is None:
+        raise InputError(
+            f"{restored.path}: was not written by a student on its own; give another -o"
+        )
+    return restored.progress.step, Position(**{**stream, "postponed": tuple(stream["postponed"])})
