@@ -38,7 +38,7 @@ def start(folder: Path, config: RunConfig, **settings: Any) -> tuple[TorchReplic
 
 
 def gradient(
-    replica: Replica, batch: Sequence[Encoded]
+    replica: Replica, batch: Sequence[Encoded], alpha: float | None = None
 ) -> tuple[np.ndarray, StepResult, list[int]]:
     flat = np.full(replica.layout.size, np.nan, dtype=np.float32)
     order: list[int] = []
@@ -50,7 +50,7 @@ def gradient(
         flat[block.start : block.stop] = values
         order.append(index)
 
-    return flat, replica.forward_backward(batch, on_block), order
+    return flat, replica.forward_backward(batch, on_block, alpha), order
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from trainer.replica.wgpu.array import ALIGNMENT, Array
 from trainer.replica.wgpu.head import CHUNK_ROWS
 from trainer.replica.wgpu.kernels.embedding import sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED
+from trainer.replica.wgpu.teacher import table_width, tables
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _STEP = 16
 """Widths are rounded up to multiples of it: fewer recordings, and whole vectors in every row."""
 _WORDS = ALIGNMENT // 4
+_FLOATS = ("counts", "weights", "shares")
 IGNORED = -100
 
 
@@ -32,6 +34,8 @@ class Bucket:
     """Tokens a sample, padding included."""
     classify: bool
     """One target a sample, at its last token; else one a token."""
+    entries: int = 0
+    """Classes that a teacher names in the place of a target; 0 without a teacher."""
 
     @property
     def rows(self) -> int:
@@ -56,7 +60,10 @@ class Bucket:
             "ids": self.rows,
             "rows": targets,
             "classes": targets,
-            "probabilities": targets,
+            "counts": targets,
+            "taught": targets * self.entries,
+            "weights": targets * self.entries,
+            "shares": 2 if self.entries else 0,
             "unique": self.rows,
             "starts": self.rows + 1,
             "order": self.rows,
@@ -72,7 +79,7 @@ class Bucket:
         offset = 0
         for part, count in self.regions.items():
             if part == name:
-                kind = "f32" if part == "probabilities" else "u32"
+                kind = "f32" if part in _FLOATS else "u32"
                 return Array(vector.buffer, (count,), kind, vector.offset + 4 * offset)
             offset += _padded(count)
         raise KeyError(name)
@@ -89,12 +96,8 @@ class Packed:
     """Chunks that have targets."""
     weight: int
     """Targets."""
-
-
-def bucket_of(samples: Sequence[Encoded]) -> Bucket:
-    """Return the smallest bucket that holds the samples."""
-    longest = max(len(sample.input_ids) for sample in samples)
-    return Bucket(len(samples), padded_length(longest), isinstance(samples[0].labels, int))
+    entropy: float = 0.0
+    """The teacher's, summed over targets, in nats."""
 
 
 def padded_length(tokens: int) -> int:
@@ -102,48 +105,67 @@ def padded_length(tokens: int) -> int:
     return -(-tokens // _STEP) * _STEP
 
 
-def pack(samples: Sequence[Encoded]) -> Packed:
-    """Return samples as the vector of their bucket, padded on the right with token 0.
+def pack(samples: Sequence[Encoded], shares: tuple[float, float] | None = None) -> Packed:
+    """Return samples as the vector of the smallest bucket, padded on the right with token 0.
 
     What a target is read from: the last token of a classified sample; else the token before it.
+
+    Args:
+        shares: how much the cross-entropy and the divergence from a teacher weigh; None takes no
+            notice of teachers.
     """
-    bucket = bucket_of(samples)
-    ids = np.zeros((bucket.samples, bucket.length), np.uint32)
+    classify = isinstance(samples[0].labels, int)
+    length = padded_length(max(len(sample.input_ids) for sample in samples))
+    ids = np.zeros((len(samples), length), np.uint32)
+    places: list[NDArray[np.int64]] = []  # of each sample's targets
     rows: list[NDArray[np.int64]] = []
     classes: list[NDArray[np.int64]] = []
     for number, sample in enumerate(samples):
         count = len(sample.input_ids)
         ids[number, :count] = sample.input_ids
-        first = number * bucket.length
         if isinstance(sample.labels, int):
-            rows.append(np.array([first + count - 1]))
+            places.append(np.array([count]))
             classes.append(np.array([sample.labels]))
         else:
-            valid = np.flatnonzero(np.asarray(sample.labels[1:]) != IGNORED)
-            rows.append(first + valid)
-            classes.append(np.asarray(sample.labels[1:], np.int64)[valid])
+            labels = np.asarray(sample.labels, np.int64)
+            places.append(1 + np.flatnonzero(labels[1:] != IGNORED))
+            classes.append(labels[places[-1]])
+        rows.append(number * length + places[-1] - 1)
     picked, wanted = np.concatenate(rows), np.concatenate(classes)
     unique, starts, order = sort_tokens(ids.reshape(-1))
     parts: dict[str, NDArray[np.generic]] = {
         "ids": ids.reshape(-1),
         "rows": picked.astype(np.uint32),
         "classes": wanted.astype(np.uint32),
-        "probabilities": np.ones(len(picked), np.float32),
+        "counts": np.ones(len(picked), np.float32),
         "unique": unique,
         "starts": starts,
         "order": order,
     }
+    entries, entropy = 0, 0.0
+    if shares is not None:
+        entries = table_width(samples, places)
+        taught = tables(samples, places, entries)
+        parts["taught"], parts["weights"] = taught.classes.reshape(-1), taught.weights.reshape(-1)
+        parts["shares"] = np.array(shares, np.float32)
+        entropy = taught.entropy
+    bucket = Bucket(len(samples), length, classify, entries)
+    chunks = -(-len(picked) // bucket.chunk_rows)
+    return Packed(bucket, _vector(bucket, parts), chunks, len(picked), entropy)
+
+
+def _vector(bucket: Bucket, parts: Mapping[str, NDArray[np.generic]]) -> NDArray[np.uint32]:
     vector = np.zeros(bucket.words, np.uint32)
     offset = 0
     for name, count in bucket.regions.items():
-        part = parts[name]
-        assert len(part) <= count, (name, len(part), count)
-        vector[offset : offset + len(part)] = part.view(np.uint32)
-        if name == "rows":
-            vector[offset + len(part) : offset + count] = SKIPPED
+        if count:
+            part = parts[name]
+            assert len(part) <= count, (name, len(part), count)
+            vector[offset : offset + len(part)] = part.view(np.uint32)
+            if name == "rows":
+                vector[offset + len(part) : offset + count] = SKIPPED
         offset += _padded(count)
-    chunks = -(-len(picked) // bucket.chunk_rows)
-    return Packed(bucket, vector, chunks, len(picked))
+    return vector
 
 
 def _padded(count: int) -> int:

@@ -18,7 +18,7 @@ from trainer.replica.wgpu.model import Decoder
 from trainer.replica.wgpu.recordings import Recording, Recordings, run
 
 _WORDS = ALIGNMENT // 4  # from one result to the next: each is a kernel argument
-_FLAG, _PREDICTIONS = _WORDS, 2 * _WORDS
+_TAUGHT, _FLAG, _PREDICTIONS = _WORDS, 2 * _WORDS, 3 * _WORDS
 AfterSegment = Callable[[Any, str], None]
 
 
@@ -27,7 +27,9 @@ class Result:
     """What the micro-batches of a shard came to."""
 
     loss: float
-    """Sum over targets; NaN when anything on the way was not finite."""
+    """The cross-entropy, summed over targets; NaN when anything on the way was not finite."""
+    taught: float
+    """The same against a teacher; 0 without one."""
     predictions: NDArray[np.uint32]
     """`[samples]` in the order of the micro-batches, of an evaluated classifier; else empty."""
 
@@ -43,9 +45,9 @@ class Engine:
         self._device = device
         self._decoder = decoder
         self._keep = keep
-        self._outcome = device.array((2, _WORDS), "u32")
+        self._outcome = device.array((3, _WORDS), "u32")
         self._uploads = device.array((_WORDS,), "u32")
-        self._results = device.array((2 * _WORDS,), "u32")
+        self._results = device.array((_PREDICTIONS,), "u32")
         self._pool = Pool(device)
         self._recordings = self._none_yet()
 
@@ -94,13 +96,15 @@ class Engine:
         self._copy(self._outcome, 0, self._outcome.nbytes)
         words = self._device.read(self._results)
         finite = words[_FLAG] == 0
-        loss = float(words[:1].view(np.float32)[0]) if finite else float("nan")
-        return Result(loss, words[_PREDICTIONS:])
+        sums = words[: _TAUGHT + 1].view(np.float32)[[0, _TAUGHT]]
+        loss, taught = (float(value) if finite else float("nan") for value in sums)
+        return Result(loss, taught, words[_PREDICTIONS:])
 
     def _none_yet(self) -> Recordings:
         loss = Array(self._outcome.buffer, (1,))
+        taught = Array(self._outcome.buffer, (1,), offset=4 * _TAUGHT)
         flag = Array(self._outcome.buffer, (1,), "u32", 4 * _FLAG)
-        outcome = Outcome(loss, flag)
+        outcome = Outcome(loss, taught, flag)
         return Recordings(self._decoder, self._pool, outcome, keep=self._keep)
 
     def _upload(self, micros: Sequence[Packed]) -> list[int]:

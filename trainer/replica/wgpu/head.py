@@ -18,6 +18,7 @@ from trainer.replica.wgpu.kernels.cross_entropy import (
     cross_entropy_start,
     cross_entropy_window,
 )
+from trainer.replica.wgpu.kernels.distillation import Teacher, distillation_gradient
 from trainer.replica.wgpu.kernels.finite import mark_non_finite
 from trainer.replica.wgpu.kernels.gemm import gemm
 from trainer.replica.wgpu.kernels.norm import rms_norm
@@ -38,9 +39,11 @@ class Targets:
     rows: Array
     """u32 `[N]`: which hidden states; `SKIPPED` for none."""
     classes: Array
-    """u32 `[N, K]`"""
-    probabilities: Array
-    """f32 `[N, K]`; all zero for a row that does not count."""
+    """u32 `[N, 1]`"""
+    counts: Array
+    """f32 `[N, 1]`, 1 or, for a row that does not count, 0."""
+    teacher: Teacher | None = None
+    """What the rows learn from beside their classes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Outcome:
     """Where results gather over a step; all on the device."""
 
     loss: Array
-    """f32 `[1]`, `+=` the sum over rows."""
+    """f32 `[1]`, `+=` the sum over rows of the cross-entropy against classes."""
+    taught: Array
+    """f32 `[1]`, `+=` the sum over rows of the cross-entropy against a teacher."""
     flag: Array
     """u32 `[1]`, 1 once a NaN or Inf was seen."""
 
@@ -72,7 +77,6 @@ class Head:
         *,
         dx: Array | None = None,
         predictions: Array | None = None,
-        temperature: float = 1.0,
     ) -> None:
         """Record the loss of one chunk of x `[M, D]`, and with dx its gradient.
 
@@ -85,30 +89,23 @@ class Head:
         rms_norm(graph, picked, self.norm.weight, normed, eps=self.eps)
         mark_non_finite(graph, normed, outcome.flag)
 
-        state = pool.take((count, 4))
-        cross_entropy_start(graph, state)
+        objective = _Objective.start(graph, pool, targets)
         spans = list(windows(self.weight, self._window_bytes(graph, count)))
         logits = pool.take((count, spans[0][1]), purpose="logits")
         for start, stop in spans:
             part = self._logits(graph, normed, logits, start, stop)
-            cross_entropy_window(
-                graph, part, state, targets.classes, targets.probabilities,
-                first=start, temperature=temperature,
-            )  # fmt: skip
+            objective.window(graph, part, start)
         if predictions is not None:
             assert len(spans) == 1, "predictions need all classes in one window"
             argmax_rows(graph, logits, predictions)
-        cross_entropy_loss(graph, state, targets.probabilities, outcome.loss)
+        objective.loss(graph, outcome)
         if dx is not None:
             dnormed = pool.take((count, width))
             for start, stop in spans:
                 part = Array(logits.buffer, (count, stop - start), offset=logits.offset)
                 if len(spans) > 1:  # a single window still holds its logits
                     part = self._logits(graph, normed, logits, start, stop)
-                cross_entropy_gradient(
-                    graph, part, state, targets.classes, targets.probabilities,
-                    first=start, temperature=temperature,
-                )  # fmt: skip
+                objective.gradient(graph, part, start)
                 self._window_backward(graph, normed, part, dnormed, start, stop)
             dpicked = pool.take((count, width))
             norm_backward(
@@ -117,7 +114,7 @@ class Head:
             scatter_rows(graph, dpicked, targets.rows, dx)
             pool.give(dnormed)
             pool.give(dpicked)
-        for array in (picked, normed, state, logits):
+        for array in (picked, normed, *objective.states, logits):
             pool.give(array)
 
     def logits(self, graph: Graph, pool: Pool, x: Array, out: Array) -> None:
@@ -159,3 +156,56 @@ class Head:
                 graph, dlogits, normed, self.gradient.rows(start, stop), trans_a=True,
                 m=classes, n=width, k=rows, accumulate=True,
             )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """The loss of a chunk: cross-entropy against classes and, with a teacher, against it, too."""
+
+    targets: Targets
+    hard: Array
+    """What the windows of logits come to for the classes, f32 `[N, 4]`."""
+    soft: Array | None
+    """And for the teacher."""
+
+    @classmethod
+    def start(cls, graph: Graph, pool: Pool, targets: Targets) -> _Objective:
+        size = (targets.rows.size, 4)
+        made = cls(targets, pool.take(size), pool.take(size) if targets.teacher else None)
+        for state in made.states:
+            cross_entropy_start(graph, state)
+        return made
+
+    @property
+    def states(self) -> list[Array]:
+        """Both, where there are both."""
+        return [self.hard] if self.soft is None else [self.hard, self.soft]
+
+    def window(self, graph: Graph, logits: Array, first: int) -> None:
+        """Record what the logits of the classes from `first` on add."""
+        targets, teacher = self.targets, self.targets.teacher
+        cross_entropy_window(graph, logits, self.hard, targets.classes, targets.counts, first=first)
+        if teacher and self.soft:
+            cross_entropy_window(
+                graph, logits, self.soft, teacher.classes, teacher.weights,
+                first=first, temperature=teacher.temperature,
+            )  # fmt: skip
+
+    def loss(self, graph: Graph, outcome: Outcome) -> None:
+        """Record the sums over rows, after all windows."""
+        cross_entropy_loss(graph, self.hard, self.targets.counts, outcome.loss)
+        if self.targets.teacher and self.soft:
+            cross_entropy_loss(graph, self.soft, self.targets.teacher.weights, outcome.taught)
+
+    def gradient(self, graph: Graph, logits: Array, first: int) -> None:
+        """Record the logits of a window becoming their gradient, after all windows."""
+        targets = self.targets
+        if targets.teacher and self.soft:
+            distillation_gradient(
+                graph, logits, self.hard, self.soft, targets.classes, targets.counts,
+                targets.teacher, first=first,
+            )  # fmt: skip
+        else:
+            cross_entropy_gradient(
+                graph, logits, self.hard, targets.classes, targets.counts, first=first
+            )

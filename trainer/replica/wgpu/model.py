@@ -15,6 +15,7 @@ from trainer.replica.wgpu.attention import Attention
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.graph import Graph
 from trainer.replica.wgpu.head import Head, Outcome, Targets
+from trainer.replica.wgpu.kernels.distillation import Teacher
 from trainer.replica.wgpu.kernels.elementwise import fill
 from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient
 from trainer.replica.wgpu.kernels.finite import mark_non_finite
@@ -92,6 +93,7 @@ class Decoder:
             )
         self.architecture = architecture
         self._classify = config.task == "classify"
+        self._temperature = config.distillation.temperature if config.distillation else 1.0
         self.eps = float(tree.get("rms_norm_eps", 1e-6))
         self.rope = tensors.rope
         scale = config.lora.lora_alpha / config.lora.lora_rank
@@ -140,7 +142,7 @@ class Decoder:
             graph.segment(f"head.{chunk}")
             if chunk == 0:
                 fill(graph, dx, value=0.0)
-            targets = _targets(bucket, vector, chunk)
+            targets = self._targets(bucket, vector, chunk)
             self.head.loss(graph, pool, stream[-1], targets, outcome, dx=dx)
         for number in reversed(range(len(self.layers))):
             graph.segment(f"backward.{number}")
@@ -185,11 +187,29 @@ class Decoder:
             x, y = y, x
         for chunk in range(bucket.chunks):
             graph.segment(f"head.{chunk}")
-            targets = _targets(bucket, vector, chunk)
+            targets = self._targets(bucket, vector, chunk)
             self.head.loss(graph, pool, x, targets, outcome, predictions=predictions)
         for array in (x, y):
             pool.give(array)
         kept.give(pool)
+
+    def _targets(self, bucket: Bucket, vector: Array, chunk: int) -> Targets:
+        """Return the windows of one chunk of targets."""
+        count, entries = bucket.chunk_rows, bucket.entries
+        first, last = chunk * count, (chunk + 1) * count
+
+        def table(name: str, columns: int) -> Array:
+            whole = bucket.window(vector, name).rows(first * columns, last * columns)
+            return whole.reshape(count, columns)
+
+        rows = bucket.window(vector, "rows").rows(first, last)
+        teacher = None
+        if entries:
+            shares = bucket.window(vector, "shares")
+            teacher = Teacher(
+                table("taught", entries), table("weights", entries), shares, self._temperature
+            )
+        return Targets(rows, table("classes", 1), table("counts", 1), teacher)
 
     def _shape(self, bucket: Bucket) -> Shape:
         model = self.architecture
@@ -215,16 +235,4 @@ def _layer(tensors: Tensors, stem: str, lora_scale: float) -> Layer:
         q_norm=head_norm("q_norm"),
         k_norm=head_norm("k_norm"),
         **linears,
-    )
-
-
-def _targets(bucket: Bucket, vector: Array, chunk: int) -> Targets:
-    """Return the windows of one chunk of targets."""
-    first, last = chunk * bucket.chunk_rows, (chunk + 1) * bucket.chunk_rows
-    rows, classes, probabilities = (
-        bucket.window(vector, name).rows(first, last)
-        for name in ("rows", "classes", "probabilities")
-    )
-    return Targets(
-        rows, classes.reshape(bucket.chunk_rows, 1), probabilities.reshape(bucket.chunk_rows, 1)
     )

@@ -24,6 +24,7 @@ from trainer.replica.wgpu.memory import USABLE, Budget, Pool, available, check_f
 from trainer.replica.wgpu.model import Decoder, Tensors
 from trainer.replica.wgpu.recordings import Settings, record
 from trainer.replica.wgpu.slots import Slots
+from trainer.replica.wgpu.teacher import PLANNED_ENTRIES
 
 _TOKENS = 8192
 """Most tokens of an automatic micro-batch: more keep no GPU busier."""
@@ -85,8 +86,9 @@ def count(
     )
     where = str(model_dir / "config.json")
     decoder = Decoder(architecture, read_config(model_dir), config, tensors, where)
-    outcome = Outcome(Array(None, (1,)), Array(None, (1,), "u32"))
-    bucket = Bucket(samples, length, config.task == "classify")
+    outcome = Outcome(Array(None, (1,)), Array(None, (1,)), Array(None, (1,), "u32"))
+    entries = PLANNED_ENTRIES if config.distillation else 0
+    bucket = Bucket(samples, length, config.task == "classify", entries)
     record(decoder, pool, outcome, Settings(bucket, training=True, keep=not recompute))
     return pool.budget()
 

@@ -14,7 +14,7 @@ from trainer.errors import InputError
 from trainer.layout import GradientLayout
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import split
-from trainer.replica.wgpu.batch import Packed, pack
+from trainer.replica.wgpu.batch import Packed, pack, padded_length
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.engine import Engine
 from trainer.replica.wgpu.failures import OutOfMemoryError
@@ -22,6 +22,7 @@ from trainer.replica.wgpu.loaded import load
 from trainer.replica.wgpu.planning import plan
 from trainer.replica.wgpu.readback import Readback
 from trainer.replica.wgpu.recordings import Recording
+from trainer.replica.wgpu.teacher import check_supported
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -53,6 +54,8 @@ class WgpuReplica:
         self.device = f"wgpu:{device.adapter.index}"
         self._config = config
         self._device = device
+        if config.distillation:
+            check_supported(config.distillation)
         planned = plan(model_dir, config, layout, device, gradient_checkpointing)
         self._loaded = load(model_dir, config, layout, device)
         self._engine = Engine(device, self._loaded.decoder, keep=not planned.recompute)
@@ -64,10 +67,17 @@ class WgpuReplica:
         """Copy fp32 `[layout.size]` into the trainable weights."""
         self._loaded.write(self._device, flat)
 
-    def forward_backward(self, batch: Sequence[Encoded], on_block: OnBlock) -> StepResult:
-        """Run one shard; see `Replica.forward_backward`."""
+    def forward_backward(
+        self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
+    ) -> StepResult:
+        """Run one shard; see `Replica.forward_backward`.
+
+        Raises:
+            InputError: a soft target has a rest.
+        """
         start = time.monotonic()
-        _, micros, recordings = self._prepare(batch, training=True)
+        shares = self._shares(batch, alpha)
+        _, micros, recordings = self._prepare(batch, shares, training=True)
         self._device.clear(self._loaded.gradients)
         self._engine.run(micros, recordings, self._copy_block)
         if not micros:
@@ -76,11 +86,17 @@ class WgpuReplica:
             on_block(index, gradient)
         weight = sum(micro.weight for micro in micros)
         tokens = sum(len(sample.input_ids) for sample in batch)
-        return StepResult(self._engine.result().loss, weight, tokens, time.monotonic() - start)
+        result = self._engine.result()
+        seconds = time.monotonic() - start
+        if shares is None:
+            return StepResult(result.loss, weight, tokens, seconds)
+        kl = result.taught - sum(micro.entropy for micro in micros)
+        loss = shares[0] * result.loss + shares[1] * kl
+        return StepResult(loss, weight, tokens, seconds, ce_sum=result.loss, kl_sum=kl)
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run forward alone; see `Replica.evaluate`."""
-        order, micros, recordings = self._prepare(batch, training=False)
+        order, micros, recordings = self._prepare(batch, None, training=False)
         self._engine.run(micros, recordings)
         result = self._engine.result()
         weight = sum(micro.weight for micro in micros)
@@ -91,6 +107,14 @@ class WgpuReplica:
         labels = np.array([batch[index].labels for index in order], np.int64)
         np.add.at(confusion, (labels, result.predictions[: len(order)].astype(np.int64)), 1)
         return EvalResult(result.loss, weight, confusion.tolist())
+
+    def _shares(self, batch: Sequence[Encoded], alpha: float | None) -> tuple[float, float] | None:
+        """Return how much cross-entropy and divergence weigh; None where no teacher counts."""
+        distillation = self._config.distillation
+        if distillation is None or not batch or batch[0].soft is None:
+            return None
+        alpha = distillation.alpha if alpha is None else alpha
+        return (1 - alpha, alpha * distillation.temperature**2) if alpha else None
 
     def _copy_block(self, encoder: Any, segment: str) -> None:
         """Send a layer's gradient on its way when its backward is done, the others at the end."""
@@ -103,17 +127,17 @@ class WgpuReplica:
                     self._readback.encode(encoder, block.index)
 
     def _prepare(
-        self, batch: Sequence[Encoded], *, training: bool
+        self, batch: Sequence[Encoded], shares: tuple[float, float] | None, *, training: bool
     ) -> tuple[list[int], list[Packed], list[Recording]]:
         """Return the samples' order, micro-batches and recordings, smaller ones where memory ends.
 
         Raises:
             InputError: not even one sample fits.
         """
-        lengths = [len(sample.input_ids) for sample in batch]
+        lengths = [padded_length(len(sample.input_ids)) for sample in batch]
         while True:
             groups = split(lengths, self.limit)
-            micros = [pack([batch[index] for index in group]) for group in groups]
+            micros = [pack([batch[index] for index in group], shares) for group in groups]
             try:
                 recordings = self._engine.prepare(micros, training=training)
             except OutOfMemoryError as error:
