@@ -108,7 +108,7 @@ def test_the_gradient_is_torchs(
 
 
 def taught(batch: list[Encoded], temperature: float, seed: int = 0) -> list[Encoded]:
-    """Return a batch with a teacher that names one to nine tokens at all positions but the first."""
+    """Return a batch whose teacher names one to nine tokens a position, but for the first."""
     rng = np.random.default_rng(seed)
     made: list[Encoded] = []
     for sample in batch:
