@@ -27,6 +27,8 @@ EXPECTED_SKIPS = (
     r"this device has no subgroups of 8\b",
     r"no network namespaces\b",
     r"no git checkout\b",
+    r"needs bwrap\b",
+    r"needs lm-eval\b",
 )
 """Reasons (regular expressions, at the start) for which a machine may leave a test out."""
 

@@ -1,0 +1,108 @@
+"""pass@k: how often code that a model writes passes its tests (Chen et al., arXiv 2107.03374)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.evaluate.sandbox import Sandbox, Verdict
+
+STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+"""Where a function is over: the paper's own, section 3.2."""
+REPORTED = (1, 10, 100)
+"""The k for which pass@k is reported, as far as there are as many samples."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A function to be completed."""
+
+    prompt: str
+    """Its head and docstring."""
+    test: str
+    """Source that defines `check(candidate)`, which raises when the function is wrong."""
+    entry_point: str
+    """The function's name."""
+
+    def program(self, completion: str) -> str:
+        """Return what passes when the completion is right."""
+        body = completion[: _end(completion)]
+        return f"{self.prompt}{body}\n\n{self.test}\n\ncheck({self.entry_point})\n"
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Return the problems of a JSON Lines file; further keys are ignored.
+
+    Raises:
+        InputError: the file cannot be read, is empty, or a line is not a problem.
+    """
+    problems: list[Problem] = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            tree: Any = json.loads(line)
+            prompt, test, name = (tree[key] for key in ("prompt", "test", "entry_point"))
+        except (ValueError, TypeError, KeyError):
+            raise InputError(
+                f"{path}:{number}: expected an object with prompt, test and entry_point"
+            ) from None
+        if not all(isinstance(value, str) for value in (prompt, test, name)):
+            raise InputError(f"{path}:{number}: prompt, test and entry_point must be strings")
+        if not name.isidentifier():
+            raise InputError(f"{path}:{number}: entry_point {name!r} is not a name")
+        problems.append(Problem(prompt, test, name))
+    if not problems:
+        raise InputError(f"{path}: holds no problems, expected one JSON object a line")
+    return problems
+
+
+def judge(sandbox: Sandbox, programs: Sequence[str], threads: int | None = None) -> list[Verdict]:
+    """Run programs, several at a time; none outlives this call, whatever ends it."""
+    pool = ThreadPoolExecutor(threads or os.cpu_count())
+    try:
+        return list(pool.map(sandbox.run, programs))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        sandbox.stop()
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Return the unbiased estimate of pass@k: 1 - C(n - c, k) / C(n, k), equation 1 of the paper.
+
+    Args:
+        samples: n, of one problem; at least k.
+        passed: c, those that passed.
+    """
+    assert 0 <= passed <= samples >= k > 0, (samples, passed, k)
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def figures(passed: Iterable[int], samples: int) -> dict[str, float]:
+    """Return `pass@k` as the mean over problems, of which each has so many samples.
+
+    Args:
+        passed: how many passed, by problem.
+    """
+    counts = list(passed)
+    return {
+        f"pass@{k}": math.fsum(pass_at_k(samples, count, k) for count in counts) / len(counts)
+        for k in REPORTED
+        if k <= samples
+    }
+
+
+def _end(completion: str) -> int:
+    places = (completion.find(stop) for stop in STOPS)
+    return min((place for place in places if place >= 0), default=len(completion))
