@@ -56,10 +56,12 @@ def companions(config: RunConfig, model_dir: Path) -> dict[str, bytes | Path]:
     if config.method == "lora":
         return {ADAPTER_CONFIG: _pretty(adapter_config(config, model_dir))}
     files: dict[str, bytes | Path] = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
-    files.update(
-        {name: model_dir / name for name in _TOKENIZER_FILES if (model_dir / name).is_file()}
-    )
-    return files
+    return {**files, **tokenizer_files(model_dir)}
+
+
+def tokenizer_files(model_dir: Path) -> dict[str, Path]:
+    """Return the files that a model's tokenizer and `generate()` are read from, by name."""
+    return {name: model_dir / name for name in _TOKENIZER_FILES if (model_dir / name).is_file()}
 
 
 def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:

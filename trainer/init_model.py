@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from trainer.adapter import safetensors_pieces
 from trainer.architecture import parse_architecture
 from trainer.data.samples import read_samples
-from trainer.errors import InputError, StorageError
+from trainer.errors import InputError
 from trainer.initialization import uniform
-from trainer.storage import Disk, FolderWriter
+from trainer.new_folder import check_new, write_new
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 # The last two let a conversation be laid out as ChatML (trainer.data.chat).
@@ -70,30 +70,18 @@ def init_model(data: Path, output: Path, sizes: ModelSizes | None = None, seed: 
         StorageError: the disk refused.
     """
     sizes = sizes or ModelSizes()
+    check_new(output)
     tokenizer = train_tokenizer(_texts(data), sizes.vocab_size)
     config = model_config(sizes, tokenizer)
-    files: dict[str, Sequence[bytes]] = {
+    weights = random_weights(config, seed)
+    files: dict[str, Iterable[bytes | memoryview]] = {
         "config.json": [_pretty(config)],
         "generation_config.json": [_pretty({"eos_token_id": 0, "pad_token_id": 1})],
         "tokenizer.json": [tokenizer.to_str(pretty=True).encode()],
         "tokenizer_config.json": [_pretty(tokenizer_config(sizes.max_position_embeddings))],
+        "model.safetensors": safetensors_pieces(weights, {"format": "pt"}),
     }
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: exists already, remove it or choose another output")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        writer = FolderWriter(Disk(), output.parent.resolve(), output.name)
-        try:
-            for name, content in files.items():
-                writer.add(name, content)
-            weights = random_weights(config, seed)
-            writer.add("model.safetensors", safetensors_pieces(weights, {"format": "pt"}))
-            return writer.publish()
-        except BaseException:
-            writer.abandon()
-            raise
-    except OSError as error:
-        raise StorageError(f"{output}: cannot be written: {error.strerror}") from None
+    return write_new(output, files)
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -160,7 +148,7 @@ def tokenizer_config(max_length: int) -> dict[str, Any]:
 
 
 def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
-    """Return every tensor by name: norms one, the rest uniform with the usual deviation.
+    """Return every tensor by name: norms one, biases zero, the rest uniform as transformers has it.
 
     What writes into the residual stream is scaled down by the depth, as in GPT-2.
     """
@@ -172,10 +160,15 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
         for name, shape in model.layer_tensors():
             shapes[f"model.layers.{layer}.{name}"] = shape
     shapes["model.norm.weight"] = (model.hidden_size,)
+    if not model.tied:
+        shapes["lm_head.weight"] = (model.vocab_size, model.hidden_size)
     weights: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():
         if name.endswith("norm.weight"):
             weights[name] = np.ones(shape, dtype=np.float32)
+            continue
+        if name.endswith(".bias"):
+            weights[name] = np.zeros(shape, dtype=np.float32)
             continue
         bound = _WEIGHT_STD * math.sqrt(3.0)
         if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from trainer.adapter import MODEL_CONFIG, MODEL_FILE, companions, file_pieces
-from trainer.errors import InputError, StorageError
+from trainer.errors import InputError
 from trainer.headers import TensorHeader, read_headers
 from trainer.initialization import read_tensor
 from trainer.layout import build_layout, stored_name
-from trainer.storage import Disk, FolderWriter
+from trainer.new_folder import check_new, write_new
 from trainer.trained import Trained
 
 _PEFT_PREFIX = "base_model.model."
@@ -36,27 +36,16 @@ def merge(trained: Trained, output: Path) -> Path:
     """
     if trained.config.method != "lora":
         raise InputError(f"{trained.path}: is a full model, there is no adapter to merge")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: exists already, remove it or choose another output")
+    check_new(output)
     plan = _Merged(trained)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        writer = FolderWriter(Disk(), output.parent.resolve(), output.name)
-        try:
-            for name, content in companions(plan.config, trained.base_dir).items():
-                if name == MODEL_CONFIG:
-                    assert isinstance(content, bytes)
-                    tree = {**json.loads(content), "dtype": _TORCH_NAMES[plan.dtype]}
-                    content = (json.dumps(tree, indent=2) + "\n").encode()
-                pieces = file_pieces(content) if isinstance(content, Path) else [content]
-                writer.add(name, pieces)
-            writer.add(MODEL_FILE, plan.pieces())
-            return writer.publish()
-        except BaseException:
-            writer.abandon()
-            raise
-    except OSError as error:
-        raise StorageError(f"{output}: cannot be written: {error.strerror}") from None
+    files: dict[str, Iterable[bytes | memoryview]] = {}
+    for name, content in companions(plan.config, trained.base_dir).items():
+        if name == MODEL_CONFIG:
+            assert isinstance(content, bytes)
+            tree = {**json.loads(content), "dtype": _TORCH_NAMES[plan.dtype]}
+            content = (json.dumps(tree, indent=2) + "\n").encode()
+        files[name] = file_pieces(content) if isinstance(content, Path) else [content]
+    return write_new(output, {**files, MODEL_FILE: plan.pieces()})
 
 
 class _Merged:

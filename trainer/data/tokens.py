@@ -134,8 +134,8 @@ def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
     return tokenizer
 
 
-def end_of_text(tokenizer_dir: Path, tokenizer: Tokenizer) -> int | None:
-    """Return the id of the `eos_token` in tokenizer_config.json, None without one."""
+def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int | None:
+    """Return the id of the token that tokenizer_config.json gives a name, None without one."""
     path = tokenizer_dir / "tokenizer_config.json"
     try:
         settings: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -143,7 +143,7 @@ def end_of_text(tokenizer_dir: Path, tokenizer: Tokenizer) -> int | None:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    token = settings.get("eos_token") if isinstance(settings, dict) else None
+    token = settings.get(name) if isinstance(settings, dict) else None
     if isinstance(token, dict):  # older files spell a token as an object
         token = token.get("content")
     return tokenizer.token_to_id(token) if isinstance(token, str) else None
@@ -154,7 +154,7 @@ class Encoder:
 
     def __init__(self, tokenizer_dir: Path) -> None:
         self.tokenizer = load_tokenizer(tokenizer_dir)
-        self.end = end_of_text(tokenizer_dir, self.tokenizer)
+        self.end = special_token(tokenizer_dir, self.tokenizer, "eos_token")
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.format = chat_format(frozenset(token.content for token in added if token.special))
         self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS

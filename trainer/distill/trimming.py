@@ -22,8 +22,8 @@ from trainer.data.documents import Documents
 from trainer.data.tokens import load_tokenizer
 from trainer.distill.merges import Bpe
 from trainer.distill.vocabulary import FILE, SCHEMA, tokenizer_digest
-from trainer.errors import InputError, StorageError
-from trainer.storage import Disk, FolderWriter
+from trainer.errors import InputError
+from trainer.new_folder import check_new, write_new
 
 _AS_THEY_ARE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 _BATCH = 4 << 20  # characters that are tokenised at once
@@ -52,8 +52,7 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int, output: Path) -> 
             and all of them; `output` holds something; the corpus changes while it is read.
         StorageError: the disk refused.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: exists already, remove it or choose another output")
+    check_new(output)
     teacher = load_tokenizer(tokenizer_dir)
     path = tokenizer_dir / "tokenizer.json"
     tree: Any = json.loads(path.read_bytes())
@@ -83,12 +82,12 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int, output: Path) -> 
         "teacher_ids": teacher_ids,
     }
     after = sum(int(_count(trimmed, texts, len(kept)).sum()) for texts in _batches(documents))
-    _write(
+    write_new(
         output,
         {
             **_companions(tokenizer_dir, new_ids),
-            "tokenizer.json": text,
-            FILE: json.dumps(vocabulary).encode(),
+            "tokenizer.json": [text],
+            FILE: [json.dumps(vocabulary).encode()],
         },
     )
     return Trimmed(
@@ -168,10 +167,10 @@ def _load(
     return trimmed
 
 
-def _companions(folder: Path, new_ids: Mapping[str, int]) -> dict[str, bytes]:
+def _companions(folder: Path, new_ids: Mapping[str, int]) -> dict[str, list[bytes]]:
     """Return what lies beside a tokenizer.json, by name; ids in it are the new ones."""
     files = {
-        name: (folder / name).read_bytes() for name in _AS_THEY_ARE if (folder / name).is_file()
+        name: [(folder / name).read_bytes()] for name in _AS_THEY_ARE if (folder / name).is_file()
     }
     path = folder / "tokenizer_config.json"
     if path.is_file():
@@ -183,20 +182,6 @@ def _companions(folder: Path, new_ids: Mapping[str, int]) -> dict[str, bytes]:
                 for token in added.values()
                 if token["content"] in new_ids
             }
-        files[path.name] = (json.dumps(settings, ensure_ascii=False, indent=2) + "\n").encode()
+        text = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
+        files[path.name] = [text.encode()]
     return files
-
-
-def _write(output: Path, files: Mapping[str, bytes]) -> None:
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        writer = FolderWriter(Disk(), output.parent.resolve(), output.name)
-        try:
-            for name, content in files.items():
-                writer.add(name, [content])
-            writer.publish()
-        except BaseException:
-            writer.abandon()
-            raise
-    except OSError as error:
-        raise StorageError(f"{output}: cannot be written: {error.strerror}") from None
