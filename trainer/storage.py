@@ -173,7 +173,7 @@ def prepare_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another process may sweep here
     except (FileExistsError, NotADirectoryError):
         raise InputError(f"{folder}: is a file or lies below one, choose another output") from None
     except OSError as error:

@@ -9,148 +9,47 @@ OUT/quarantine/               shards that a student found damaged
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from blake3 import blake3
-from pydantic import TypeAdapter, ValidationError
 
 from trainer import storage
 from trainer.errors import InputError, RefusedError, StorageError
-from trainer.logits.scores import Scheme, Window
+from trainer.logits.description import (
+    SCHEMA,
+    CorpusInfo,
+    Description,
+    ShardPlan,
+    TeacherInfo,
+    TokenizerInfo,
+    Values,
+    difference,
+)
+from trainer.logits.ledger import faults
+from trainer.logits.scores import Window
 from trainer.records import replace_file
 from trainer.storage import Disk, FolderWriter
 
-SCHEMA = "motley.logits/1"
+__all__ = [
+    "SCHEMA",
+    "CorpusInfo",
+    "Description",
+    "LogitsFolder",
+    "ShardPlan",
+    "TeacherInfo",
+    "TokenizerInfo",
+    "Values",
+]
+
 DATASET = "dataset.json"
 SHARD_FILE = "logits.parquet"
 TEACHERS, REQUESTS, QUARANTINE = "teachers", "requests", "quarantine"
-
-Values = Literal["float16", "float32"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TeacherInfo:
-    """Who scores."""
-
-    name: str
-    """For people; not compared, since the same model lies elsewhere on another host."""
-    digest: str
-    dtype: str
-    """Of the forward: `bfloat16` and `float32` do not give the same scores."""
-    vocab_size: int
-    """Rows of its output layer, padding included."""
-    tokenizer_size: int
-    """Tokens of its tokenizer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerInfo:
-    """The student's tokenizer: its ids are what the shards hold."""
-
-    digest: str
-    size: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusInfo:
-    """What is scored."""
-
-    digest: str
-    documents: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardPlan:
-    """A range of documents, and how many windows and tokens it makes."""
-
-    number: int
-    first_document: int
-    stop_document: int
-    windows: int
-    tokens: int
-
-    @property
-    def name(self) -> str:
-        """The shard's folder."""
-        return f"shard-{self.number:05d}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """What a folder of logits will hold when it is complete.
-
-    Raises:
-        ValueError: the shards do not cover the corpus, each document once and in order.
-    """
-
-    teacher: TeacherInfo
-    tokenizer: TokenizerInfo
-    corpus: CorpusInfo
-    scheme: Scheme
-    values: Values
-    """How probabilities are stored."""
-    max_seq_len: int
-    """Tokens of the longest window."""
-    seed: int
-    """Of the draws."""
-    shards: tuple[ShardPlan, ...]
-
-    def __post_init__(self) -> None:
-        document = 0
-        for number, shard in enumerate(self.shards):
-            if (shard.number, shard.first_document) != (number, document):
-                raise ValueError(f"shard {number} does not begin at document {document}")
-            document = shard.stop_document
-        if document != self.corpus.documents:
-            raise ValueError(f"the shards end at document {document} of {self.corpus.documents}")
-
-    @property
-    def windows(self) -> int:
-        """Windows of all shards."""
-        return sum(shard.windows for shard in self.shards)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all shards."""
-        return sum(shard.tokens for shard in self.shards)
-
-    def to_json(self) -> str:
-        """Return the text of dataset.json."""
-        tree = {"schema": SCHEMA, **_description.dump_python(self, mode="json")}
-        return json.dumps(tree, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Description:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: names what is wrong.
-        """
-        tree: Any = json.loads(text)
-        schema = tree.pop("schema", None) if isinstance(tree, dict) else None
-        if schema != SCHEMA:
-            raise ValueError(f"schema is {schema!r}, this version reads {SCHEMA!r}")
-        try:
-            return _description.validate_python(tree)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
-
-    @property
-    def digest(self) -> str:
-        """BLAKE3 of everything that a student's run depends on."""
-        return blake3(self.to_json().encode()).hexdigest()
-
-
-_description = TypeAdapter(Description)
 
 
 class LogitsFolder:
@@ -199,9 +98,9 @@ class LogitsFolder:
         if not (self.path / DATASET).exists():
             self._create(wanted.to_json().encode(), disk or Disk())
         self._known = None
-        difference = _difference(self.description, wanted)
-        if difference:
-            field, there, here = difference
+        differs = difference(self.description, wanted)
+        if differs:
+            field, there, here = differs
             raise RefusedError(
                 f"{self.path / DATASET}: {field} is {there} there and {here} here; "
                 "give the same, or another output folder"
@@ -229,16 +128,19 @@ class LogitsFolder:
         return [shard.number for shard in shards if not self.is_complete(shard.number)]
 
     def verify(self, number: int) -> None:
-        """Read every byte of a shard.
+        """Read every byte of a shard, and see that each token is there once.
 
         Raises:
-            StorageError: it differs from its manifest; names the file.
+            StorageError: it differs from its manifest or its plan; says where.
         """
-        if SHARD_FILE not in storage.verify(self.shard_path(number)):
-            raise StorageError(f"{self.shard_path(number)}: its manifest names no {SHARD_FILE}")
+        found = faults(self.description.shards[number], self.read(number))
+        if found:
+            raise StorageError(f"{self.shard_path(number)}: {found[0]}")
 
     def write(self, number: int, windows: Iterable[Window], disk: Disk | None = None) -> Path:
         """Write a shard, which appears whole or not at all, and drop the request for it.
+
+        One that is there and whole stays, a damaged one goes to quarantine.
 
         Raises:
             InputError: the windows are not those of the shard's plan.
@@ -248,28 +150,18 @@ class LogitsFolder:
 
         windows = list(windows)
         plan = self.description.shards[number]
-        found = (len(windows), sum(len(window.tokens) for window in windows))
-        if found != (plan.windows, plan.tokens):
+        found = faults(plan, windows)
+        if found:
             raise InputError(
-                f"{self.shard_path(number)}: {found[0]} windows of {found[1]} tokens, planned were "
-                f"{plan.windows} of {plan.tokens}; the corpus has changed"
+                f"{self.shard_path(number)}: {found[0]}; has the corpus or tokenizer changed?"
             )
-        content = encode(self.description, plan, windows)
-        writer: FolderWriter | None = None
-        try:
-            writer = FolderWriter(disk or Disk(), self.path, plan.name)
-            writer.add(SHARD_FILE, [content])
-            path = writer.publish()
-        except BaseException as error:
-            if writer is not None:
-                writer.abandon()
-            if isinstance(error, OSError):
-                reason = error.strerror or str(error)
-                raise StorageError(f"{self.shard_path(number)}: not written: {reason}") from None
-            raise
+        if self.is_there(number):
+            self.quarantine(number, "written anew")
+        if not self.is_there(number):
+            self._publish(plan, encode(self.description, plan, windows), disk or Disk())
         with suppress(OSError):  # a request that stays is looked at, and found fulfilled
             (self.path / REQUESTS / f"{plan.name}.json").unlink(missing_ok=True)
-        return path
+        return self.shard_path(number)
 
     def read(self, number: int) -> Sequence[Window]:
         """Return a shard's windows after comparing its bytes with the manifest.
@@ -338,8 +230,23 @@ class LogitsFolder:
         names = {path.stem for path in (self.path / REQUESTS).glob("shard-*.json")}
         return [shard.number for shard in self.description.shards if shard.name in names]
 
+    def _publish(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
+        writer: FolderWriter | None = None
+        try:
+            writer = FolderWriter(disk, self.path, plan.name)
+            writer.add(SHARD_FILE, [content])
+            writer.publish()
+        except BaseException as error:
+            if writer is not None:
+                writer.abandon()
+            if isinstance(error, OSError):
+                reason = error.strerror or str(error)
+                raise StorageError(f"{self.path / plan.name}: not written: {reason}") from None
+            raise
+
     def _create(self, content: bytes, disk: Disk) -> None:
         """Let dataset.json appear whole, unless another process was first."""
+        path = self.path / DATASET
         fresh = self.path / f".{DATASET}-{secrets.token_hex(4)}"
         try:
             descriptor = disk.create(fresh)
@@ -350,28 +257,23 @@ class LogitsFolder:
                 disk.sync(descriptor)
             finally:
                 disk.close(descriptor)
-            with suppress(FileExistsError):
-                os.link(fresh, self.path / DATASET)  # unlike a rename it never replaces
+            self._link(fresh, disk)
             storage.sync_folder(disk, self.path)
         except OSError as error:
-            raise StorageError(f"{self.path / DATASET}: not written: {error.strerror}") from None
+            raise StorageError(f"{path}: not written: {error.strerror}") from None
         finally:
-            with suppress(OSError):
-                fresh.unlink()
+            if path.exists():  # then nobody needs theirs any more
+                for left in self.path.glob(f".{DATASET}-*"):
+                    left.unlink(missing_ok=True)
 
-
-def _difference(there: Description, here: Description) -> tuple[str, Any, Any] | None:
-    """Return the first field that differs, and both values."""
-    left, right = (_description.dump_python(each, mode="json") for each in (there, here))
-    for section, value in left.items():
-        if section == "shards":
-            if value != right[section]:
-                return "the split into shards", f"{len(value)} shards", f"{len(right[section])}"
-        elif not isinstance(value, dict):
-            if value != right[section]:
-                return section, value, right[section]
-        else:
-            for key, inner in value.items():
-                if (section, key) != ("teacher", "name") and inner != right[section][key]:
-                    return f"{section}.{key}", inner, right[section][key]
-    return None
+    def _link(self, fresh: Path, disk: Disk) -> None:
+        """Give a file the name dataset.json; unlike a rename this never replaces one."""
+        try:
+            os.link(fresh, self.path / DATASET)
+        except (FileExistsError, FileNotFoundError):  # somebody else's is there
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP):
+                raise
+            # No hard links here (exFAT): of two that start in the same moment the later one wins.
+            disk.rename(fresh, self.path / DATASET)

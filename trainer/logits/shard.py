@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainer.errors import InputError
-from trainer.logits.dataset import SCHEMA, Description, ShardPlan
+from trainer.logits.description import SCHEMA, Description, ShardPlan
 from trainer.logits.scores import Scores, Window
 
 _POSITION_FIELDS = ("tail", "dropped", "entropy")

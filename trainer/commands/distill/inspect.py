@@ -1,0 +1,131 @@
+"""`trainer distill inspect`: what a folder of logits holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from trainer.logits.dataset import Description, LogitsFolder
+    from trainer.logits.heartbeat import TeacherStatus
+    from trainer.logits.survey import Contents, Survey
+
+BAR = 40
+"""Characters of the longest bar."""
+
+
+@click.command("inspect")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Shards of which the distributions are read.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(folder: Path, sample: int, as_json: bool) -> None:
+    """Show what the logits in DIR are, how much is there, and which teachers write."""
+    from trainer.logits.dataset import LogitsFolder
+    from trainer.logits.survey import survey
+
+    logits = LogitsFolder(folder)
+    found = survey(logits, sample)
+    teachers = _teachers(logits)
+    if as_json:
+        description = json.loads(logits.description.to_json())
+        planned = description.pop("shards")
+        totals = {
+            "shards": len(planned),
+            "windows": logits.description.windows,
+            "tokens": logits.description.tokens,
+        }
+        tree = {
+            "digest": logits.digest,
+            **description,
+            "planned": totals,
+            "found": asdict(found) | {"bytes_per_token": found.bytes_per_token},
+            "teachers": [asdict(each.beat) | {"silent": each.silent} for each in teachers],
+        }
+        click.echo(json.dumps(tree))
+        return
+    for line in _report(logits.description, found, teachers):
+        click.echo(line)
+
+
+def _teachers(logits: LogitsFolder) -> list[TeacherStatus]:
+    """Look twice, with a beat between, when a teacher says that it lives."""
+    from trainer.logits.heartbeat import INTERVAL, TeacherWatch
+
+    watch = TeacherWatch(logits)
+    if any(each.beat.state in ("running", "waiting") for each in watch.look()):
+        time.sleep(1.5 * INTERVAL)
+    return watch.look()
+
+
+def _report(description: Description, found: Survey, teachers: list[TeacherStatus]) -> list[str]:
+    teacher, scheme = description.teacher, description.scheme
+    kept = {
+        "topk": f"top {scheme.top_k} and {scheme.tail_samples} draws from the tail",
+        "sampled": f"{scheme.samples} draws",
+        "full": "every token",
+    }[scheme.kind]
+    lines = [
+        f"{teacher.name} ({teacher.dtype}): {kept} at temperature {scheme.temperature:g}, "
+        f"{description.values}",
+        f"vocabulary   {description.tokenizer.size:,} of {teacher.tokenizer_size:,} tokens "
+        f"({teacher.vocab_size:,} with padding)",
+        f"shards       {found.shards:,} of {len(description.shards):,}, "
+        f"{len(found.requested)} requested, {found.quarantined} in quarantine",
+        f"windows      {found.windows:,} of {description.windows:,}",
+        f"tokens       {found.tokens:,} of {description.tokens:,}",
+    ]
+    if found.bytes_per_token is not None:
+        lines.append(f"bytes        {found.size:,}, {found.bytes_per_token:.1f} a token")
+    lines += [f"damaged      {reason}" for reason in found.damaged]
+    if found.contents:
+        lines += _distributions(found.contents, scheme.kind == "topk")
+    lines += [
+        f"{name:12} {digest}"
+        for name, digest in (
+            ("teacher", teacher.digest),
+            ("tokenizer", description.tokenizer.digest),
+            ("corpus", description.corpus.digest),
+            ("dataset", description.digest),
+        )
+    ]
+    return lines + [_teacher_line(each) for each in teachers]
+
+
+def _distributions(contents: Contents, exact: bool) -> list[str]:
+    lines = [
+        f"{'kept mass' if exact else 'mass inside':12} {contents.kept:.4f} on average over "
+        f"{contents.positions:,} positions of {contents.shards} shards",
+    ]
+    most = max(1, *contents.histogram)
+    for place, count in enumerate(contents.histogram):
+        share = count / max(1, contents.positions)
+        bar = "#" * round(BAR * count / most)
+        lines.append(f"  {place / 10:.1f} to {(place + 1) / 10:.1f} {bar:{BAR}} {share:7.2%}")
+    lines.append(
+        f"{'a position':12} {contents.entries:.1f} entries, {contents.dropped:.4f} outside the "
+        f"vocabulary, entropy {contents.entropy:.3f} nats"
+    )
+    return lines
+
+
+def _teacher_line(status: TeacherStatus) -> str:
+    beat = status.beat
+    line = f"{beat.name}: {beat.state}, {beat.shards_done} of {beat.shards} shards"
+    if beat.tokens_per_second:
+        line += f", {beat.tokens_per_second:,.0f} tokens/s"
+    if beat.reason:
+        line += f": {beat.reason}"
+    if beat.state in ("running", "waiting") and status.silent > 0:
+        line += ", no beat just now"
+    return line

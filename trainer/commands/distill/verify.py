@@ -1,0 +1,61 @@
+"""`trainer distill verify`: is every byte of a folder of logits what it was?"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from trainer.errors import StorageError
+
+
+@click.command("verify")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--complete", is_flag=True, help="Missing shards are an error, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(folder: Path, complete: bool, as_json: bool) -> None:
+    """Read every byte of the logits in DIR and see that each token is there exactly once.
+
+    Exit code 6 when a shard is damaged, or, with --complete, missing.
+    """
+    from trainer.logits.dataset import LogitsFolder
+    from trainer.logits.ledger import verdicts
+
+    logits = LogitsFolder(folder)
+    found = list(verdicts(logits))
+    states = Counter(verdict.state for verdict in found)
+    wrong = [each for each in found if each.state == "damaged"]
+    missing = [each.name for each in found if each.state == "missing"]
+    if as_json:
+        summary = {"shards": len(found), **{state: states[state] for state in _STATES}}
+        click.echo(json.dumps(summary | {"verdicts": [asdict(each) for each in found]}))
+    else:
+        for each in wrong:
+            click.echo(f"{each.name} is damaged: {each.reason}")
+        if missing:
+            click.echo(f"not there yet: {_ranges(missing)}")
+        tokens = sum(
+            logits.description.shards[each.number].tokens for each in found if each.state == "whole"
+        )
+        click.echo(
+            f"{states['whole']} of {len(found)} shards are whole: {tokens:,} of "
+            f"{logits.description.tokens:,} tokens, each exactly once"
+        )
+    if wrong:
+        names = ", ".join(each.name for each in wrong)
+        raise StorageError(
+            f"{folder}: damaged: {names}; `trainer distill teacher` with the same arguments makes "
+            "them anew"
+        )
+    if complete and missing:
+        raise StorageError(f"{folder}: {len(missing)} of {len(found)} shards are not there")
+
+
+_STATES = ("whole", "missing", "damaged")
+
+
+def _ranges(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} shards, the first is {names[0]}"

@@ -1,0 +1,151 @@
+"""What a folder of logits will hold, agreed on before anything is scored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from blake3 import blake3
+from pydantic import TypeAdapter, ValidationError
+
+from trainer.logits.scores import Scheme
+
+SCHEMA = "motley.logits/1"
+
+Values = Literal["float16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherInfo:
+    """Who scores."""
+
+    name: str
+    """For people; not compared, since the same model lies elsewhere on another host."""
+    digest: str
+    dtype: str
+    """Of the forward: `bfloat16` and `float32` do not give the same scores."""
+    vocab_size: int
+    """Rows of its output layer, padding included."""
+    tokenizer_size: int
+    """Tokens of its tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerInfo:
+    """The student's tokenizer: its ids are what the shards hold."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusInfo:
+    """What is scored."""
+
+    digest: str
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
+    """A range of documents, and how many windows and tokens it makes."""
+
+    number: int
+    first_document: int
+    stop_document: int
+    windows: int
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        """The shard's folder."""
+        return f"shard-{self.number:05d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a folder of logits will hold when it is complete.
+
+    Raises:
+        ValueError: the shards do not cover the corpus, each document once and in order.
+    """
+
+    teacher: TeacherInfo
+    tokenizer: TokenizerInfo
+    corpus: CorpusInfo
+    scheme: Scheme
+    values: Values
+    """How probabilities are stored."""
+    max_seq_len: int
+    """Tokens of the longest window."""
+    seed: int
+    """Of the draws."""
+    shards: tuple[ShardPlan, ...]
+
+    def __post_init__(self) -> None:
+        document = 0
+        for number, shard in enumerate(self.shards):
+            if (shard.number, shard.first_document) != (number, document):
+                raise ValueError(f"shard {number} does not begin at document {document}")
+            document = shard.stop_document
+        if document != self.corpus.documents:
+            raise ValueError(f"the shards end at document {document} of {self.corpus.documents}")
+
+    @property
+    def windows(self) -> int:
+        """Windows of all shards."""
+        return sum(shard.windows for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    def to_json(self) -> str:
+        """Return the text of dataset.json."""
+        tree = {"schema": SCHEMA, **_description.dump_python(self, mode="json")}
+        return json.dumps(tree, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Description:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: names what is wrong.
+        """
+        tree: Any = json.loads(text)
+        schema = tree.pop("schema", None) if isinstance(tree, dict) else None
+        if schema != SCHEMA:
+            raise ValueError(f"schema is {schema!r}, this version reads {SCHEMA!r}")
+        try:
+            return _description.validate_python(tree)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 of everything that a student's run depends on."""
+        return blake3(self.to_json().encode()).hexdigest()
+
+
+_description = TypeAdapter(Description)
+
+
+def difference(there: Description, here: Description) -> tuple[str, Any, Any] | None:
+    """Return the first field that differs, and both values; None when they are the same work."""
+    left, right = (_description.dump_python(each, mode="json") for each in (there, here))
+    for section, value in left.items():
+        if section == "shards":
+            if value != right[section]:
+                return "the split into shards", f"{len(value)} shards", f"{len(right[section])}"
+        elif not isinstance(value, dict):
+            if value != right[section]:
+                return section, value, right[section]
+        else:
+            for key, inner in value.items():
+                if (section, key) != ("teacher", "name") and inner != right[section][key]:
+                    return f"{section}.{key}", inner, right[section][key]
+    return None

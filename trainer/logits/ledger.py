@@ -1,0 +1,70 @@
+"""Proof that a shard holds every token of its documents exactly once, and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trainer.errors import StorageError
+from trainer.logits.scores import Window
+
+if TYPE_CHECKING:
+    from trainer.logits.dataset import LogitsFolder
+    from trainer.logits.description import ShardPlan
+
+
+def faults(plan: ShardPlan, windows: Iterable[Window]) -> list[str]:
+    """Return what is missing, doubled or out of order in a shard, in words; empty when nothing is.
+
+    Windows of a document follow each other without a gap. What a plan does not know is how long
+    each document is: tokens that are missing at a document's end show in the shard's totals.
+    """
+    found: list[str] = []
+    document, stop, count, tokens = plan.first_document, 0, 0, 0
+    for window in windows:
+        begin, length = window.start, len(window.tokens)
+        expected = stop if window.document == document else 0
+        name = f"document {window.document}"
+        if not plan.first_document <= window.document < plan.stop_document:
+            found.append(f"{name} is not of this shard")
+        elif window.document < document:
+            found.append(f"{name} comes behind document {document}")
+        elif begin > expected:
+            found.append(f"{name}: tokens {expected} to {begin} are missing")
+        elif begin < expected:
+            found.append(f"{name}: tokens {begin} to {min(expected, begin + length)} come twice")
+        document, stop = window.document, begin + length
+        count, tokens = count + 1, tokens + length
+    if (count, tokens) != (plan.windows, plan.tokens):
+        found.append(
+            f"{count} windows of {tokens} tokens, planned were {plan.windows} of {plan.tokens}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one shard."""
+
+    number: int
+    name: str
+    state: Literal["whole", "missing", "damaged"]
+    reason: str | None = None
+
+
+def verdicts(folder: LogitsFolder) -> Iterator[Verdict]:
+    """Read every byte of every shard, one after the other.
+
+    Raises:
+        InputError: the folder has no usable dataset.json.
+    """
+    for plan in folder.description.shards:
+        try:
+            if folder.is_there(plan.number):
+                folder.verify(plan.number)
+                yield Verdict(plan.number, plan.name, "whole")
+            else:
+                yield Verdict(plan.number, plan.name, "missing")
+        except StorageError as error:
+            yield Verdict(plan.number, plan.name, "damaged", str(error))
