@@ -117,6 +117,11 @@ class Feed:
             return item
         return None
 
+    @property
+    def running(self) -> bool:
+        """Whether the reading thread is still there."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """End the thread; one that a hanging share holds up is left behind."""
         self._closed = True

@@ -1,0 +1,117 @@
+"""What reaches the device: each window once an epoch, from where a run left off, and no hanging."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bigram_teacher import LENGTHS, BigramTeacher
+from small_model import write_data, write_model
+
+from trainer.config import DistillationConfig
+from trainer.data.order import epoch_order
+from trainer.data.tokens import IGNORED
+from trainer.distill.stopping import Stop
+from trainer.distill.student_feed import Batch, Feed, OnWait, Preparation, batches
+from trainer.errors import UnreachableError
+from trainer.exchange.schedule import StepPlan
+from trainer.logits.stream import Position, ShardStream
+
+WINDOWS = 24
+PLAN = StepPlan(WINDOWS, batch_size=5, epochs=2)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> BigramTeacher:
+    folder = tmp_path_factory.mktemp("model")
+    return BigramTeacher(write_model(folder / "model", write_data(folder / "data.jsonl")))
+
+
+@pytest.fixture(scope="module")
+def logits(teacher: BigramTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return teacher.write(tmp_path_factory.mktemp("logits")).path
+
+
+def read(
+    teacher: BigramTeacher, path: Path, step: int = 0, position: Position | None = None
+) -> list[Batch]:
+    stream = ShardStream(teacher.folder(path), seed=3, order=epoch_order, group=2)
+    prepare = Preparation(teacher.scheme, DistillationConfig(), 512)
+    return list(batches(stream, PLAN, step, position or Position(), prepare))
+
+
+def test_each_epoch_has_every_window_once_in_its_own_order(
+    teacher: BigramTeacher, logits: Path
+) -> None:
+    steps = read(teacher, logits)
+    assert [len(batch.samples) for batch in steps] == 2 * [5, 5, 5, 5, 4]
+    first, second = ([d for b in part for d in b.documents] for part in (steps[:5], steps[5:]))
+    assert sorted(first) == sorted(second) == list(range(WINDOWS))
+    assert first != second
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 7])
+def test_a_run_goes_on_with_the_next_window(
+    teacher: BigramTeacher, logits: Path, step: int
+) -> None:
+    steps = read(teacher, logits)
+    resumed = read(teacher, logits, step, steps[step - 1].behind)
+    assert [b.documents for b in resumed] == [b.documents for b in steps[step:]]
+
+
+def test_a_window_is_cut_with_its_targets(teacher: BigramTeacher) -> None:
+    window = max(teacher.written[0], key=lambda window: len(window.tokens))
+    assert LENGTHS[0] + 2 < len(window.tokens)
+    whole = Preparation(teacher.scheme, DistillationConfig(), 512)(window)
+    cut = Preparation(teacher.scheme, DistillationConfig(), LENGTHS[0])(window)
+    np.testing.assert_array_equal(cut.input_ids, window.tokens[: LENGTHS[0]])
+    assert isinstance(cut.labels, np.ndarray)
+    np.testing.assert_array_equal(cut.labels, [IGNORED, *window.tokens[1 : LENGTHS[0]]])
+    assert cut.soft is not None
+    assert whole.soft is not None
+    assert len(cut.soft.rest) == LENGTHS[0]
+    np.testing.assert_array_equal(cut.soft.ids, whole.soft.ids[: len(cut.soft.ids)])
+
+
+def never(on_wait: OnWait) -> Iterator[Batch]:
+    """Wait for what never comes."""
+    while True:
+        on_wait("waits for shard-00000")
+        time.sleep(0.05)
+    yield  # pyright: ignore[reportUnreachable]  # makes this a generator
+
+
+def test_a_wait_is_told_once_and_ends_when_asked() -> None:
+    stop, told = Stop(), list[str]()
+    feed = Feed(never, stop)
+    threading.Timer(1.0, stop.ask, ["SIGTERM"]).start()
+    assert feed.take(told.append) is None
+    assert told == ["waits for shard-00000"]
+    feed.close()
+    assert not feed.running
+
+
+def test_an_error_surfaces_where_batches_are_taken(teacher: BigramTeacher, logits: Path) -> None:
+    first = read(teacher, logits)[0]
+
+    def source(_: OnWait) -> Iterator[Batch]:
+        yield first
+        raise UnreachableError("the teacher is gone")
+
+    feed = Feed(source, Stop())
+    assert feed.take(print) is first
+    with pytest.raises(UnreachableError, match="the teacher is gone"):
+        feed.take(print)
+    feed.close()
+
+
+def test_batches_that_nobody_takes_do_not_keep_it(teacher: BigramTeacher, logits: Path) -> None:
+    steps = read(teacher, logits)
+    feed = Feed(lambda _: iter(steps), Stop())
+    assert feed.take(print) is steps[0]
+    feed.close()
+    assert not feed.running
