@@ -48,11 +48,20 @@ def open_view(stream: TextIO | None = None, *, interval: float = 5.0) -> Progres
 
     `interval` is the least time in seconds between plain lines of moving numbers.
     """
+    return choose_view(LiveView, lambda stream: PlainView(stream, interval=interval), stream)
+
+
+def choose_view(
+    live: Callable[[TextIO], ProgressView],
+    plain: Callable[[TextIO], ProgressView],
+    stream: TextIO | None = None,
+) -> ProgressView:
+    """Return one of two views, guarded: the live one when the stream (stderr) is a terminal."""
     stream = stream or sys.stderr
     if stream is None:  # a detached process may have none
         return GuardedView(None)
-    live = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    return GuardedView(LiveView(stream) if live else PlainView(stream, interval=interval))
+    is_live = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return GuardedView(live(stream) if is_live else plain(stream))
 
 
 class GuardedView:
@@ -155,10 +164,11 @@ class PlainView:
         print(line, file=self._stream, flush=True)
 
 
-class _Console(Console):
+class ViewConsole(Console):
     """A console whose broken pipe is an error; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
+        """Raise instead of ending the process."""
         self.quiet = True
         raise BrokenPipeError("the terminal is gone")
 
@@ -167,7 +177,7 @@ class LiveView:
     """A redrawn panel: progress, figures, a row for each worker, the last events."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console = _Console(file=stream)  # honours NO_COLOR by itself
+        self.console = ViewConsole(file=stream)  # honours NO_COLOR by itself
         self._pace = Pace(clock)
         self._status: Status | None = None
         self._events: deque[str] = deque(maxlen=5)

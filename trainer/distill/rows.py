@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,13 @@ class Rows:
     """`[N]`, as in `Scores`, as are the next two."""
     dropped: NDArray[np.float32]
     entropy: NDArray[np.float32]
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the rows of all parts."""
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__)
+        )
 
     def __len__(self) -> int:
         return len(self.tail)

@@ -98,7 +98,7 @@ class Scorer:
         step = len(self._whole[0])
         parts = [
             self._score(logits[first : first + step], points[first : first + step])
-            for first in range(0, len(logits), step)
+            for first in range(0, max(len(logits), 1), step)
         ]
         kept, *others = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
         if self._scheme.kind == "full":

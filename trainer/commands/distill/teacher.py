@@ -1,0 +1,211 @@
+"""`trainer distill teacher`: score a corpus, shard by shard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainer.config import Backend
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.distill.interruption import Interruption
+    from trainer.distill.teacher import Teacher
+    from trainer.logits.scores import Kind
+
+
+class Share(click.ParamType):
+    """Which part of the shards one of several teachers scores, as `2/3`."""
+
+    name = "I/N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Return the part's number, from 1, and how many parts there are."""
+        if isinstance(value, tuple):
+            return value
+        index, slash, count = str(value).partition("/")
+        if not (
+            slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)
+        ):
+            self.fail(f"{value!r} is not one part of several, such as 1/2", param, ctx)
+        return int(index), int(count)
+
+
+@click.command("teacher")
+@click.argument("model")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="A text file, JSON Lines or a folder of them; may be given again.",
+)
+@click.option(
+    "--out",
+    "output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The folder of logits; one that is there is completed.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="The student's tokenizer folder; default: the teacher's own tokenizer.",
+)
+@click.option(
+    "--scheme",
+    type=click.Choice(["topk", "sampled", "full"]),
+    default="topk",
+    show_default=True,
+)
+@click.option(
+    "--top-k",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Tokens kept exactly at a position, of topk.",
+)
+@click.option(
+    "--tail-samples",
+    type=click.IntRange(0, 32767),
+    default=8,
+    show_default=True,
+    help="Draws from the tokens below them.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1, 32767),
+    default=50,
+    show_default=True,
+    help="Draws at a position, of sampled.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of what is kept.",
+)
+@click.option(
+    "--values",
+    type=click.Choice(["float16", "float32"]),
+    default="float16",
+    show_default=True,
+    help="How probabilities are stored.",
+)
+@click.option(
+    "--max-seq-len",
+    type=click.IntRange(min=2),
+    default=1024,
+    show_default=True,
+    help="Tokens of a window; longer documents become several.",
+)
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(min=1),
+    help="Tokens of one forward; default: 4096, on a GPU 32768.",
+)
+@click.option(
+    "--shard-bytes",
+    type=click.IntRange(min=1),
+    default=1 << 19,
+    show_default=True,
+    help="Text of a shard.",
+)
+@click.option(
+    "--workers",
+    "share",
+    type=Share(),
+    default="1/1",
+    show_default=True,
+    help="Score each Nth shard from the Ith on; other processes score the others.",
+)
+@click.option("--stay", is_flag=True, help="Then wait for what students ask for, until SIGTERM.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of draws.")
+@click.option("--gpus", "gpu", metavar="GPU", default="", help="Index, UUID or PCI address.")
+@click.option(
+    "--gpu-backend",
+    "backend",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of the weights and the forward.",
+)
+def teacher(model: str, **options: Any) -> None:
+    """Score texts with MODEL, any causal language model: a local folder or a hub name.
+
+    What is there and whole is skipped, so the same command goes on where the last one ended.
+    """
+    if "," in options["gpu"]:
+        raise InputError("--gpus: one teacher takes one GPU; start several with --workers I/N")
+    from trainer.distill.interruption import Interruption, Stopped
+    from trainer.roles import on_signal
+
+    interruption = Interruption()
+    on_signal(interruption.ask)
+    try:
+        _teach(model, interruption, **options)
+    except Stopped as stopped:
+        click.echo(f"{stopped}; the same command goes on from here", err=True)
+
+
+def _teach(
+    model: str,
+    interruption: Interruption,
+    *,
+    scheme: Kind,
+    top_k: int,
+    tail_samples: int,
+    samples: int,
+    temperature: float,
+    share: tuple[int, int],
+    stay: bool,
+    gpu: str,
+    backend: Backend,
+    threads: int | None,
+    batch_tokens: int | None,
+    **wish: Any,
+) -> None:
+    from trainer.distill.assignment import Wish, assign
+    from trainer.distill.teacher_view import open_teacher_view
+    from trainer.distill.teaching import Teaching
+    from trainer.logits.scores import Scheme
+
+    kept = Scheme(
+        kind=scheme,
+        top_k=top_k,
+        tail_samples=tail_samples,
+        samples=samples,
+        temperature=temperature,
+    )
+    assignment = assign(Wish(model=model, scheme=kept, **wish))
+    view = open_teacher_view()
+
+    def open_model() -> Teacher:
+        from trainer.distill.teacher import open_teacher
+
+        return open_teacher(assignment, backend, gpu, threads, batch_tokens)
+
+    teaching = Teaching(
+        assignment,
+        open_model,
+        share=share,
+        on_headway=view.update,
+        check=interruption.check,
+    )
+    try:
+        headway = teaching.run(stay=stay)
+    finally:
+        view.close()
+    click.echo(f"{assignment.folder.path}: {headway.shards} shards, {headway.tokens:,} tokens")

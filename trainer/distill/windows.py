@@ -1,0 +1,120 @@
+"""A corpus in windows of tokens, and its split into shards, before anything is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.documents import Documents
+from trainer.data.samples import Sample
+from trainer.data.tokens import Encoder
+from trainer.errors import InputError
+from trainer.logits.dataset import ShardPlan
+
+_BATCH_BYTES = 1 << 20  # of text that is tokenised at once: bounds the library's own encodings
+
+Range = tuple[int, int]
+"""The first document and the one behind the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Consecutive tokens of one document, not yet scored; see `trainer.logits.scores.Window`."""
+
+    document: int
+    start: int
+    tokens: NDArray[np.int32]
+    """`[T]` student token ids."""
+
+
+class Windows:
+    """Cuts documents into windows of at most `max_seq_len` tokens.
+
+    A text ends with the tokenizer's end-of-text token where it has one. A longer document is cut
+    into consecutive windows; each begins afresh, so of its first token a teacher says nothing.
+    """
+
+    def __init__(self, documents: Documents, encoder: Encoder, max_seq_len: int) -> None:
+        self._documents, self._encoder = documents, encoder
+        self._max_seq_len = max_seq_len
+
+    def ranges(self, shard_bytes: int) -> list[Range]:
+        """Return consecutive documents with at least `shard_bytes` of text each, but for the last.
+
+        A shard depends on the text alone, so that every tokenizer gives the same.
+        """
+        return list(_spans(map(_size, self._documents), shard_bytes))
+
+    def plan(self, ranges: Sequence[Range]) -> tuple[ShardPlan, ...]:
+        """Return how many windows and tokens each shard has; tokenises the whole corpus.
+
+        Raises:
+            InputError: a document has no token.
+        """
+        plans: list[ShardPlan] = []
+        for number, (first, stop) in enumerate(ranges):
+            lengths = [len(ids) for _, ids in self._tokens(first, stop)]
+            plans.append(
+                ShardPlan(
+                    number=number,
+                    first_document=first,
+                    stop_document=stop,
+                    windows=sum(-(-length // self._max_seq_len) for length in lengths),
+                    tokens=sum(lengths),
+                )
+            )
+        return tuple(plans)
+
+    def cut(self, shard: ShardPlan) -> list[Piece]:
+        """Return the windows of a shard in their order.
+
+        Raises:
+            InputError: a document is not any more what was hashed.
+        """
+        return [
+            Piece(document, start, np.array(ids[start : start + self._max_seq_len], np.int32))
+            for document, ids in self._tokens(shard.first_document, shard.stop_document)
+            for start in range(0, len(ids), self._max_seq_len)
+        ]
+
+    def _tokens(self, first: int, stop: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield documents with their tokens, at least one."""
+        sizes = (_size(self._documents[number]) for number in range(first, stop))
+        for begin, end in _spans(sizes, _BATCH_BYTES):
+            numbers = range(first + begin, first + end)
+            samples = [self._documents[number] for number in numbers]
+            texts = iter(self._encoder.texts([each for each in samples if not each.messages]))
+            for number, sample in zip(numbers, samples, strict=True):
+                if sample.messages:
+                    ids, _ = self._encoder.conversation(sample)
+                else:
+                    ids = self._ended(next(texts))
+                if not ids:
+                    source = self._documents.source(number)
+                    raise InputError(f"{source}: the tokenizer leaves no token of it")
+                yield number, ids
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        end = self._encoder.end
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+
+def _size(sample: Sample) -> int:
+    """Return the bytes of a document's text."""
+    turns = (message.content for message in sample.messages)
+    return len("".join(turns).encode()) if sample.messages else len(sample.text.encode())
+
+
+def _spans(sizes: Iterator[int], least: int) -> Iterator[Range]:
+    """Yield consecutive ranges whose sizes add up to `least` or just above; the last may lack."""
+    first = number = total = 0
+    for number, size in enumerate(sizes, start=1):
+        total += size
+        if total >= least:
+            yield first, number
+            first, total = number, 0
+    if number > first:
+        yield first, number
