@@ -262,9 +262,9 @@ class LogitsFolder:
         except OSError as error:
             raise StorageError(f"{path}: not written: {error.strerror}") from None
         finally:
-            if path.exists():  # then nobody needs theirs any more
-                for left in self.path.glob(f".{DATASET}-*"):
-                    left.unlink(missing_ok=True)
+            # Once it is there nobody needs theirs any more; a killed process left its own.
+            for left in self.path.glob(f".{DATASET}-*") if path.exists() else [fresh]:
+                left.unlink(missing_ok=True)
 
     def _link(self, fresh: Path, disk: Disk) -> None:
         """Give a file the name dataset.json; unlike a rename this never replaces one."""
