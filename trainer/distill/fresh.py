@@ -30,6 +30,7 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+_SPECIAL = ("bos_token", "eos_token", "pad_token")
 
 
 def shapes() -> dict[str, Path]:
@@ -43,8 +44,8 @@ def shapes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
-def fresh_model(shape: str | Path, tokenizer_dir: Path, output: Path, seed: int = 0) -> Path:
-    """Write a model folder with random weights and return its path; it appears whole or not at all.
+def fresh_config(shape: str | Path, tokenizer_dir: Path) -> dict[str, Any]:
+    """Return the config.json of a new model.
 
     Args:
         shape: a config.json, or the name of one of `shapes()`. Its vocabulary gives way to the
@@ -52,31 +53,38 @@ def fresh_model(shape: str | Path, tokenizer_dir: Path, output: Path, seed: int 
         tokenizer_dir: whose tokenizer becomes the model's.
 
     Raises:
-        InputError: the shape or the tokenizer cannot be used, or `output` already holds something.
-        StorageError: the disk refused.
+        InputError: the shape or the tokenizer cannot be used.
     """
-    check_new(output)
     tree, where = _read(shape)
     family = parse_architecture(tree, where).model_type
     tokenizer = load_tokenizer(tokenizer_dir)
-    named = {
-        f"{name}_id": special_token(tokenizer_dir, tokenizer, name)
-        for name in ("bos_token", "eos_token", "pad_token")
-    }
     config = {
         **tree,
-        **named,
+        **{f"{name}_id": special_token(tokenizer_dir, tokenizer, name) for name in _SPECIAL},
         "architectures": [_ARCHITECTURES[family]],
         "vocab_size": tokenizer_size(tokenizer_dir),
         "dtype": "float32",
     }
     config.pop("torch_dtype", None)  # the name before transformers 5
+    return config
+
+
+def fresh_model(shape: str | Path, tokenizer_dir: Path, output: Path, seed: int = 0) -> Path:
+    """Write a model folder with random weights and return its path; it appears whole or not at all.
+
+    Raises:
+        InputError: see `fresh_config`, or `output` already holds something.
+        StorageError: the disk refused.
+    """
+    check_new(output)
+    config = fresh_config(shape, tokenizer_dir)
     files: dict[str, Iterable[bytes | memoryview]] = {
         name: file_pieces(path) for name, path in tokenizer_files(tokenizer_dir).items()
     }
     if (tokenizer_dir / FILE).is_file():
         files[FILE] = file_pieces(tokenizer_dir / FILE)
-    ends = {name: id for name, id in named.items() if id is not None}
+    special = {f"{name}_id": config[f"{name}_id"] for name in _SPECIAL}
+    ends = {name: id for name, id in special.items() if id is not None}
     files["generation_config.json"] = [_pretty(ends)]
     files[MODEL_CONFIG] = [_pretty(config)]
     files[MODEL_FILE] = safetensors_pieces(random_weights(config, seed), {"format": "pt"})
