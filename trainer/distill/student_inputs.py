@@ -13,11 +13,13 @@ from trainer.checkpoint import CheckpointStore, Restored
 from trainer.config import RunConfig
 from trainer.continuation import checkpoint_folder, continue_run
 from trainer.data.tokens import Dataset, load_dataset
+from trainer.distill.fresh import fresh_config, fresh_model
 from trainer.distill.stopping import Stop
 from trainer.distill.vocabulary import tokenizer_digest
 from trainer.errors import InputError, RefusedError, UnreachableError
 from trainer.exchange.roster import Job
 from trainer.exchange.schedule import StepPlan
+from trainer.headers import read_config
 from trainer.layout import GradientLayout, build_layout
 from trainer.logits import targets
 from trainer.logits.dataset import DATASET, Description, LogitsFolder
@@ -43,6 +45,34 @@ class Inputs:
     validation: Dataset | None
     store: CheckpointStore
     restored: Restored | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshStudent:
+    """A student from nothing, which a run makes when it begins."""
+
+    shape: str
+    """A config.json, or a name of `trainer.distill.fresh`."""
+    tokenizer_dir: Path
+
+    def make(self, config: RunConfig, description: Description) -> None:
+        """Write the model folder that a config names, unless an earlier start did.
+
+        Raises:
+            RefusedError: the tokenizer is not the one of the logits.
+            InputError: shape or tokenizer cannot be used, or another model is there.
+        """
+        check_tokenizer(self.tokenizer_dir, description, config.data.train)
+        model_dir = Path(config.model.path)
+        if not model_dir.exists():
+            fresh_model(self.shape, self.tokenizer_dir, model_dir, config.training.seed)
+            return
+        same_shape = read_config(model_dir) == fresh_config(self.shape, self.tokenizer_dir)
+        if not same_shape or tokenizer_digest(model_dir) != tokenizer_digest(self.tokenizer_dir):
+            raise InputError(
+                f"{model_dir}: is another model than {self.shape} with the tokenizer of "
+                f"{self.tokenizer_dir}; give another -o, or remove it"
+            )
 
 
 def await_description(folder: LogitsFolder, timeout: float, stop: Stop) -> bool:
@@ -119,12 +149,8 @@ def check_student(config: RunConfig, description: Description, model_dir: Path) 
             model does not know.
         InputError: the logits hold too little for the temperature or the divergence.
     """
-    folder, digest = config.data.train, tokenizer_digest(model_dir)
-    if digest != description.tokenizer.digest:
-        raise RefusedError(
-            f"{model_dir}: its tokenizer ({digest[:16]}) is not the one of the logits in {folder} "
-            f"({description.tokenizer.digest[:16]}); take a model with that tokenizer"
-        )
+    folder = config.data.train
+    check_tokenizer(model_dir, description, folder)
     known, size = read_architecture(model_dir).vocab_size, description.tokenizer.size
     if known < size:
         raise RefusedError(
@@ -142,4 +168,18 @@ def check_student(config: RunConfig, description: Description, model_dir: Path) 
             "windows of up to %d tokens are cut at data.max_seq_len %d",
             description.max_seq_len,
             config.data.max_seq_len,
+        )
+
+
+def check_tokenizer(tokenizer_dir: Path, description: Description, folder: str) -> None:
+    """See that a tokenizer makes the ids that a folder of logits is about.
+
+    Raises:
+        RefusedError: it is another one; names both digests.
+    """
+    digest = tokenizer_digest(tokenizer_dir)
+    if digest != description.tokenizer.digest:
+        raise RefusedError(
+            f"{tokenizer_dir}: its tokenizer ({digest[:16]}) is not the one of the logits in "
+            f"{folder} ({description.tokenizer.digest[:16]})"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainer.config import Backend, RunConfig
 from trainer.data.order import epoch_order
 from trainer.distill.stopping import Stop
-from trainer.distill.student_inputs import Inputs, await_description, read_inputs
+from trainer.distill.student_inputs import FreshStudent, Inputs, await_description, read_inputs
 from trainer.errors import InputError, NonFiniteError, TrainerError
 from trainer.initialization import initial_weights
 from trainer.journal import Journal
@@ -43,7 +43,13 @@ class Device:
 
 
 def run_student(
-    config: RunConfig, run_id: str, device: Device, *, teacher_timeout: float, stop: Stop
+    config: RunConfig,
+    run_id: str,
+    device: Device,
+    *,
+    teacher_timeout: float,
+    stop: Stop,
+    fresh: FreshStudent | None = None,
 ) -> int:
     """Train a student until its run is over, and return the exit code.
 
@@ -51,6 +57,7 @@ def run_student(
         config: `data.train` is a folder of logits, which a teacher may still be writing.
         teacher_timeout: seconds without a sign of a living teacher after which waiting for a
             shard is an error.
+        fresh: makes the model folder, once the logits are known.
 
     Raises:
         InputError: model, folder or settings cannot be used together.
@@ -62,6 +69,8 @@ def run_student(
     folder = LogitsFolder(Path(config.data.train))
     if not await_description(folder, teacher_timeout, stop):
         return 0
+    if fresh is not None:
+        fresh.make(config, folder.description)
     inputs = read_inputs(config, run_id, folder)
     student = _make_student(inputs, device, teacher_timeout, stop)
     try:

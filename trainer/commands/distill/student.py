@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from trainer import config as run_config
 from trainer.commands.overrides import setting
 from trainer.errors import InputError
 
+_PRESET = "student"
 _OVERRIDES = {
     "method": "method",
     "output": "output",
@@ -31,7 +33,14 @@ _OVERRIDES = {
 @click.option("--teacher-logits", "logits", metavar="DIR", help="What a teacher writes, or wrote.")
 @click.option("--student", metavar="MODEL", help="A model folder to go on from.")
 @click.option(
-    "--config", "source", metavar="FILE|PRESET", default="student", show_default=True,
+    "--student-config",
+    "shape",
+    metavar="FILE|NAME",
+    help="A new model: a config.json, or albor-350m; it goes below the output.",
+)
+@click.option("--tokenizer", metavar="DIR", help="The tokenizer folder of a new model.")
+@click.option(
+    "--config", "source", metavar="FILE|PRESET", default=_PRESET, show_default=True,
     help="Run config or a preset's name.",
 )  # fmt: skip
 @click.option("--method", type=click.Choice(["full", "lora"]))
@@ -59,6 +68,8 @@ _OVERRIDES = {
 )  # fmt: skip
 def student(
     source: str,
+    shape: str | None,
+    tokenizer: str | None,
     settings: tuple[str, ...],
     run_id: str | None,
     gpus: str,
@@ -69,21 +80,37 @@ def student(
     **flags: Any,
 ) -> None:
     """Train a student on a folder of teacher logits, also while it is being written."""
-    if source == "student" and not (flags["logits"] and flags["student"]):
-        raise InputError("give --teacher-logits DIR and --student MODEL, or --config FILE")
     if "," in gpus:
         raise InputError(f"--gpus {gpus}: a student trains on one device")
+    if (shape is None) != (tokenizer is None) or (shape and flags["student"]):
+        raise InputError("give --student MODEL, or --student-config and --tokenizer")
+    if source == _PRESET and not (flags["logits"] and (flags["student"] or shape)):
+        raise InputError(
+            "give --teacher-logits DIR, and --student MODEL or --student-config and --tokenizer"
+        )
     overrides = {path: flags[flag] for flag, path in _OVERRIDES.items()}
     overrides |= dict(setting(text) for text in settings)
     config = run_config.load(source, overrides)
+    if shape:
+        overrides["model.path"] = str(Path(config.output) / "student")
+        config = run_config.load(source, overrides)
     from trainer.distill.stopping import Stop
+    from trainer.distill.student_inputs import FreshStudent
     from trainer.distill.student_run import Device, run_student
     from trainer.roles import on_signal
 
     stop = Stop()
     on_signal(stop.ask)
+    fresh = (
+        FreshStudent(shape=shape, tokenizer_dir=Path(tokenizer)) if shape and tokenizer else None
+    )
     device = Device(backend=gpu_backend, gpu=gpus, threads=threads, compiled=compiled)
     code = run_student(
-        config, run_id or config.name, device, teacher_timeout=teacher_timeout, stop=stop
+        config,
+        run_id or config.name,
+        device,
+        teacher_timeout=teacher_timeout,
+        stop=stop,
+        fresh=fresh,
     )
     click.get_current_context().exit(code)
