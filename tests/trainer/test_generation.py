@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from trainer.data.samples import Message, Sample
 from trainer.data.tokens import Encoder, load_tokenizer
 from trainer.errors import InputError
 from trainer.generation import complete
+from trainer.init_model import init_model
 from trainer.initialization import initial_weights, uniform
 from trainer.layout import build_layout
 from trainer.optimizer import TrainState
@@ -41,22 +44,60 @@ def model(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     return small.write_model(tmp_path_factory.mktemp("models") / "model", data)
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory, model: Path, make_config: MakeConfig) -> Path:
+def write_adapter(output: Path, model: Path, make_config: MakeConfig, **settings: Any) -> Path:
     """Return an output folder whose adapter is far from nothing."""
-    config = make_config(model, task="causal-lm", data__max_seq_len=24)
+    config = make_config(model, task="causal-lm", data__max_seq_len=24, **settings)
     layout = build_layout(model, config)
     weights = initial_weights(layout, model, config)
     for slot in layout.tensors():
         if slot.name.endswith("lora_B.weight"):
             weights[slot.start : slot.stop] = uniform(3, slot.name, slot.size, 0.5)
-    output = tmp_path_factory.mktemp("output")
     zeros = np.zeros_like(weights)
     state = TrainState(weights, zeros, zeros.copy(), step=4)
     store = CheckpointStore(output / "checkpoints", layout, config, model)
     progress = RunProgress("run", 4, 0, 8, 0, 0, config.model_dump(mode="json"))
     store.save(state.snapshot(), progress, metric=0.5)
     return output
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory, model: Path, make_config: MakeConfig) -> Path:
+    return write_adapter(tmp_path_factory.mktemp("output"), model, make_config)
+
+
+@pytest.fixture(scope="module")
+def nf4_adapter(
+    tmp_path_factory: pytest.TempPathFactory, data: Path, make_config: MakeConfig
+) -> Path:
+    """Return the same on a base of four bits a weight.
+
+    Its matrices are whole blocks of 64 wide: others bitsandbytes misreads on the CPU.
+    """
+    folder = tmp_path_factory.mktemp("nf4")
+    sizes = replace(small.SIZES, hidden_size=64, head_dim=16)
+    base = init_model(data, folder / "model", sizes, 0)
+    return write_adapter(folder / "output", base, make_config, model__quantization="nf4")
+
+
+@pytest.fixture(scope="module")
+def bf16_model(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """Return the model as most are published: in bfloat16."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("models") / "bf16"
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    halves = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    save_file(halves, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bf16_adapter(
+    tmp_path_factory: pytest.TempPathFactory, bf16_model: Path, make_config: MakeConfig
+) -> Path:
+    return write_adapter(tmp_path_factory.mktemp("bf16"), bf16_model, make_config)
 
 
 def invoke(*arguments: object) -> click.testing.Result:
@@ -68,7 +109,9 @@ def objects(result: click.testing.Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("trained", ["adapter", "model"])
+@pytest.mark.parametrize(
+    "trained", ["adapter", "nf4_adapter", "bf16_adapter", "model", "bf16_model"]
+)
 def test_backends_print_the_same(
     request: pytest.FixtureRequest, tmp_path: Path, trained: str
 ) -> None:

@@ -37,7 +37,15 @@ def prompts(*lengths: int) -> list[list[int]]:
 class Both:
     """The same weights on the device and in transformers on the CPU."""
 
-    def __init__(self, folder: Path, config: RunConfig, device: Device, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        device: Device,
+        on_torch: RunConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        """Load both; `on_torch` is for what torch is to do otherwise."""
         layout = build_layout(folder, config)
         weights = initial_weights(layout, folder, config)
         for slot in layout.tensors():
@@ -47,7 +55,7 @@ class Both:
         self.layout = layout
         self.loaded.write(device, weights)
         self.generator = WgpuGenerator(device, self.loaded.decoder, **settings)
-        self.torch: Any = load_model(folder, config, torch.device("cpu"))
+        self.torch: Any = load_model(folder, on_torch or config, torch.device("cpu"))
         flatten(self.torch, layout, torch.device("cpu")).copy_(torch.tensor(weights))
 
     def greedy(self, prompt: Sequence[int], count: int = NEW) -> list[int]:
@@ -67,23 +75,40 @@ class Both:
 
 @pytest.fixture
 def both(device: Device, tiny_model: TinyModel, make_config: MakeConfig) -> Any:
-    def make(model_type: str = "qwen3", method: str = "lora", **settings: Any) -> Both:
-        folder = tiny_model(model_type, tie_word_embeddings=model_type != "llama")
-        config = make_config(
-            folder, task="causal-lm", method=method, data__max_seq_len=POSITIONS,
-            lora__lora_rank=4,
-        )  # fmt: skip
-        return Both(folder, config, device, **settings)
+    def make(
+        model_type: str = "qwen3", method: str = "lora", base: str = "float32", **settings: Any
+    ) -> Both:
+        dtype = "bfloat16" if base == "bfloat16" else "float32"
+        folder = tiny_model(model_type, dtype=dtype, tie_word_embeddings=model_type != "llama")
+        config, widened = (
+            make_config(
+                folder,
+                task="causal-lm",
+                method=method,
+                data__max_seq_len=POSITIONS,
+                lora__lora_rank=4,
+                model__quantization="nf4" if base == "nf4" else "none",
+                model__dtype=kept,
+            )
+            for kept in (dtype, "float32")  # torch would compute in bfloat16, too
+        )
+        return Both(folder, config, device, widened, **settings)
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("model_type", "method"),
-    [("qwen3", "lora"), ("qwen2", "lora"), ("llama", "lora"), ("qwen3", "full"), ("qwen2", "full")],
+    ("model_type", "method", "base"),
+    [
+        *((model_type, "lora", "float32") for model_type in ("qwen3", "qwen2", "llama")),
+        *((model_type, "full", "float32") for model_type in ("qwen3", "qwen2")),
+        *(("qwen3", "lora", base) for base in ("bfloat16", "nf4")),
+    ],
 )
-def test_greedy_tokens_are_those_of_transformers(both: Any, model_type: str, method: str) -> None:
-    models = both(model_type, method)
+def test_greedy_tokens_are_those_of_transformers(
+    both: Any, model_type: str, method: str, base: str
+) -> None:
+    models = both(model_type, method, base)
     asked = prompts(3, 20, 1)
     made = models.generator.generate(asked, max_new_tokens=NEW, sampling=GREEDY)
     assert made == [models.greedy(prompt) for prompt in asked]
@@ -102,12 +127,19 @@ class Forced:
         return np.array([self._tokens[sample][place] for sample in samples])
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize(
+    ("model_type", "base", "tolerance"),
+    [
+        *((model_type, "float32", 1e-5) for model_type in ("qwen3", "qwen2", "llama")),
+        *((model_type, "bfloat16", 1e-5) for model_type in ("qwen3", "llama")),
+        *((model_type, "nf4", 1e-4) for model_type in ("qwen3", "llama")),
+    ],
+)
 def test_logits_of_every_cached_step_are_those_of_a_whole_forward(
-    both: Any, model_type: str
+    both: Any, model_type: str, base: str, tolerance: float
 ) -> None:
     """The longest prompt takes two pieces; three samples in batches of two leave a row unused."""
-    models = both(model_type, batch=2)
+    models = both(model_type, base=base, batch=2)
     asked, told = prompts(140, 17, 2), prompts(3, 3, 3)
     forced = Forced(told)
     models.generator.generate(asked, max_new_tokens=3, sampling=forced)
@@ -116,7 +148,7 @@ def test_logits_of_every_cached_step_are_those_of_a_whole_forward(
         whole = models.logits([*prompt, *tokens])
         for place in range(3):
             expected = whole[len(prompt) - 1 + place]
-            assert relative(forced.seen[sample, place], expected) < 1e-5, (sample, place)
+            assert relative(forced.seen[sample, place], expected) < tolerance, (sample, place)
 
 
 def test_a_token_crosses_the_bus_once_each_way(both: Any, device: Device) -> None:
