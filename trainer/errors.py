@@ -12,6 +12,9 @@
 | 7    | a GPU failed in the middle of the run, or was lost   | yes                       |
 """
 
+RESTARTED = (1, 3, 6, 7)
+"""The exit codes after which another attempt may come to a better end."""
+
 
 class TrainerError(Exception):
     """An error whose message a user can act on: what is wrong, where, and what to do."""

@@ -55,6 +55,7 @@ class Journal:
             run_id=job.run_id,
             state="waiting",
             reason=None,
+            exit_code=None,
             pid=os.getpid(),
             step=0,
             total_steps=plan.total_steps,
@@ -113,9 +114,13 @@ class Journal:
         else:
             self._metrics.event("finished", self._status["step"], reason=reason, code=exit_code)
         self._status["state"], self._status["reason"] = ended, reason
+        self._status["exit_code"] = exit_code
         for worker in self._workers.values():
             worker["state"] = "lost" if worker["state"] == "lost" else "active"
         self._publish()
+        if self._config.checkpoint.folder is not None:
+            # Who reads checkpoints on another host sees no output folder, but must see the end.
+            StatusFile(self._store.folder).update(self._status)
         self._view.close()
         self._metrics.close()
         return exit_code

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from trainer.errors import StorageError
+from trainer.errors import RESTARTED, StorageError
 from trainer.records import Outage, json_text, replace_file
 
 STATUS_FILE = "status.json"
@@ -63,6 +63,8 @@ class Status(TypedDict):
     run_id: str
     state: RunState
     reason: str | None
+    exit_code: int | None
+    """Of a run that has ended."""
     pid: int
     step: int
     total_steps: int
@@ -134,6 +136,19 @@ def read_status(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
         raise StorageError(f"{path}: not a status of {SCHEMA}")
     return tree  # pyright: ignore[reportUnknownVariableType]
+
+
+def says_over(path: Path) -> bool:
+    """Whether a status file says that its run is over, and not only an attempt that failed.
+
+    One that cannot be read says nothing.
+    """
+    try:
+        status = read_status(path)
+    except StorageError:
+        return False
+    failed_for_good = status.get("state") == "failed" and status.get("exit_code") not in RESTARTED
+    return status.get("state") == "finished" or failed_for_good
 
 
 def _standing(status: Status) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from launcher.processes import ProcessIdentity, boot_id, find_run, identify, is_
 from launcher.session_spec import RestartPolicy
 from launcher.supervisor import SessionSupervisor, Supervisor
 from launcher.units import SystemdSupervisor
+from trainer.errors import RESTARTED
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
 SLEEP = "import time\nwhile True: time.sleep(60)"
@@ -321,6 +322,10 @@ def test_the_pause_grows_is_jittered_and_bounded() -> None:
     assert longest[:4] == [0.5, 1.0, 2.0, 4.0]
     assert longest[-1] == 30.0
     assert policy.delay(1, lambda: 1.0) == 0.25
+
+
+def test_the_codes_are_those_that_the_trainer_promises() -> None:
+    assert RestartPolicy().codes == RESTARTED
 
 
 def test_a_healthy_life_makes_the_count_start_again(run_id: str, tmp_path: Path) -> None:

@@ -109,3 +109,19 @@ def test_a_run_that_waits_says_so_until_it_goes_on(journal: Journal, tmp_path: P
     assert (record["ce"], record["kl"], record["alpha"]) == (3.0, 1.0, 0.5)
     assert "waited_seconds" not in record, "what is not known is not recorded"
     journal.close(0, "done")
+
+
+def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: Path) -> None:
+    """Another host sees the share, and not the output folder."""
+    share: Any = store
+    share.folder = tmp_path / "share" / "run"
+    config = tiny_config()
+    elsewhere = config.checkpoint.model_copy(update={"folder": str(share.folder)})
+    config = config.model_copy(update={"checkpoint": elsewhere})
+    job: Any = SimpleNamespace(run_id="run", data="d" * 64)
+    journal = Journal(tmp_path / "output", share, config, job, StepPlan(100, 10, 1), 1)
+    assert not (share.folder / "status.json").exists()
+    assert journal.close(5, "NaN in the loss") == 5
+    said = read_status(share.folder / "status.json")
+    assert (said["state"], said["exit_code"]) == ("failed", 5)
+    assert read_status(tmp_path / "output" / "status.json")["exit_code"] == 5

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trainer.errors import StorageError
-from trainer.status import Status, StatusFile, read_status
+from trainer.status import Status, StatusFile, read_status, says_over
 
 
 def status(**changes: Any) -> Status:
@@ -14,6 +14,7 @@ def status(**changes: Any) -> Status:
         "run_id": "demo-1",
         "state": "running",
         "reason": None,
+        "exit_code": None,
         "pid": 42,
         "step": 1,
         "total_steps": 100,
@@ -111,3 +112,23 @@ def test_reading_something_else_is_one_line(tmp_path: Path, content: str):
         read_status(tmp_path / "status.json")
     with pytest.raises(StorageError, match="cannot be read"):
         read_status(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "over"),
+    [
+        ("running", None, False),
+        ("finished", 0, True),
+        ("failed", 2, True),
+        ("failed", 5, True),
+        ("failed", 3, False),
+        ("failed", 7, False),
+    ],
+)
+def test_an_attempt_that_failed_is_not_the_end_of_its_run(
+    tmp_path: Path, state: str, exit_code: int | None, over: bool
+):
+    file = StatusFile(tmp_path)
+    assert not says_over(file.path)
+    file.update(status(state=state, exit_code=exit_code))
+    assert says_over(file.path) == over
