@@ -36,6 +36,9 @@ class Position:
     postponed: tuple[int, ...] = ()
     """Shards that were damaged when their group was read: they come at the end of the epoch."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "postponed", tuple(self.postponed))  # JSON has lists
+
 
 class ShardStream:
     """Yields windows in an order that depends on seed, epoch, and the shards' plan alone.
