@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trainer.config import Backend
-from trainer.distill.assignment import Assignment
 from trainer.distill.rows import Rows
 from trainer.distill.scorer import Scorer, uniforms
 from trainer.distill.teacher_model import TeacherModel
 from trainer.distill.windows import Piece
 from trainer.errors import InputError, NonFiniteError
+from trainer.logits.dataset import Description
 from trainer.logits.scores import Scheme, Window
 from trainer.replica.backend import UnusableError, cuda_device, first_usable
 from trainer.replica.microbatch import Limit, split
@@ -45,8 +46,8 @@ class Teacher:
         seed: int,
         batch_tokens: int,
     ) -> None:
-        self._model, self._teacher_ids, self._seed = model, teacher_ids, seed
-        self._scorer = Scorer(scheme, teacher_ids, model.vocab_size, model.device)
+        self.model, self.teacher_ids, self._seed = model, teacher_ids, seed
+        self.scorer = Scorer(scheme, teacher_ids, model.vocab_size, model.device)
         self._with_logprobs = scheme.kind != "sampled"
         self._limit = Limit(_ANY_NUMBER, batch_tokens)
 
@@ -83,11 +84,11 @@ class Teacher:
 
     def _read(self, batch: Sequence[Piece]) -> list[Window]:
         """Score one batch."""
-        points = np.concatenate([self._uniforms(piece) for piece in batch])
+        points = np.concatenate([self.uniforms(piece) for piece in batch])
         parts: list[Rows] = []
         done = 0
-        for logits in self._model.prefill([self._teacher_ids[piece.tokens] for piece in batch]):
-            parts.append(self._scorer.score(logits, points[done : done + len(logits)]))
+        for logits in self.model.prefill([self.teacher_ids[piece.tokens] for piece in batch]):
+            parts.append(self.scorer.score(logits, points[done : done + len(logits)]))
             done += len(logits)
         rows = Rows.concatenate(parts)
         bounds = np.cumsum([0, *(len(piece.tokens) - 1 for piece in batch)])
@@ -111,30 +112,33 @@ class Teacher:
         smaller = self._limit.halved(len(batch), len(batch) * longest)
         if smaller is None:
             raise InputError(
-                f"{self._model.device}: a window of {longest} tokens does not fit; lower"
+                f"{self.model.device}: a window of {longest} tokens does not fit; lower"
                 " --max-seq-len"
             )
         self._limit = smaller
         torch.cuda.empty_cache()
 
-    def _uniforms(self, piece: Piece) -> NDArray[np.float64]:
+    def uniforms(self, piece: Piece) -> NDArray[np.float64]:
+        """Return the numbers that a piece's draws come from, `[T - 1, draws]`."""
         positions = len(piece.tokens) - 1
-        return uniforms(self._seed, piece.document, piece.start, positions, self._scorer.draws)
+        return uniforms(self._seed, piece.document, piece.start, positions, self.scorer.draws)
 
 
 def open_teacher(
-    assignment: Assignment,
-    backend: Backend,
-    gpu: str,
-    threads: int | None,
-    batch_tokens: int | None,
+    model_dir: Path,
+    teacher_ids: NDArray[np.int32],
+    description: Description,
+    *,
+    backend: Backend = "auto",
+    gpu: str = "",
+    threads: int | None = None,
+    batch_tokens: int | None = None,
 ) -> Teacher:
-    """Load the teacher of an assignment on CUDA where that works, else on the CPU.
+    """Load a folder's teacher on CUDA where that works, else on the CPU.
 
     Raises:
         InputError: the model cannot be loaded.
     """
-    description = assignment.folder.description
     if threads is not None:
         torch.set_num_threads(threads)
     device, _, reason = first_usable(
@@ -142,12 +146,10 @@ def open_teacher(
         {"cuda": lambda: cuda_device(gpu), "wgpu": _no_wgpu, "cpu": lambda: "cpu"},
     )
     log.info("the teacher is on %s%s", device, f" ({reason})" if reason else "")
-    dtype = getattr(torch, description.teacher.dtype)
-    model = TeacherModel(assignment.model_dir, dtype, device)
     return Teacher(
-        model,
+        TeacherModel(model_dir, getattr(torch, description.teacher.dtype), device),
         description.scheme,
-        assignment.vocabulary.teacher_ids,
+        teacher_ids,
         description.seed,
         batch_tokens or (_CPU_BATCH if device == "cpu" else _DEVICE_BATCH),
     )

@@ -51,7 +51,10 @@ class Tally:
         self._reading = 0  # tokens of shards that are not on disk yet
         self._read = 0
         self._pace = Pace(clock)
-        self._pace.seen(0)
+
+    def begin(self) -> None:
+        """Start the clock: the model is there."""
+        self._pace.seen(self._read)
 
     def read(self, tokens: int) -> None:
         """Count tokens that were scored."""

@@ -125,6 +125,7 @@ class Teaching:
     def _score(self, plan: ShardPlan, beat: TeacherBeat, writer: ThreadPoolExecutor) -> None:
         if self._teacher is None:
             self._teacher = self._open_teacher()
+            self._tally.begin()
 
         def on_tokens(tokens: int) -> None:
             self._check()

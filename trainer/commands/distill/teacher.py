@@ -195,7 +195,15 @@ def _teach(
     def open_model() -> Teacher:
         from trainer.distill.teacher import open_teacher
 
-        return open_teacher(assignment, backend, gpu, threads, batch_tokens)
+        return open_teacher(
+            assignment.model_dir,
+            assignment.vocabulary.teacher_ids,
+            assignment.folder.description,
+            backend=backend,
+            gpu=gpu,
+            threads=threads,
+            batch_tokens=batch_tokens,
+        )
 
     teaching = Teaching(
         assignment,

@@ -1,0 +1,89 @@
+"""`trainer distill audit`: is what lies there what the teacher says?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from trainer.config import Backend
+from trainer.errors import RefusedError
+
+
+@click.command("audit")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--teacher", "model", help="The teacher; default: where it was when it wrote.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="The student's tokenizer folder; default: the teacher's own tokenizer.",
+)
+@click.option(
+    "--fraction",
+    type=click.FloatRange(0, 1),
+    default=0.001,
+    show_default=True,
+    help="Of the windows that are there; at least one.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the sample."
+)
+@click.option("--gpus", "gpu", metavar="GPU", default="", help="Index, UUID or PCI address.")
+@click.option(
+    "--gpu-backend",
+    "backend",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def audit(
+    folder: Path,
+    model: str | None,
+    tokenizer: Path | None,
+    fraction: float,
+    seed: int,
+    gpu: str,
+    backend: Backend,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Score a part of DIR again and compare; fails when another teacher spoke.
+
+    Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
+    """
+    from trainer.distill.audit import LIMIT, check_teacher
+    from trainer.distill.audit import audit as compare
+    from trainer.distill.teacher import open_teacher
+    from trainer.logits.dataset import LogitsFolder
+    from trainer.model_files import resolve_model
+
+    logits = LogitsFolder(folder)
+    model_dir = resolve_model(model or logits.description.teacher.name)
+    vocabulary = check_teacher(logits, model_dir, tokenizer or model_dir)
+    teacher = open_teacher(
+        model_dir,
+        vocabulary.teacher_ids,
+        logits.description,
+        backend=backend,
+        gpu=gpu,
+        threads=threads,
+    )
+    found = compare(logits, teacher, fraction=fraction, seed=seed)
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        worst = "" if found.max_kl is None else f", at most {found.max_kl:.2e}"
+        click.echo(f"{found.windows} windows, {found.positions:,} positions scored again")
+        click.echo(
+            f"KL of stored to live: {found.mean_kl:.2e} +- {found.standard_error:.1e} nats{worst}"
+        )
+        if found.same_draws is not None:
+            click.echo(f"draws that came again: {found.same_draws:.2%}")
+    if found.is_another_teacher:
+        raise RefusedError(
+            f"{folder}: the scores are {found.mean_kl:.3g} nats from what this teacher says, float"
+            f" noise stays below {LIMIT}: another one wrote them; score anew into another folder"
+        )
