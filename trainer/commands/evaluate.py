@@ -1,18 +1,21 @@
-"""`trainer evaluate`: figures of a trained model on a data file."""
+"""`trainer evaluate`: figures of a trained model, or of each checkpoint of a run as it appears."""
 
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import click
 
 from trainer.config import Backend
 
+_Path = click.Path(path_type=Path)
+
 
 @click.command("evaluate")
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="JSON Lines.")
+@click.argument("model", type=_Path, required=False)
+@click.option("--data", type=_Path, multiple=True, help="JSON Lines; with --watch also several.")
 @click.option("--base", help="The base model of an adapter, when it is not where it was.")
 @click.option(
     "--gpu-backend",
@@ -25,7 +28,113 @@ from trainer.config import Backend
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as trained.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--watch", type=_Path, metavar="DIR", help="Score the checkpoints of this run.")
+@click.option(
+    "--tasks",
+    default="loss",
+    show_default=True,
+    help="Of --watch: loss, generate, code, lm-eval:NAME; the first decides what is best.",
+)
+@click.option("--prompts", type=_Path, help="Of generate: JSON Lines.")
+@click.option("--problems", type=_Path, help="Of code: JSON Lines of prompt, test, entry_point.")
+@click.option("--run-code", is_flag=True, help="Allow code: it runs what the model writes.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of code: tries at each problem.",
+)
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option(
+    "--temperature",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Of generate and code; 0 takes the likeliest token.",
+)
+@click.option("--lm-eval-tasks", type=_Path, metavar="DIR", help="lm-eval tasks of your own, YAML.")
+@click.option("--lm-eval-limit", type=click.IntRange(min=1), help="Samples of each lm-eval task.")
+@click.option("--once/--until-done", help="End when nothing is left, or when the run is over.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds between two looks at DIR.",
+)
+@click.option(
+    "--claim-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds after which a silent runner has lost its claim; the same for all of DIR.",
+)
+@click.option("--runner", help="This runner's name in records and curves; default: the host's.")
 def evaluate(
+    model: Path | None,
+    data: tuple[Path, ...],
+    base: str | None,
+    backend: Backend,
+    gpu: str,
+    threads: int | None,
+    max_seq_len: int | None,
+    as_json: bool,
+    watch: Path | None,
+    tasks: str,
+    prompts: Path | None,
+    problems: Path | None,
+    run_code: bool,
+    samples: int,
+    max_new_tokens: int,
+    temperature: float,
+    lm_eval_tasks: Path | None,
+    lm_eval_limit: int | None,
+    once: bool,
+    every: float,
+    claim_timeout: float,
+    runner: str | None,
+) -> None:
+    """Evaluate MODEL: an output folder, a checkpoint, an adapter or a full model.
+
+    With --watch, score each checkpoint of a run as it appears, beside the run and other runners;
+    the options from --tasks on belong to it.
+    """
+    if (model is None) == (watch is None):
+        raise click.UsageError("give MODEL or --watch DIR")
+    if model is not None:
+        if len(data) != 1:
+            raise click.UsageError("give --data FILE" if not data else "give --data once")
+        _score(model, data[0], base, backend, gpu, threads, max_seq_len, as_json)
+        return
+    assert watch is not None
+    from trainer.evaluate.base import Compute
+    from trainer.evaluate.runner import Manner, Runner
+    from trainer.evaluate.tasks import Material, make_tasks
+
+    material = Material(
+        data=data,
+        prompts=prompts,
+        problems=problems,
+        run_code=run_code,
+        samples=samples,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        harness_tasks=lm_eval_tasks,
+        harness_limit=lm_eval_limit,
+    )
+    manner = Manner(
+        name=runner or socket.gethostname(),
+        every=every,
+        claim_timeout=claim_timeout,
+        once=once,
+        base=base,
+        max_seq_len=max_seq_len,
+    )
+    Runner(watch, make_tasks(tasks, material), Compute(backend, gpu, threads), manner).run()
+
+
+def _score(
     model: Path,
     data: Path,
     base: str | None,
@@ -35,7 +144,6 @@ def evaluate(
     max_seq_len: int | None,
     as_json: bool,
 ) -> None:
-    """Evaluate MODEL: an output folder, a checkpoint, an adapter or a full model."""
     from trainer.scoring import score
     from trainer.trained import load_trained
 

@@ -1,0 +1,117 @@
+"""Tasks of EleutherAI's lm-evaluation-harness, on a model that transformers has loaded.
+
+An extra: `pip install motley[lm-eval]`. Only torch computes here, on CUDA or the CPU. Tasks that
+would run a model's code are refused by the harness itself, since nobody confirms them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.evaluate.base import Compute, Outcome
+from trainer.trained import Trained
+
+_BATCH = 8
+
+
+class Harness:
+    """One task or group of the harness.
+
+    Args:
+        task: its name.
+        folder: further tasks, in the harness's YAML.
+        limit: samples of each task, None for all.
+
+    Raises:
+        InputError: the harness is not installed, or does not know the task.
+    """
+
+    def __init__(self, task: str, folder: Path | None, limit: int | None) -> None:
+        self.name = f"lm-eval:{task}"
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"{folder}: no such folder")
+        self._task, self._limit = task, limit
+        self._tasks = _import("lm_eval.tasks").TaskManager(include_path=folder)
+        if task not in self._tasks.all_tasks:
+            raise InputError(f"task {self.name}: lm-eval knows no {task!r}; see `lm-eval ls tasks`")
+
+    def run(self, trained: Trained, compute: Compute) -> Outcome:
+        """Return the harness's own figures; those of a group's parts bear the parts' names."""
+        if trained.config.task != "causal-lm":
+            raise InputError(f"{trained.path}: is a classifier, lm-eval takes language models")
+        results: Any = _import("lm_eval").simple_evaluate(
+            model=_load(trained, compute),
+            tasks=[self._task],
+            task_manager=self._tasks,
+            limit=self._limit,
+            bootstrap_iters=0,
+            log_samples=False,
+        )
+        found = dict(self._figures(results["results"]))
+        if not found:
+            raise InputError(f"task {self.name}: lm-eval gave no figure")
+        first = next(iter(found))
+        directions = results["higher_is_better"].get(self._task, {})
+        rising = directions.get(first.partition(",")[0])
+        return Outcome(found, first, falling=rising is False)
+
+    def _figures(self, results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
+        """Yield figures by their names, `acc` or, where a filter was at work, `acc,filter`."""
+        for task, metrics in sorted(results.items(), key=lambda item: item[0] != self._task):
+            for key, value in metrics.items():
+                metric, _, by = key.partition(",")
+                if by and isinstance(value, int | float) and not metric.endswith("_stderr"):
+                    name = metric if by == "none" else key
+                    yield (name if task == self._task else f"{task}/{name}"), float(value)
+
+
+def _import(module: str) -> Any:
+    """Import a part of the harness, which takes seconds and is no part of Motley."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "lm_eval":
+            raise
+        raise InputError(
+            "lm-eval is not installed, and its tasks need it: pip install 'motley[lm-eval]'"
+        ) from None
+
+
+def _load(trained: Trained, compute: Compute) -> Any:
+    """Return the harness's view of the model on the first usable device."""
+    import torch
+    import transformers
+
+    from trainer.replica.backend import UnusableError, cuda_device, first_usable
+    from trainer.replica.torch_model import compute_dtype, flatten, load_model
+
+    def on(name: str) -> Any:
+        device = torch.device(name)
+        if compute.threads is not None:
+            torch.set_num_threads(compute.threads)
+        model: Any = load_model(trained.base_dir, trained.config, device)
+        flatten(model, trained.layout, device).copy_(torch.from_numpy(trained.weights))
+        mixed = compute_dtype(trained.config, device) == torch.bfloat16
+        return _import("lm_eval.models.huggingface").HFLM(
+            pretrained=model.eval(),
+            tokenizer=transformers.AutoTokenizer.from_pretrained(trained.base_dir),
+            batch_size=_BATCH,
+            mixed_precision_dtype="bfloat16" if mixed else None,
+        )
+
+    def on_vulkan() -> Any:
+        raise UnusableError("lm-eval computes with torch alone")
+
+    model, _, _ = first_usable(
+        compute.backend,
+        {
+            "cuda": lambda: on(cuda_device(compute.gpu)),
+            "wgpu": on_vulkan,
+            "cpu": lambda: on("cpu"),
+        },
+    )
+    return model

@@ -1,0 +1,61 @@
+"""How SIGTERM ends a runner at once, but never between the two halves of something."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(BaseException):
+    """The runner was asked to end; not an Exception, so that no task takes it for its own."""
+
+
+class Interruption:
+    """SIGTERM and SIGINT, which interrupt only where they are let in."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._open = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take the signals, and give them back at the end; in the main thread."""
+        before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Let a signal, or one that came before, raise `Interrupted` in here."""
+        self._open = True
+        try:
+            if self._asked.is_set():
+                raise Interrupted
+            yield
+        finally:
+            self._open = False
+
+    def wait(self, seconds: float) -> None:
+        """Sleep.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        with self.allowed():
+            self._asked.wait(seconds)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._asked.set()
+        if self._open:
+            self._open = False  # the second signal must not disturb what the first one began
+            raise Interrupted

@@ -1,0 +1,263 @@
+"""The eval runner: scores a run's checkpoints as they appear, each by one runner and once.
+
+The newest comes first, since its figures are wanted most; older ones follow while there is time. A
+checkpoint that pruning takes before anybody scored it is recorded as skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from trainer import storage
+from trainer.errors import StorageError, TrainerError
+from trainer.evaluate.base import Compute, Outcome, Task
+from trainer.evaluate.claims import Claim, Claims, Head
+from trainer.evaluate.interruption import Interrupted, Interruption
+from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
+from trainer.evaluate.watched import Checkpoint, WatchedRun
+from trainer.replica.wgpu.failures import LostError
+from trainer.trained import Trained, load_trained
+
+logger = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How a runner goes about it."""
+
+    name: str
+    """Of the runner, in records and TensorBoard."""
+    every: float = 10.0
+    """Seconds between two looks at the folder."""
+    claim_timeout: float = 60.0
+    """Seconds of silence after which another runner's claim is void; the same for all runners."""
+    once: bool = False
+    """Score what is there and end; else go on until the run is over."""
+    base: str | None = None
+    """The base model of an adapter, when it is not where the adapter says."""
+    max_seq_len: int | None = None
+
+
+class _GoneError(Exception):
+    """A checkpoint was removed while it was read."""
+
+
+class Runner:
+    """One eval runner over one run's folder, which need not be there yet."""
+
+    def __init__(
+        self, output: Path, tasks: Sequence[Task], compute: Compute, manner: Manner
+    ) -> None:
+        self._output, self._tasks, self._compute, self._manner = output, tasks, compute, manner
+        self._run = WatchedRun(output)
+        folder = output / EVALUATIONS
+        self._claims = Claims(folder / "claims", manner.name, manner.claim_timeout)
+        self._results = Results(folder, manner.name)
+        self._interruption = Interruption()
+        self._pause = min(manner.every, manner.claim_timeout / 4)  # claims want to be looked at
+        self._unsettled: dict[str, Checkpoint] = {}
+        self._damaged: set[str] = set()
+        self._published: set[str] = set()
+        self._said = ""
+
+    def run(self) -> None:
+        """Score until the run is over and all its checkpoints have a result, or until SIGTERM.
+
+        Raises:
+            InputError: what the checkpoints need, such as an adapter's base, is not here.
+            TrainerError: the device was lost.
+        """
+        with self._interruption.installed():
+            try:
+                self._watch()
+            except Interrupted:
+                logger.info("stopped by a signal")
+            finally:
+                self._results.close()
+
+    def _watch(self) -> None:
+        while True:
+            over = self._run.over  # asked first: what was saved before the end is then found
+            if self._score_one():
+                continue
+            if self._manner.once or (over and not self._unsettled):
+                return
+            self._interruption.wait(self._pause)
+
+    def _score_one(self) -> bool:
+        """Settle the newest checkpoint that is to be had; False when there is none."""
+        try:
+            found = self._run.checkpoints()
+            heads = self._claims.look()
+            self._publish(heads)
+        except OSError as error:
+            self._say(f"{self._output}: {error.strerror or error}; waiting")
+            return False
+        self._unsettled |= {checkpoint.digest: checkpoint for checkpoint in found}
+        for digest in list(self._unsettled):
+            if digest in self._damaged or (digest in heads and heads[digest].state == "done"):
+                del self._unsettled[digest]
+        if not found:
+            self._say(f"{self._output}: no checkpoint there yet, waiting")
+            return False
+        newest_first = sorted(self._unsettled.values(), key=lambda c: c.step, reverse=True)
+        for checkpoint in newest_first:
+            if (claim := self._take(checkpoint)) is not None:
+                self._settle(claim, checkpoint)
+                return True
+        return False
+
+    def _take(self, checkpoint: Checkpoint) -> Claim | None:
+        try:
+            return self._claims.take(checkpoint.digest)
+        except OSError as error:
+            self._say(f"{self._output}: cannot be written: {error.strerror or error}; waiting")
+            return None
+
+    def _settle(self, claim: Claim, checkpoint: Checkpoint) -> None:
+        try:
+            # What is read stays where it is until its result is safe and the link may show it.
+            with claim.kept(), ExitStack() as pins:
+                record = self._examine(checkpoint, pins)
+                if record is not None:
+                    self._deliver(claim, record)
+        finally:
+            claim.release()  # changes nothing once there is a result
+
+    def _examine(self, checkpoint: Checkpoint, pins: ExitStack) -> Record | None:
+        """Return the record of a checkpoint, None for a damaged one."""
+        began = time.monotonic()
+
+        def load() -> Trained:
+            pins.enter_context(storage.pin(checkpoint.path))
+            return load_trained(checkpoint.path, self._manner.base, self._manner.max_seq_len)
+
+        try:
+            trained = self._reading(checkpoint, load)
+        except _GoneError:
+            return self._record(checkpoint, {}, began, "removed before it was scored")
+        except StorageError as error:
+            self._run.left_out(str(error))
+            self._damaged.add(checkpoint.digest)
+            return None
+        outcomes = {task.name: self._outcome(checkpoint, task, trained) for task in self._tasks}
+        return self._record(checkpoint, outcomes, began)
+
+    def _outcome(self, checkpoint: Checkpoint, task: Task, trained: Trained) -> Outcome | str:
+        """Return what a task came to, or why it came to nothing: the others go on."""
+        try:
+            return self._reading(checkpoint, lambda: task.run(trained, self._compute))
+        except _GoneError:
+            reason = "the checkpoint was removed while it was read"
+        except LostError:
+            raise
+        except TrainerError as error:
+            reason = str(error)
+        except Exception as error:  # of a library, or a defect: the others' figures still count
+            logger.exception("%s: task %s failed", checkpoint.path.name, task.name)
+            return f"{type(error).__name__}: {error}"
+        logger.warning("%s: task %s failed: %s", checkpoint.path.name, task.name, reason)
+        return reason
+
+    def _reading(self, checkpoint: Checkpoint, read: Callable[[], _Value]) -> _Value:
+        """Run what reads a checkpoint; again when it failed, and when the folder was away.
+
+        Raises:
+            _GoneError: the checkpoint was removed.
+        """
+        again = False
+        while True:
+            try:
+                with self._interruption.allowed():
+                    return read()
+            except (TrainerError, OSError):
+                fate = self._run.fate(checkpoint)
+                if fate == "gone":
+                    raise _GoneError from None
+                if fate == "here" and again:
+                    raise
+            again = fate == "here"  # once more: the folder may have been away for a moment only
+            if fate == "away":
+                self._say(f"{self._output}: is away, waiting")
+                self._interruption.wait(self._pause)
+
+    def _record(
+        self,
+        checkpoint: Checkpoint,
+        outcomes: dict[str, Outcome | str],
+        began: float,
+        reason: str | None = None,
+    ) -> Record:
+        first = outcomes.get(self._tasks[0].name)
+        rated = first if isinstance(first, Outcome) else None
+        return {
+            "schema": SCHEMA,
+            "checkpoint": checkpoint.path.name,
+            "step": checkpoint.step,
+            "digest": checkpoint.digest,
+            "state": "scored" if reason is None else "skipped",
+            "reason": reason,
+            "runner": self._manner.name,
+            "time": round(time.time(), 3),
+            "seconds": round(time.monotonic() - began, 3),
+            "rated_by": f"{self._tasks[0].name}/{rated.rated_by}" if rated else None,
+            "rating": rated.rating if rated else None,
+            "tasks": {
+                name: {"error": outcome} if isinstance(outcome, str) else outcome.as_json()
+                for name, outcome in outcomes.items()
+            },
+        }
+
+    def _deliver(self, claim: Claim, record: Record) -> None:
+        name = record["checkpoint"]
+        while True:
+            try:
+                delivered = claim.deliver(record)
+                break
+            except OSError as error:
+                self._say(f"{name}: result not written: {error.strerror or error}; waiting")
+                self._interruption.wait(self._pause)
+        if not delivered:
+            logger.warning("%s: another runner has taken it over, this result is void", name)
+            return
+        logger.info("%s: %s", name, _told(record))
+        try:
+            self._publish({record["digest"]: Head(0, "done", 0, record)})
+        except OSError as error:  # any runner's next look makes good for it
+            self._say(f"{name}: not listed yet: {error.strerror or error}")
+
+    def _publish(self, heads: dict[str, Head]) -> None:
+        """List the results that are not listed yet, this runner's or a dead one's."""
+        fresh = [head.record for digest, head in heads.items() if digest not in self._published]
+        rated_by = None
+        for record in filter(None, fresh):
+            with self._interruption.allowed():  # it may have to wait for a lock
+                self._results.publish(record)
+            self._published.add(record["digest"])
+            rated_by = record["rated_by"] or rated_by
+        if rated_by is not None:
+            self._results.point_to_best(self._run.store, rated_by)
+
+    def _say(self, message: str) -> None:
+        """Log what keeps the runner waiting, once."""
+        if message != self._said:
+            logger.info("%s", message)
+            self._said = message
+
+
+def _told(record: Record) -> str:
+    """Return a record's figures, or why there are none, in a line."""
+    parts = [
+        f"{task}/{name} {value:.4f}"
+        for task, outcome in record["tasks"].items()
+        for name, value in outcome.get("figures", {}).items()
+    ]
+    return ", ".join(parts) or record["reason"] or "no figures"

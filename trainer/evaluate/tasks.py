@@ -1,0 +1,177 @@
+"""The tasks of an eval runner, from their names on the command line."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.data.samples import Sample, read_samples
+from trainer.errors import InputError
+from trainer.evaluate.base import Compute, Outcome, Task
+from trainer.evaluate.code import Problem, figures, judge, read_problems
+from trainer.evaluate.sandbox import Sandbox
+from trainer.generation import complete
+from trainer.replica.sampling import Sampling
+from trainer.scoring import score
+from trainer.trained import Trained
+
+HARNESS = "lm-eval:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What the tasks are made of; each needs its own part."""
+
+    data: Sequence[Path] = ()
+    prompts: Path | None = None
+    problems: Path | None = None
+    run_code: bool = False
+    samples: int = 1
+    """Of each problem."""
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    harness_tasks: Path | None = None
+    """A folder with tasks of lm-eval's own YAML."""
+    harness_limit: int | None = None
+    """Samples of each lm-eval task, None for all."""
+
+
+def make_tasks(names: str, material: Material) -> list[Task]:
+    """Return the tasks of a list such as `loss,generate,lm-eval:arc_easy`, in its order.
+
+    Raises:
+        InputError: a name is unknown or repeated, or a task lacks what it needs.
+    """
+    chosen = [name.strip() for name in names.split(",")]
+    if repeated := {name for name in chosen if chosen.count(name) > 1}:
+        raise InputError(f"--tasks: {min(repeated)!r} twice")
+    return [_make(name, material) for name in chosen]
+
+
+def _make(name: str, material: Material) -> Task:
+    if name == "loss":
+        return Loss(material.data)
+    if name == "generate":
+        return Generate(material)
+    if name == "code":
+        return Code(material)
+    if name.startswith(HARNESS):
+        from trainer.evaluate.harness import Harness
+
+        task = name.removeprefix(HARNESS)
+        return Harness(task, material.harness_tasks, material.harness_limit)
+    raise InputError(
+        f"--tasks: {name!r} is not known; there are loss, generate, code and {HARNESS}NAME"
+    )
+
+
+class Loss:
+    """Loss and perplexity of a language model, or loss, accuracy and MCC of a classifier."""
+
+    name = "loss"
+
+    def __init__(self, data: Sequence[Path]) -> None:
+        if not data:
+            raise InputError("task loss: give --data FILE")
+        if missing := [str(path) for path in data if not path.is_file()]:
+            raise InputError(f"{missing[0]}: no such data file")
+        stems = [path.stem for path in data]
+        if len(set(stems)) < len(stems):
+            raise InputError("task loss: two files of --data have the same name")
+        self._data = data
+
+    def run(self, trained: Trained, compute: Compute) -> Outcome:
+        """Return the figures of each file; those of several bear the file's name."""
+        found: dict[str, float] = {}
+        rated_by = ""
+        for path in self._data:
+            scores = score(trained, path, compute.backend, compute.gpu, compute.threads)
+            prefix = f"{path.stem}/" if len(self._data) > 1 else ""
+            for name in ("loss", "perplexity", "accuracy", "mcc"):
+                if (value := getattr(scores, name)) is not None:
+                    found[prefix + name] = value
+            # As a run rates its own validation.
+            rated_by = rated_by or prefix + ("loss" if scores.accuracy is None else "accuracy")
+        return Outcome(found, rated_by, falling=rated_by.endswith("loss"))
+
+
+class Generate:
+    """What a language model makes of a few prompts, for people to read."""
+
+    name = "generate"
+
+    def __init__(self, material: Material) -> None:
+        if material.prompts is None:
+            raise InputError("task generate: give --prompts FILE")
+        self._prompts = read_samples(material.prompts, "causal-lm")
+        self._tokens = material.max_new_tokens
+        self._sampling = Sampling(material.temperature)
+
+    def run(self, trained: Trained, compute: Compute) -> Outcome:
+        """Return the texts, their mean length and how many of them the model ended itself."""
+        made = complete(
+            trained,
+            self._prompts,
+            self._tokens,
+            self._sampling,
+            compute.backend,
+            compute.gpu,
+            compute.threads,
+        )
+        counted = {
+            "tokens": statistics.fmean(completion.tokens for completion in made),
+            "ended": statistics.fmean(completion.ended for completion in made),
+        }
+        return Outcome(counted, samples=[vars(completion) for completion in made])
+
+
+class Code:
+    """pass@k over problems, in the sandbox."""
+
+    name = "code"
+
+    def __init__(self, material: Material) -> None:
+        if material.problems is None:
+            raise InputError("task code: give --problems FILE")
+        if not material.run_code:
+            raise InputError("task code runs what the model writes: allow it with --run-code")
+        if material.samples > 1 and material.temperature == 0:
+            raise InputError("task code: --samples would all be the same, give --temperature")
+        self._problems: list[Problem] = read_problems(material.problems)
+        self._sandbox = Sandbox()
+        self._samples = material.samples
+        self._tokens = material.max_new_tokens
+        self._sampling = Sampling(material.temperature)
+
+    def run(self, trained: Trained, compute: Compute) -> Outcome:
+        """Return pass@k, and for each problem one try and why it failed."""
+        asked = [problem for problem in self._problems for _ in range(self._samples)]
+        made = complete(
+            trained,
+            [Sample(problem.prompt) for problem in asked],
+            self._tokens,
+            self._sampling,
+            compute.backend,
+            compute.gpu,
+            compute.threads,
+        )
+        texts = [completion.text for completion in made]
+        programs = [problem.program(text) for problem, text in zip(asked, texts, strict=True)]
+        verdicts = judge(self._sandbox, programs, compute.threads)
+        firsts = range(0, len(asked), self._samples)
+        passed = [
+            sum(verdict.passed for verdict in verdicts[first : first + self._samples])
+            for first in firsts
+        ]
+        shown = [
+            {
+                "entry_point": asked[first].entry_point,
+                "passed": count,
+                "text": texts[first],
+                "reason": verdicts[first].reason,
+            }
+            for first, count in zip(firsts, passed, strict=True)
+        ]
+        return Outcome(figures(passed, self._samples), "pass@1", samples=shown)
