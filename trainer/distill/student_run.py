@@ -94,6 +94,8 @@ def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: 
     config, plan, layout, restored = inputs.config, inputs.plan, inputs.layout, inputs.restored
     replica = choice.replica
     assert isinstance(replica, TorchReplica)
+    if device.compiled:
+        replica.compile()
     optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)
     step, position = 0, Position()
     if restored:

@@ -23,6 +23,7 @@ from trainer.replica.gradient_stream import GradientStream
 from trainer.replica.microbatch import Limit, split
 from trainer.replica.torch_batch import MicroBatch, collate
 from trainer.replica.torch_model import (
+    compile_layers,
     compute_dtype,
     flatten,
     load_model,
@@ -92,6 +93,14 @@ class TorchReplica:
         self.limit = self._first_limit()
         """What a micro-batch may hold; shrinks when the device runs out of memory."""
         self._tried = (0, 0)  # samples and tokens of the micro-batch in flight
+
+    def compile(self) -> None:
+        """Compile the layers by torch.compile: the first steps wait for it, later ones are faster.
+
+        It pays on CUDA, where micro-batches of few shapes (`training.pack`) keep it from
+        compiling again.
+        """
+        compile_layers(self._model)
 
     def write_trainable(self, flat: np.ndarray) -> None:
         """Copy fp32 `[layout.size]` into the trainable weights."""

@@ -77,6 +77,15 @@ def recompute_activations(model: Any) -> None:
     model.activation_checkpointing_enable({"use_reentrant": False})
 
 
+def compile_layers(model: Any) -> None:
+    """Let torch compile each layer when it first runs; all are alike, so it compiles once a shape.
+
+    Not the model as a whole: its loops and caches would be compiled again and again.
+    """
+    for layer in model.model.layers:
+        layer.compile()
+
+
 def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
     """Return the dtype of matmuls: bf16 on CUDA, else that of the stored base."""
     if device.type == "cuda" or config.model.dtype == "bfloat16":
