@@ -1,4 +1,6 @@
-"""A small decoder layer in NumPy, fp64: what a device must compute before it may join.
+"""A small decoder layer and what lies around the layers in NumPy, fp64.
+
+A device must compute the same before it may join.
 
 Written after the definitions and not after the kernels: no windows, no tiles, no backward.
 """
@@ -121,3 +123,62 @@ def layer(values: Mapping[str, Values], rope: tuple[Values, Values], sizes: Size
     normed = norm("post_norm", middle)
     gate = linear("gate", normed)
     return middle + linear("down", gate / (1 + np.exp(-gate)) * linear("up", normed))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Tokens, and at some of them what follows and what a teacher expects; some tokens repeat."""
+
+    ids: NDArray[np.uint32]
+    """`[M]`"""
+    rows: NDArray[np.uint32]
+    """`[N]`, whose states are looked at."""
+    labels: NDArray[np.uint32]
+    """`[N, 1]`"""
+    classes: NDArray[np.uint32]
+    """`[N, K]`"""
+    weights: NDArray[np.float32]
+    """`[N, K]`"""
+    shares: NDArray[np.float32]
+    """`[2]`, of the cross-entropy with the labels and with the teacher."""
+    temperature: float
+
+
+def draw_lesson(sizes: Sizes) -> tuple[Lesson, dict[str, NDArray[np.float32]]]:
+    """Return what is learnt, and the weights `table` `[V, hidden]` and `norm` `[hidden]`."""
+    rng = np.random.default_rng(3)
+    vocabulary, count, entries = 100, 8, 4
+    classes = [rng.permutation(vocabulary)[:entries] for _ in range(count)]
+    classes[0][1] = label = 7  # a teacher may well expect what follows
+    lesson = Lesson(
+        ids=rng.integers(0, 10, 2 * count).astype(np.uint32),
+        rows=np.arange(0, 2 * count, 2, dtype=np.uint32),
+        labels=np.array([[label], *rng.integers(0, vocabulary, (count - 1, 1))], np.uint32),
+        classes=np.array(classes, np.uint32),
+        weights=rng.dirichlet(np.ones(entries), count).astype(np.float32),
+        shares=np.array([0.5, 2.0], np.float32),
+        temperature=2.0,
+    )
+    table = rng.standard_normal((vocabulary, sizes.hidden)) / 4
+    norm = 1 + rng.standard_normal(sizes.hidden) / 4
+    return lesson, {"table": table.astype(np.float32), "norm": norm.astype(np.float32)}
+
+
+def losses(values: Mapping[str, Values], lesson: Lesson, sizes: Sizes) -> tuple[float, float]:
+    """Return the cross-entropy with the labels and with the teacher, each summed over rows.
+
+    The table is the embedding and the output matrix; between them lies the norm alone.
+    """
+    x = values["table"][lesson.ids[lesson.rows]]
+    scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + sizes.eps)
+    logits = x / scale * values["norm"] @ values["table"].T
+
+    def cross_entropy(z: Values, classes: NDArray[np.uint32], weights: Values) -> float:
+        total = np.log(np.exp(z).sum(axis=-1, keepdims=True))
+        return float((weights * (total - np.take_along_axis(z, classes, axis=-1))).sum())
+
+    ones = np.ones(lesson.labels.shape)
+    taught = cross_entropy(
+        logits / lesson.temperature, lesson.classes, lesson.weights.astype(np.float64)
+    )
+    return cross_entropy(logits, lesson.labels, ones), taught

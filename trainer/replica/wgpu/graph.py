@@ -7,6 +7,7 @@ through wgpu-py, measured with 3,900 dispatches).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -156,5 +157,6 @@ class Graph:
             )
             self._alive += [pipeline, group]
             frozen.append((pipeline._internal, group._internal, *item.grid))
-        self._alive.append(uniform)
+        # It goes with this graph, and is nobody's to free once the process ends.
+        weakref.finalize(self, device.release, uniform).atexit = False
         return frozen

@@ -1,4 +1,4 @@
-"""Proof that a device computes: matrix products and a decoder layer, against NumPy.
+"""Proof that a device computes: products, a decoder layer, embedding and losses, against NumPy.
 
 A driver that miscompiles a kernel would poison the run of everybody else, so a device that fails
 here never joins (F-DP-004).
@@ -20,6 +20,9 @@ from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.failures import DeviceError
 from trainer.replica.wgpu.floats import from_bf16, to_bf16
 from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.head import Head, Outcome, Targets
+from trainer.replica.wgpu.kernels.distillation import Teacher
+from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient, sort_tokens
 from trainer.replica.wgpu.kernels.gemm import gemm
 from trainer.replica.wgpu.kernels.variants import Product, Variant
 from trainer.replica.wgpu.layer import Activations, Layer, Norm, Shape
@@ -53,7 +56,9 @@ def check(device: Device) -> None:
     """
     pool = Pool(device)
     try:
-        errors = dict(itertools.chain(_products(device, pool), _layer(device, pool)))
+        errors = dict(
+            itertools.chain(*(part(device, pool) for part in (_products, _layer, _lesson)))
+        )
     finally:
         pool.release()
     worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
@@ -116,10 +121,53 @@ def _layer(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
             moved = values | {name: values[name] + step * direction}
             return float((golden.layer(moved, tables, sizes) * dy).sum())
 
-        found = float((gradient * direction).sum())
-        scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
-        error = abs(found - _derivative(along)) / max(scale, 1e-30)
-        yield f"a layer's gradient of {name}", error
+        yield f"a layer's gradient of {name}", _off(gradient, direction, along)
+
+
+def _lesson(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
+    """Yield the errors of what lies around the layers: embedding, final norm and losses."""
+    sizes = golden.Sizes()
+    lesson, drawn = golden.draw_lesson(sizes)
+    weights = {name: _put(device, pool, value) for name, value in drawn.items()}
+    gradients = {name: _put(device, pool, np.zeros_like(value)) for name, value in drawn.items()}
+    ids, rows, labels, classes = (
+        _words(device, pool, words)
+        for words in (lesson.ids, lesson.rows, lesson.labels, lesson.classes)
+    )
+    teacher = Teacher(
+        classes,
+        _put(device, pool, lesson.weights),
+        _put(device, pool, lesson.shares),
+        lesson.temperature,
+    )
+    counts = _put(device, pool, np.ones(lesson.labels.shape, np.float32))
+    loss, taught = (_put(device, pool, np.zeros(1, np.float32)) for _ in range(2))
+    outcome = Outcome(loss, taught, _words(device, pool, np.zeros(1, np.uint32)))
+    unique, starts, order = (_words(device, pool, words) for words in sort_tokens(lesson.ids))
+    x = pool.take((lesson.ids.size, sizes.hidden))
+    dx = _put(device, pool, np.zeros(x.shape, np.float32))
+    table, dtable = weights["table"], gradients["table"]
+    head = Head(Norm(weights["norm"], gradients["norm"]), table, dtable, sizes.eps)
+    graph = Graph(device)
+    embed(graph, table, ids, x)
+    head.loss(graph, pool, x, Targets(rows, labels, counts, teacher), outcome, dx=dx)
+    embedding_gradient(graph, dx, unique, starts, order, dtable)
+    graph.run()
+
+    values = {name: _wide(value) for name, value in drawn.items()}
+    expected = golden.losses(values, lesson, sizes)
+    for name, found, right in zip(("a label", "a teacher"), (loss, taught), expected, strict=True):
+        yield f"the loss of {name}", _distance(device.read(found), np.array([right]))
+    rng = np.random.default_rng(4)
+    for name, array in gradients.items():
+        gradient = device.read(array).reshape(drawn[name].shape)
+        direction = rng.standard_normal(gradient.shape)
+
+        def along(step: float, name: str = name, direction: golden.Values = direction) -> float:
+            moved = values | {name: values[name] + step * direction}
+            return float(lesson.shares @ np.array(golden.losses(moved, lesson, sizes)))
+
+        yield f"the loss's gradient of {name}", _off(gradient, direction, along)
 
 
 def _run(
@@ -173,6 +221,15 @@ def _run(
     return device.read(output), {name: device.read(array) for name, array in gradients.items()}
 
 
+def _off(
+    gradient: NDArray[np.float32], direction: golden.Values, along: Callable[[float], float]
+) -> float:
+    """Return how far a gradient's product with a direction is from the derivative along it."""
+    found = float((gradient * direction).sum())
+    scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
+    return abs(found - _derivative(along)) / max(scale, 1e-30)
+
+
 def _derivative(function: Callable[[float], float], step: float = 1e-4) -> float:
     """Return the derivative at 0, off by the order of step^2."""
     return (function(step) - function(-step)) / (2 * step)
@@ -194,6 +251,12 @@ def _put(device: Device, pool: Pool, values: NDArray[np.float32], kind: Kind = "
     words = np.zeros(array.nbytes // 4, np.uint32)
     words.view(np.uint8)[: codes.nbytes] = codes.view(np.uint8)
     device.write(array, words)
+    return array
+
+
+def _words(device: Device, pool: Pool, values: NDArray[np.uint32]) -> Array:
+    array = pool.take(values.shape, "u32")
+    device.write(array, values)
     return array
 
 
