@@ -1,4 +1,4 @@
-"""Start a run: plan, preflight, certificates, processes, and wait until every worker has joined.
+"""Start a run: plan, preflight, certificates, processes, and wait until everybody takes part.
 
 Whatever goes wrong on the way, nothing is left running.
 """
@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any
 
 from launcher.access import Connection, default_state_folder
-from launcher.certificates import Authority, identity_of
+from launcher.certificates import Authority, Credentials, identity_of
+from launcher.distillation import place_distillation
 from launcher.errors import InterruptedStartError, PartialError, PreflightError
 from launcher.fleet import REACH, ask_hosts
 from launcher.inspection import inspect
@@ -23,7 +24,7 @@ from launcher.inventory import Host
 from launcher.joining import Report, wait_until_joined
 from launcher.observation import OVER, live_runs
 from launcher.placement import Setting, place
-from launcher.plan import LaunchPlan
+from launcher.plan import LaunchPlan, ProcessPlan
 from launcher.preflight import Check
 from launcher.runs import Place, Registry, Run, authority_folder, new_run_id
 from launcher.session_spec import RestartPolicy
@@ -32,6 +33,7 @@ from launcher.survey import Survey, survey
 from launcher.teardown import tear_down, uninterrupted
 from launcher.units import supervise
 from trainer.config import RunConfig
+from trainer.distill_job import DistillJob
 
 JOIN_MARGIN = 60.0
 """Seconds on top of the exchange's join deadline: imports, model load, data."""
@@ -62,22 +64,27 @@ def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
 
 def make_plan(
     found: Survey,
-    config: RunConfig,
+    job: RunConfig | DistillJob,
     expect_workers: int | None,
     run_id: str | None = None,
 ) -> LaunchPlan:
-    """Return where everything would run, under a new run id or a given one; changes nothing."""
+    """Return where everything would run, under a new run id or a given one; changes nothing.
+
+    `expect_workers` is of a fine-tune; a distillation says itself how many teachers it wants.
+    """
     script = Path(sys.executable).with_name("trainer")
     command = (str(script),) if script.exists() else (sys.executable, "-m", "trainer.cli")
     setting = Setting(
-        run_id=run_id or new_run_id(config.name),
+        run_id=run_id or new_run_id(job.name),
         trainer_command=command,
         state_folder=str(default_state_folder()),
         routes=found.sources,
         no_route=found.no_route,
         identities=found.identities,
     )
-    return place(found.hosts, config, expect_workers, setting)
+    if isinstance(job, DistillJob):
+        return place_distillation(found.hosts, job, setting)
+    return place(found.hosts, job, expect_workers, setting)
 
 
 def plan_tree(plan: LaunchPlan) -> dict[str, Any]:
@@ -87,45 +94,43 @@ def plan_tree(plan: LaunchPlan) -> dict[str, Any]:
 
 def bring_up(
     plan: LaunchPlan,
-    config: RunConfig,
+    job: RunConfig | DistillJob,
     registry: Registry,
     found: Survey,
     report: Report,
     timeout: float | None = None,
     watch: Stopwatch | None = None,
 ) -> Run:
-    """Start a run and return it once every worker has joined and training goes on.
+    """Start a run and return it once everybody takes part and training goes on.
 
     Raises:
         UnreachableError: hosts do not answer; every one is named.
         PreflightError: a check failed, or the cluster is busy; nothing was started.
-        PartialError: workers are missing; names them with their last log lines.
-        JobFailedError: the coordinator failed.
+        PartialError: processes are missing; names them with their last log lines.
+        JobFailedError: the leader failed.
         InterruptedStartError: a signal came; whatever was started is stopped again.
     """
     watch = watch or Stopwatch()
+    patience = job.start_deadline if isinstance(job, DistillJob) else job.exchange.join_deadline
     run, record = registry.record(plan)
     begun = False
     with _signals_interrupt():
         try:
             with registry.lock(f"run {plan.run_id}"):
                 _refuse_if_busy(registry, report)
-                checks = inspect(found, plan, config)
+                checks = inspect(found, plan, job)
                 refuse_failures(checks, report)
                 watch.lap("preflight")
                 begun = True
-                _deliver(run, record, config.to_yaml().encode())
+                _deliver(run, record, job.to_yaml().encode(), registry)
                 watch.lap("certificates and files")
-                _start(run, config.exchange.join_deadline)
+                _start(run, patience)
                 watch.lap("start")
             # From here on the run itself keeps others out: a link that breaks costs no lock.
-            report(
-                f"started {run.run_id}: coordinator on {plan.leader.address}, "
-                f"{len(plan.workers)} workers"
-            )
+            report(f"started {run.run_id}: {_who_is_where(plan)}")
             fetched = any(c.name == "model" and c.status == "warn" for c in checks)
             margin = JOIN_MARGIN + (FETCH_MARGIN if fetched else 0.0)
-            wait_until_joined(run, timeout or config.exchange.join_deadline + margin, report)
+            wait_until_joined(run, timeout or patience + margin, report)
             watch.lap("join")
         except BaseException as error:
             if begun:
@@ -174,27 +179,51 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
         tear_down(run)
 
 
-def _deliver(run: Run, record: bytes, config: bytes) -> None:
+def _who_is_where(plan: LaunchPlan) -> str:
+    if plan.workers:
+        return f"coordinator on {plan.leader.address}, {len(plan.workers)} workers"
+    return ", ".join(f"{process.name} on {process.host}" for process in plan.processes)
+
+
+def _deliver(run: Run, record: bytes, config: bytes, registry: Registry) -> None:
     """Write what a run consists of on all its hosts; `record` is the plan.json, and comes last.
 
     Raises:
         PreflightError: a host does not take a file; nothing was started.
         UnreachableError: a host does not answer any more.
     """
-    authority = Authority.open(authority_folder())
-    leafs = {p.name: authority.issue(identity_of(p), p.names) for p in run.plan.processes}
+    leafs = _leafs([process for process in run.plan.processes if process.names])
 
     def write(host: Host, connection: Connection) -> None:
         folder = run.folder(host.name)
         connection.remove(run.mark(host.name))  # of an earlier life of a resumed run
+        if host.name == run.head.name:
+            for place in run.plan.leader.writes.values():
+                _reopen(connection, f"{place}/status.json")
         connection.write(f"{folder}/run.yaml", config)
         for process in run.plan.processes:
-            if process.host == host.name:
+            if process.host == host.name and process.name in leafs:
                 for name, content in leafs[process.name].files().items():
                     connection.write(f"{process.folder}/tls/{name}", content)
         connection.write(f"{folder}/plan.json", record)
 
     ask_hosts(run.hosts, write, REACH).require()
+    registry.keep(run, {"run.yaml": config, "plan.json": record})
+
+
+def _reopen(connection: Connection, status: str) -> None:
+    """Take the end of an earlier life out of a status: it would send everybody home at once."""
+    with contextlib.suppress(OSError, ValueError):
+        tree: dict[str, Any] = json.loads(connection.read(status))
+        connection.write(status, json.dumps({**tree, "state": "waiting"}).encode())
+
+
+def _leafs(processes: Sequence[ProcessPlan]) -> dict[str, Credentials]:
+    """Return fresh certificates for those who open or accept connections."""
+    if not processes:
+        return {}
+    authority = Authority.open(authority_folder())
+    return {p.name: authority.issue(identity_of(p), p.names) for p in processes}
 
 
 def _start(run: Run, join_deadline: float) -> None:
@@ -202,14 +231,15 @@ def _start(run: Run, join_deadline: float) -> None:
     # A worker gives up on an absent coordinator after the deadline: that is no healthy life, and
     # so its keeper gives up as well at last, wherever the launcher is by then.
     restart = RestartPolicy(healthy_after=join_deadline + HEALTHY_MARGIN)
-    head = run.plan.leader
+    leader = run.plan.leader
 
     def start(host: Host, connection: Connection) -> None:
         supervisor = supervise(connection, run.run_id, restart)
         for process in run.plan.processes:
             if process.host == host.name:
-                serves = process is not head and process.host == head.host
-                supervisor.start(process, head if serves else None)
+                # An evaluator is not done when its student is: the last checkpoints are left.
+                serves = process.host == leader.host and process.role in ("worker", "teacher")
+                supervisor.start(process, leader if serves else None)
 
     ask_hosts(run.hosts, start, START_DEADLINE).require(PartialError)
 

@@ -28,6 +28,17 @@ cluster = LazyGroup(
     },
 )
 
+_DISTILL = "launcher.commands.distill"
+
+distill = LazyGroup(
+    name="distill",
+    help="Train a small model on what a big one says; status, logs and down as for any run.",
+    commands_at={
+        "up": (f"{_DISTILL}:up", "Start a distillation; return once everybody is at work."),
+        "doctor": (f"{_DISTILL}:doctor", "Check whether the hosts are ready for it."),
+    },
+)
+
 _SYNC = "launcher.commands.sync"
 
 sync = LazyGroup(
@@ -47,6 +58,7 @@ cli = LazyGroup(
     "5 workers missing, 6 job failed, 130 interrupted.",
     commands_at={
         "cluster": ("launcher.cli:cluster", "Bring a run up, look at it, take it down."),
+        "distill": ("launcher.cli:distill", "Train a small model on what a big one says."),
         "status": _STATUS,
         "logs": _LOGS,
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),

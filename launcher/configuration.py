@@ -5,7 +5,7 @@ A model's hub name is no path and stays as it is; whether it can be had is prefl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,11 +14,23 @@ from pydantic import ValidationError
 
 from launcher.errors import ConfigError
 from launcher.hub import is_hub_name
+from launcher.inventory import Host
 from trainer import config as run_config
+from trainer import distill_job
 from trainer.config import RunConfig
+from trainer.distill_job import DistillJob
 from trainer.errors import InputError
 
 DEFAULT_PRESET = "quickstart"
+_PATHS = (
+    ("teacher", "model"),
+    ("teacher", "tokenizer"),
+    ("student", "model"),
+    ("student", "validation"),
+    ("evaluation", "prompts"),
+    ("evaluation", "problems"),
+)
+"""Of a distillation's job, besides those that are never null."""
 INPUTS = "inputs"
 """Folder below a host's state folder for models and data: `launch sync inputs` fills it."""
 
@@ -57,6 +69,36 @@ def resolve(
             "checkpoint": config.checkpoint.model_copy(update={"folder": checkpoints}),
         }
     )
+
+
+def resolve_job(
+    source: str | None, overrides: Mapping[str, Any], hosts: Sequence[Host], folder: Path
+) -> DistillJob:
+    """Return a distillation's job; on this machine alone relative paths are taken from `folder`.
+
+    On other hosts they stay as they are: each has its own state folder and its own share.
+
+    Raises:
+        ConfigError: no such file or preset, or a key or value is wrong.
+    """
+    try:
+        job = distill_job.load(source, overrides)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    if not all(host.is_local for host in hosts):
+        return job
+    tree: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
+    tree["teacher"]["data"] = [_absolute(path, folder) for path in job.teacher.data]
+    tree["student"]["output"] = _absolute(job.student.output, folder)
+    if job.evaluation is not None:
+        tree["evaluation"]["data"] = [_absolute(path, folder) for path in job.evaluation.data]
+    if not any(host.share_folder for host in hosts):
+        tree["logits"] = _absolute(job.logits, folder)
+    for section, name in _PATHS:
+        settings: dict[str, Any] = tree.get(section) or {}
+        if settings.get(name) is not None:
+            settings[name] = _absolute(settings[name], folder)
+    return DistillJob.model_validate(tree)
 
 
 def with_shared_checkpoints(config: RunConfig, share: str | None, run_id: str) -> RunConfig:

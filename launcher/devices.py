@@ -182,8 +182,17 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """Return the bytes of main memory that programs can still take; None when unknown."""
+    return _memory("MemAvailable", meminfo)
+
+
+def main_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the bytes of main memory there are; None when unknown."""
+    return _memory("MemTotal", meminfo)
+
+
+def _memory(kind: str, meminfo: Path) -> int | None:
     for line in _read(meminfo).splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
     return None
 

@@ -14,10 +14,14 @@ from launcher.plan import LaunchPlan
 from launcher.preflight import Check
 from launcher.survey import Survey, survey
 from trainer.config import RunConfig
+from trainer.distill_job import DistillJob
 
 
 def diagnose(
-    hosts: Sequence[Host], config: RunConfig, expect_workers: int | None, whole: bool
+    hosts: Sequence[Host],
+    job: RunConfig | DistillJob,
+    expect_workers: int | None,
+    whole: bool,
 ) -> list[Check]:
     """Check every host that answers; the others, and a plan that cannot be made, are findings.
 
@@ -31,18 +35,20 @@ def diagnose(
     }
     found = survey(hosts, answers.found, unreachable)
     try:
-        plan = _plan(found, config, expect_workers)
+        plan = _plan(found, job, expect_workers)
     except LauncherError as error:
         unplanned = Check("plan", "cluster", "fail", str(error))
         return [*inspect(found, None, None), unplanned]
-    return inspect(found, plan, config if whole and plan is not None else None)
+    return inspect(found, plan, job if whole and plan is not None else None)
 
 
-def _plan(found: Survey, config: RunConfig, expect_workers: int | None) -> LaunchPlan | None:
+def _plan(
+    found: Survey, job: RunConfig | DistillJob, expect_workers: int | None
+) -> LaunchPlan | None:
     """Plan with the hosts that answer; None when the coordinator's is not among them."""
     if not found.failures:
-        return make_plan(found, config, expect_workers)
+        return make_plan(found, job, expect_workers)
     left = tuple(host for host in found.hosts if host.name not in found.failures)
     if not any(host.coordinator for host in left):
         return None
-    return make_plan(replace(found, hosts=left), config, None)
+    return make_plan(replace(found, hosts=left), job, None)

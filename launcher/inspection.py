@@ -14,6 +14,7 @@ from functools import partial
 from launcher import machine
 from launcher.access import Connection
 from launcher.comparisons import compare
+from launcher.distill_probes import distill_probes
 from launcher.errors import LauncherError
 from launcher.host_checks import CUDA_DEADLINE, check_devices
 from launcher.job_probes import job_probes, state_folder
@@ -22,6 +23,7 @@ from launcher.plan import LaunchPlan
 from launcher.preflight import Check, Finding, Probe, examine, question_probe
 from launcher.survey import Survey
 from trainer.config import RunConfig
+from trainer.distill_job import DistillJob
 
 CHECKS = (
     "reachable",
@@ -41,6 +43,7 @@ CHECKS = (
     "data",
     "validation",
     "output",
+    "logits",
     "checkpoints",
     "unit",
     "memory",
@@ -63,7 +66,9 @@ _LEAST_STATE_SPACE = 64 << 20
 _ROUNDS = 3
 
 
-def inspect(found: Survey, plan: LaunchPlan | None, config: RunConfig | None) -> list[Check]:
+def inspect(
+    found: Survey, plan: LaunchPlan | None, job: RunConfig | DistillJob | None
+) -> list[Check]:
     """Make every check of the hosts of a plan, or, without one, of the hosts alone.
 
     Hosts that cannot be asked are one failed check each; the others are examined all the same.
@@ -83,8 +88,10 @@ def inspect(found: Survey, plan: LaunchPlan | None, config: RunConfig | None) ->
     probes = [probe for name in names for probe in _host_probes(name, found)]
     if plan is not None:
         probes += _plan_probes(plan, found, names)
-        if config is not None:
-            probes += job_probes(plan, config, found, names)
+        if isinstance(job, DistillJob):
+            probes += distill_probes(plan, found, names)
+        elif job is not None:
+            probes += job_probes(plan, job, found, names)
     checks += examine(probes)
     order = {name: index for index, name in enumerate(host.name for host in found.hosts)}
     return sorted(checks, key=lambda c: (order.get(c.host, len(order)), CHECKS.index(c.name)))

@@ -31,6 +31,9 @@ VARIABLES: dict[str, str] = {
     "motley_port": "a number from 1 to 65535",
     "motley_devices": "`auto` or a list of {backend: cuda|wgpu|cpu, id: ..., threads: ...}",
     "motley_fill_with_cpu": "true or false",
+    "motley_teacher": "true or false",
+    "motley_student": "true or false",
+    "motley_evaluator": "true or false",
     "motley_trainer_command": "a list of strings",
     "motley_state_folder": "an absolute path",
     "motley_share_folder": "an absolute path",
@@ -62,8 +65,14 @@ class Host:
     devices: tuple[Device, ...] | None = None
     """None: to be detected on the host."""
     fill_with_cpu: bool = False
+    teacher: bool = False
+    student: bool = False
+    evaluator: bool = False
+    """What it does in a distillation; where no host says so, `distillation.py` chooses."""
     cores: int | None = None
     """Usable cores; None until somebody asked the host."""
+    memory: int | None = None
+    """Bytes of main memory; None until somebody asked the host."""
     trainer_command: tuple[str, ...] | None = None
     state_folder: str | None = None
     share_folder: str | None = None
@@ -188,6 +197,9 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
         port=reader.number("motley_port") or DEFAULT_PORT,
         devices=reader.devices(),
         fill_with_cpu=reader.flag("motley_fill_with_cpu"),
+        teacher=reader.flag("motley_teacher"),
+        student=reader.flag("motley_student"),
+        evaluator=reader.flag("motley_evaluator"),
         trainer_command=reader.command(),
         state_folder=reader.folder("motley_state_folder"),
         share_folder=reader.folder("motley_share_folder"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 _MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
+_BRING = "launch sync inputs brings it there, or name another in the job"
 
 
 def model_folder(config: RunConfig) -> Path | None:
@@ -116,6 +118,34 @@ def check_data(path: Path, remedy: str) -> Finding:
         whole = len(first) == 1 << 20  # a very long line: the trainer's to judge
     if not whole:
         return Finding("fail", f"{path}:1: not a JSON object", "it must hold one a line")
+    return Finding("ok", str(path))
+
+
+def check_model_folder(folder: Path) -> Finding:
+    """Whether a folder holds a whole model and a tokenizer; how it fits a job is the trainer's."""
+    if not folder.is_dir():
+        return Finding("fail", f"no model folder {folder}", _BRING)
+    try:
+        headers = trainer_layout.read_headers(folder)
+    except InputError as error:
+        return Finding("fail", str(error))
+    if lacking := [name for name in _MODEL_FILES[:2] if not (folder / name).is_file()]:
+        return Finding("fail", f"{folder} lacks {' and '.join(lacking)}", _BRING)
+    size = sum(file.stat().st_size for file in {header.file for header in headers.values()})
+    available = available_memory()
+    detail = f"{folder}, {size / _GIB:.1f} GiB"
+    if available is not None and size > available:
+        there = f"{available / _GIB:.1f} GiB of memory are free"
+        return Finding("warn", f"{detail}, and {there}", "weights that do not fit are read again")
+    return Finding("ok", detail)
+
+
+def check_text(path: Path) -> Finding:
+    """Whether a file or folder of texts is there and can be read."""
+    if not path.exists():
+        return Finding("fail", f"{path}: no such file or folder", _BRING)
+    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        return Finding("fail", f"{path}: cannot be read", "let the run user read it")
     return Finding("ok", str(path))
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.gauges import Gauge
+from launcher.observation import shards
 from launcher.plan import ProcessPlan
 from launcher.supervisor import ProcessState
 from launcher.telemetry import Snapshot
@@ -114,10 +115,10 @@ def _progress(snapshot: Snapshot, width: int) -> list[RenderableType]:
 
 def _workers(snapshot: Snapshot, width: int) -> Table:
     view, wide = snapshot.view, width >= _WIDE
-    members: dict[int, dict[str, Any]] = {w["rank"]: w for w in view.members if "rank" in w}
-    samples = sum(_int(member.get("samples")) for member in members.values())
+    samples = sum(_int(member.get("samples")) for member in view.members)
+    ranked = bool(view.run.plan.workers)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("RANK", justify="right", no_wrap=True)
+    table.add_column("RANK" if ranked else "NAME", justify="right", no_wrap=True)
     table.add_column("HOST", no_wrap=True, max_width=24 if wide else 10, overflow="ellipsis")
     table.add_column("DEVICE", no_wrap=True, max_width=32 if wide else 13, overflow="ellipsis")
     table.add_column("STATE", no_wrap=True)
@@ -129,14 +130,14 @@ def _workers(snapshot: Snapshot, width: int) -> Table:
         table.add_column("LAST EXIT", no_wrap=True, overflow="ellipsis")
     for process in view.run.plan.processes:
         state = view.processes[process.name]
-        member = members.get(process.rank, {}) if process.rank is not None else {}
+        member = view.member(process)
         gauge = _gauge(snapshot, process)
         cells: list[str | Text] = [
-            "-" if process.rank is None else str(process.rank),
+            _who(process, ranked),
             escape(process.host),
             escape(_device(snapshot, process, wide)),
             _state(state, member),
-            _share(member, samples),
+            shards(member) or _share(member, samples),
             _figure("", member.get("tokens_per_second"), ",.0f") or "-",
             _memory(gauge),
             _temperature(gauge),
@@ -146,6 +147,12 @@ def _workers(snapshot: Snapshot, width: int) -> Table:
             cells += [load, str(state.attempt), state.ending or "-"]
         table.add_row(*cells)
     return table
+
+
+def _who(process: ProcessPlan, ranked: bool) -> str:
+    if ranked:
+        return "-" if process.rank is None else str(process.rank)
+    return process.name
 
 
 def _state(state: ProcessState, member: Mapping[str, Any]) -> Text:

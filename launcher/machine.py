@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.devices import Runner, run_command, usable_cores
+from launcher.devices import Runner, main_memory, run_command, usable_cores
 from launcher.network import Network, network
 
 LIBRARIES = ("numpy", "safetensors", "tokenizers", "torch", "transformers", "peft")
@@ -43,11 +43,13 @@ class Machine:
     libraries: Mapping[str, str]
     cores: int
     network: Network
+    memory: int | None = None
+    """Bytes of main memory; None when nobody says."""
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> Machine:
         """Read back what another machine answered; keys of a newer version are passed over."""
-        known: dict[str, Any] = {field.name: tree[field.name] for field in fields(cls)}
+        known: dict[str, Any] = {f.name: tree[f.name] for f in fields(cls) if f.name in tree}
         known["network"] = Network.from_tree(tree["network"])
         return cls(**known)
 
@@ -64,6 +66,7 @@ def describe() -> Machine:
         libraries={name: found for name in LIBRARIES if (found := _release(name))},
         cores=usable_cores(),
         network=network(),
+        memory=main_memory(),
     )
 
 

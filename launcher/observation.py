@@ -193,6 +193,11 @@ def _read_words(run: Run, process: ProcessPlan, state: ProcessState) -> dict[str
     return None if stale else words
 
 
+def shards(member: Mapping[str, Any]) -> str:
+    """Return how many of its shards a teacher has written, as `3/12`; empty for anybody else."""
+    return f"{member.get('shards_done', 0)}/{member['shards']}" if member.get("shards") else ""
+
+
 def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> str:
     """Return the run's state from its leader's process and that one's last words."""
     said = str((training or {}).get("state", "waiting"))

@@ -54,12 +54,7 @@ def place(
         ConfigError: the hosts' roles, addresses or devices do not fit together.
         PreflightError: there are too few devices and no host may be filled up with CPU workers.
     """
-    for host in hosts:
-        if host.devices is None:
-            raise ConfigError(
-                f"host {host.name}: motley_devices is auto, and the host has not been asked; "
-                "list its devices in the inventory"
-            )
+    refuse_unknown_devices(hosts)
     _refuse_shared_devices(hosts, setting)
     head = _coordinator_host(hosts)
     seats = _seats(hosts, expect_workers)
@@ -82,8 +77,8 @@ def place(
             *_command(head, setting, COORDINATOR, "coordinator"),
             *("--bind", listen, "--expect-workers", str(len(seats))),
         ),
-        env=_environment(1),
-        folder=_folder(head, setting, COORDINATOR),
+        env=environment(1),
+        folder=process_folder(head, setting, COORDINATOR),
         names=names,
     )
     used = {head.name, *(seat.host.name for seat in seats)}
@@ -102,6 +97,16 @@ def endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
+def refuse_unknown_devices(hosts: Sequence[Host]) -> None:
+    """Raise ConfigError for a host of which nobody knows the devices."""
+    for host in hosts:
+        if host.devices is None:
+            raise ConfigError(
+                f"host {host.name}: motley_devices is auto, and the host has not been asked; "
+                "list its devices in the inventory"
+            )
+
+
 def run_folder(host: Host, setting: Setting) -> str:
     """Return where a host keeps this run: plan, run config, and a folder for each process."""
     default = setting.state_folder if host.is_local else REMOTE_STATE
@@ -116,7 +121,7 @@ def _coordinator_host(hosts: Sequence[Host]) -> Host:
     return (chosen or list(hosts))[0]
 
 
-def _machine(host: Host, setting: Setting) -> str:
+def machine_of(host: Host, setting: Setting) -> str:
     """Return what two inventory names of one machine have in common."""
     if host.name in setting.identities:
         return setting.identities[host.name]
@@ -130,7 +135,7 @@ def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
         for device in host.devices or ():
             if device.backend == "cpu":
                 continue
-            card = _machine(host, setting), device.pci or device.id
+            card = machine_of(host, setting), device.pci or device.id
             if card in owners:
                 raise ConfigError(
                     f"hosts {owners[card]} and {host.name} are the same machine "
@@ -163,12 +168,14 @@ def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
     for host in hosts:
         devices = [*(host.devices or ()), *[Device("cpu", "cpu")] * extra[host.name]]
         taken = devices[: wanted - len(seats)]
-        seats += [_Seat(host, device, index) for index, device in enumerate(_threaded(host, taken))]
+        seats += [
+            _Seat(host, device, index) for index, device in enumerate(share_cores(host, taken))
+        ]
     return seats
 
 
-def _threaded(host: Host, devices: Sequence[Device]) -> list[Device]:
-    """Divide the host's cores between its CPU workers; each GPU worker keeps one core for itself.
+def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
+    """Divide the host's cores between its CPU processes; each GPU process keeps one for itself.
 
     The coordinator takes little and gets no core of its own. What the inventory fixes stays.
     """
@@ -186,8 +193,8 @@ def _threaded(host: Host, devices: Sequence[Device]) -> list[Device]:
 
 def _bind_address(head: Host, seats: Sequence[_Seat], setting: Setting) -> str:
     """Return the one address to listen on: explicit, loopback when alone, else by route."""
-    here = _machine(head, setting)
-    far = sorted({s.host.name for s in seats if _machine(s.host, setting) != here})
+    here = machine_of(head, setting)
+    far = sorted({s.host.name for s in seats if machine_of(s.host, setting) != here})
     if head.bind_address is None and not far:
         return "127.0.0.1"
     candidate = head.bind_address or setting.routes.get(head.name)
@@ -232,7 +239,7 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
     gpu = () if device.backend == "cpu" else ("--gpus", device.id)
     threads = () if device.threads is None else ("--threads", str(device.threads))
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
-    if _machine(host, setting) == _machine(head, setting):
+    if machine_of(host, setting) == machine_of(head, setting):
         own.add(bind)
     return ProcessPlan(
         name=name,
@@ -249,29 +256,35 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
             *("--rank", str(rank), "--coordinator", target),
             *("--gpu-backend", device.backend, *gpu, *threads),
         ),
-        env=_environment(device.threads),
-        folder=_folder(host, setting, name),
+        env=environment(device.threads),
+        folder=process_folder(host, setting, name),
         names=tuple(sorted(name for name in own if name)),
     )
 
 
-def _command(host: Host, setting: Setting, name: str, role: str) -> tuple[str, ...]:
+def trainer_of(host: Host, setting: Setting) -> tuple[str, ...]:
+    """Return the command of a host's trainer."""
     default = setting.trainer_command if host.is_local else REMOTE_TRAINER
+    return host.trainer_command or default
+
+
+def _command(host: Host, setting: Setting, name: str, role: str) -> tuple[str, ...]:
     return (
-        *(host.trainer_command or default),
+        *trainer_of(host, setting),
         "finetune",
         *("--config", str(PurePosixPath(run_folder(host, setting)) / "run.yaml")),
         *("--run-id", setting.run_id),
         *("--role", role),
-        *("--tls", str(PurePosixPath(_folder(host, setting, name)) / "tls")),
+        *("--tls", str(PurePosixPath(process_folder(host, setting, name)) / "tls")),
     )
 
 
-def _folder(host: Host, setting: Setting, name: str) -> str:
+def process_folder(host: Host, setting: Setting, name: str) -> str:
+    """Return where a host keeps one process of this run."""
     return str(PurePosixPath(run_folder(host, setting)) / "processes" / name)
 
 
-def _environment(threads: int | None) -> dict[str, str]:
+def environment(threads: int | None) -> dict[str, str]:
     """Return what a process gets besides its command; BLAS and OpenMP follow the thread share."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if threads is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from launcher.devices import Device
@@ -42,6 +42,10 @@ class ProcessPlan:
     """IP addresses and host names its certificate is good for; it gets none without."""
     beat: str = ""
     """A JSON file on its host, which may be a share, with what it says of itself: a teacher's."""
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Paths that must be there before a distillation starts, by the check that looks at them."""
+    writes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Folders that it must be able to write to, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,5 +115,10 @@ def host_from_tree(tree: dict[str, Any]) -> Host:
 
 
 def _process(tree: dict[str, Any]) -> ProcessPlan:
-    argv, names = tree.pop("argv"), tree.pop("names")
-    return ProcessPlan(argv=tuple(argv), names=tuple(names), **tree)
+    argv, names, reads = tree.pop("argv"), tree.pop("names"), tree.pop("reads", {})
+    return ProcessPlan(
+        argv=tuple(argv),
+        names=tuple(names),
+        reads={check: tuple(paths) for check, paths in reads.items()},
+        **tree,
+    )

@@ -79,6 +79,18 @@ def _data(path: str, remedy: str) -> Finding:
     return job_checks.check_data(Path(path), remedy)
 
 
+def _model_folder(path: str) -> Finding:
+    from launcher import job_checks
+
+    return job_checks.check_model_folder(Path(path))
+
+
+def _text(path: str) -> Finding:
+    from launcher import job_checks
+
+    return job_checks.check_text(Path(path))
+
+
 def _output(path: str, run_id: str) -> Finding:
     from launcher import job_checks
 
@@ -114,6 +126,8 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "share_source": share_checks.source,
     "model": _model,
     "model_content": _model_content,
+    "model_folder": _model_folder,
+    "text": _text,
     "file_content": _file_content,
     "data": _data,
     "output": _output,

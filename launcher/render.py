@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launcher.observation import RunView
+from launcher.observation import RunView, shards
 from launcher.plan import LaunchPlan
 from launcher.preflight import Check
 from launcher.supervisor import ProcessState
@@ -123,7 +123,8 @@ def status_tree(view: RunView) -> dict[str, Any]:
                 "threads": process.threads,
                 "address": process.address,
                 "state": state.state,
-                "joined": process.rank in view.joined if process.rank is not None else None,
+                "joined": view.takes_part(process) if process is not plan.leader else None,
+                "says": dict(view.beats[process.name]) if process.name in view.beats else None,
                 "attempt": state.attempt,
                 "pid": state.child.pid if state.child and not state.is_over else None,
                 "keeper_pid": state.keeper.pid if state.keeper and not state.is_over else None,
@@ -149,24 +150,23 @@ def status_tree(view: RunView) -> dict[str, Any]:
 
 
 def status_table(view: RunView) -> Table:
-    """Return the processes of a run as a table, with what the coordinator says of each."""
-    workers: dict[int, dict[str, Any]] = {w["rank"]: w for w in view.members}
+    """Return the processes of a run as a table, with what is said of each besides."""
     rows: list[tuple[str, ...]] = []
     for process in view.run.plan.processes:
         state: ProcessState = view.processes[process.name]
-        worker: dict[str, Any] = workers.get(process.rank, {}) if process.rank is not None else {}
+        member = view.member(process)
         rows.append(
             (
                 process.name,
                 process.host,
                 process.device or "-",
                 state.state,
-                str(worker.get("state", "-")) if not state.is_over else "-",
+                str(member.get("state", "-")) if not state.is_over else "-",
                 str(state.attempt),
                 str(state.child.pid) if state.child and not state.is_over else "-",
                 state.ending or "-",
-                _number(worker.get("samples"), "d"),
-                _number(worker.get("tokens_per_second"), ".0f"),
+                shards(member) or _number(member.get("samples"), "d"),
+                _number(member.get("tokens_per_second"), ".0f"),
             )
         )
     columns = ("NAME", "HOST", "DEVICE", "PROCESS", "MEMBER", "ATTEMPT", "PID", "LAST EXIT")
@@ -184,7 +184,7 @@ def headline(view: RunView) -> str:
 
 
 def progress(training: Mapping[str, Any]) -> str:
-    """Return `step 12/90, loss 1.234, 4,200 tokens/s` from the coordinator's status."""
+    """Return `step 12/90, loss 1.234, 4,200 tokens/s` from the leader's status."""
     parts: list[str] = []
     if training.get("total_steps"):
         parts.append(f"step {training.get('step', 0)}/{training['total_steps']}")

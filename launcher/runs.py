@@ -7,9 +7,10 @@ On every host of a run, below that host's state folder:
     <state>/runs/<run id>/down              somebody asked for its end; nothing is started any more
     <state>/runs/<run id>/processes/<name>/ spec.json state.json attempt-N.log tls/
 
-The coordinator's host has the first word: its registry is the cluster's, its `lock` is held while a
-run is being started. While it is away, what the other hosts know can still be read. The cluster's
-CA (`ca/`) lies in the state folder of the launcher's own machine and never leaves it.
+The host with motley_coordinator has the first word: its registry knows all runs of the cluster, and
+its `lock` is held while one is being started. While it is away, what the other hosts know can still
+be read. The cluster's CA (`ca/`) lies in the state folder of the launcher's own machine and never
+leaves it.
 
 The state folder is `motley_state_folder`, else the host's own (`access.default_state_folder`).
 """
@@ -24,7 +25,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -105,7 +106,7 @@ class Place:
 
 
 class Registry:
-    """The runs of a cluster, kept on its coordinator's host; without a cluster, this user's."""
+    """The runs of a cluster, kept on the coordinator's host; without a cluster, this user's."""
 
     def __init__(
         self,
@@ -185,6 +186,13 @@ class Registry:
         started = float(self._place.connection.ask("clock"))
         tree = {**json.loads(plan.to_json()), "started": started}
         return self.adopt(plan, started), json.dumps(tree, indent=1).encode()
+
+    def keep(self, run: Run, files: Mapping[str, bytes]) -> None:
+        """Write a run's files here as well, when the host of this registry has no part in it."""
+        if self.hosts and head_of(self.hosts).name not in {host.name for host in run.hosts}:
+            folder = Path(self._place.plan_of(run.run_id)).parent
+            for name, content in files.items():
+                self._place.connection.write(f"{folder}/{name}", content)
 
     def get(self, run_id: str) -> Run:
         """Return one run.

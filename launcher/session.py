@@ -31,7 +31,7 @@ from launcher.session_spec import FINAL_PHASES, Phase, SessionSpec, log_name
 
 STATE_SCHEMA = "motley.process/1"
 
-_INSTANCE = r"[a-z0-9][a-z0-9._-]*:(worker-[0-9]+|coordinator)"
+_INSTANCE = r"[a-z0-9][a-z0-9._-]*:((worker|teacher)-[0-9]+|coordinator|student|evaluator)"
 _LEADER_POLL = GRANULARITY  # how often it wakes without a signal
 WANTED_VARIABLE = "MOTLEY_UNIT_WANTED"
 """Set by the units: the link that is there while systemd starts this one at boot."""

@@ -154,7 +154,8 @@ def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Conne
     folder = host.state_folder
     if folder is None and not host.is_local:
         folder = connection.state_folder
-    return replace(host, cores=max(1, machine.cores // names), state_folder=folder)
+    cores = max(1, machine.cores // names)
+    return replace(host, cores=cores, memory=machine.memory, state_folder=folder)
 
 
 def _ways(

@@ -2,6 +2,9 @@
 
     motley-coordinator@<run id>:coordinator.service
     motley-worker@<run id>:worker-2.service
+    motley-worker@<run id>:student.service
+
+Whoever computes is a worker to systemd: a student, a teacher and an evaluator need the same rights.
 
 The recipe installs the templates and the one root command that starts and stops them. A unit gives
 a process its cgroup and its limits, and brings it back after a reboot. Restarts, logs and
@@ -105,7 +108,8 @@ def supervise(
 
 def unit_of(run_id: str, process: ProcessPlan) -> str:
     """Return the unit's name of a process."""
-    return f"motley-{process.role}@{run_id}:{process.name}.service"
+    template = "coordinator" if process.role == "coordinator" else "worker"
+    return f"motley-{template}@{run_id}:{process.name}.service"
 
 
 def _is_wanted(said: dict[str, str]) -> bool:

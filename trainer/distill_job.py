@@ -27,7 +27,10 @@ from trainer.settings import Section, load_settings
 
 
 class TeacherJob(Section):
-    """Who scores which texts, and how much of its scores is kept."""
+    """Who scores which texts, and how much of its scores is kept.
+
+    What is null is left to `trainer distill teacher`, whose flags have the same names.
+    """
 
     model: str = Field(min_length=1)
     """A local Hugging Face directory on every host that teaches."""
@@ -45,8 +48,9 @@ class TeacherJob(Section):
     temperature: float | None = Field(default=None, gt=0)
     values: Literal["float16", "float32"] | None = None
     max_seq_len: Positive | None = None
-    shard_tokens: Positive | None = None
+    shard_bytes: Positive | None = None
     batch_tokens: Positive | None = None
+    dtype: Literal["bfloat16", "float32"] | None = None
     seed: int | None = Field(default=None, ge=0)
 
 
@@ -57,7 +61,7 @@ class StudentJob(Section):
     """A Hugging Face directory to go on from."""
     config: str | None = Field(default=None, min_length=1)
     """Sizes of a new model: a preset such as `albor-350m`, or a config.json."""
-    output: str = Field(default="runs/distill", min_length=1)
+    output: str = Field(default="outputs/distill", min_length=1)
     """Folder for metrics, status, and checkpoints where there is no share."""
     method: Method = "full"
     validation: str | None = None
@@ -76,13 +80,31 @@ class StudentJob(Section):
             raise ValueError("give model, or config for a new one")
         return self
 
+    def settings(self) -> dict[str, Any]:
+        """Return what was set of the sections of a run config, by dotted paths."""
+        tree = self.model_dump(mode="json", exclude_unset=True)
+        found = {"method": tree["method"]} if "method" in tree else {}
+        for section in ("distillation", "lora", "optimizer", "training", "checkpoint"):
+            found |= {f"{section}.{key}": value for key, value in tree.get(section, {}).items()}
+        return found
+
 
 class EvaluationJob(Section):
     """What is measured of each checkpoint."""
 
     tasks: tuple[str, ...] = Field(default=("loss",), min_length=1)
-    data: str | None = Field(default=None, min_length=1)
-    """Held-out samples, JSON Lines, on the host that evaluates."""
+    """As of `trainer evaluate --watch`; the first one decides what is best."""
+    data: tuple[str, ...] = ()
+    """Held-out samples, JSON Lines, on the host that evaluates; so are prompts and problems."""
+    prompts: str | None = Field(default=None, min_length=1)
+    problems: str | None = Field(default=None, min_length=1)
+    run_code: bool = False
+    """Allow the task `code`, which runs what the model writes."""
+    samples: Positive | None = None
+    max_new_tokens: Positive | None = None
+    temperature: float | None = Field(default=None, ge=0)
+    every: float | None = Field(default=None, gt=0)
+    """Seconds between two looks for new checkpoints."""
     backend: Literal["cpu", "cuda", "wgpu"] = "cpu"
 
 
@@ -100,8 +122,9 @@ class DistillJob(Section):
     """Seconds until every process has begun: a big teacher is read from a disk first."""
 
     def to_yaml(self) -> str:
-        """Return the job as YAML that `load` reads back equal."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        """Return the job as YAML that `load` reads back equal: what is not set stays so."""
+        tree = self.model_dump(mode="json", exclude_unset=True)
+        return yaml.safe_dump(tree, sort_keys=False)
 
 
 def presets() -> dict[str, Path]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from launcher.commands.options import (
+    config_of_run,
     config_options,
     inventory_option,
     inventory_options,
@@ -15,7 +16,6 @@ from launcher.commands.options import (
     open_registry,
     read_config,
     read_hosts,
-    resumed_config,
     run_option,
 )
 
@@ -46,13 +46,11 @@ def up(
 
     The run outlives this terminal. Without --preset or --config it is the quickstart.
     """
-    from launcher import bringup, render
+    from launcher import bringup
+    from launcher.commands.starting import show_plan, start_run
     from launcher.configuration import with_shared_checkpoints
     from launcher.errors import ConfigError
     from launcher.fleet import REACH
-    from launcher.following import follow_run
-    from launcher.joining import wait_for_first_step
-    from launcher.observation import Cockpit
     from launcher.runs import Registry, head_of
     from launcher.stopwatch import Stopwatch
 
@@ -64,30 +62,21 @@ def up(
     watch.lap("inventory")
     registry = Registry.default() if dry_run and resume is None else Registry.of(hosts, REACH)
     if config is None:
-        config = resumed_config(registry.config(str(resume)), config_flags)
+        with config_of_run(registry, str(resume), "coordinator") as path:
+            resumed: dict[str, Any] = {**config_flags, "config": path}
+            config = read_config(**resumed)
     found = bringup.look_around(hosts, only_to_plan=dry_run)
     watch.lap("connect and survey")
     plan = bringup.make_plan(found, config, expect_workers, resume)
     if resume is None:
         config = with_shared_checkpoints(config, head_of(hosts).share_folder, plan.run_id)
     if dry_run:
-        if as_json:
-            render.print_json(bringup.plan_tree(plan))
-        else:
-            click.echo(render.commands_text(plan), nl=False)
+        show_plan(plan, as_json)
         return
-    run = bringup.bring_up(plan, config, registry, found, render.note, timeout, watch)
-    if wait_for_first_step(run, resumed=resume is not None):
-        watch.lap("first step")
-    render.note(watch.line())
-    view = follow_run(run, render.note) if wait else Cockpit(run).observe()
-    if as_json:
-        render.print_json({**render.status_tree(view), "timings": watch.tree()})
-        return
-    click.echo(render.headline(view))
-    if not wait:
-        render.console().print(render.status_table(view))
-        render.note("it goes on without this terminal: launch cluster status | logs | down")
+    start_run(
+        plan, config, registry, found, watch, resumed=resume is not None, wait=wait,
+        timeout=timeout, as_json=as_json,
+    )  # fmt: skip
 
 
 @click.command()

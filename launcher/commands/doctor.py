@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,9 @@ from launcher.commands.options import (
     read_config,
     read_hosts,
 )
+
+if TYPE_CHECKING:
+    from launcher.preflight import Check
 
 
 @click.command()
@@ -33,13 +37,23 @@ def doctor(
     Model, data, output and memory are checked when they are named (--preset, --config, --model
     or --data). Exits with 4 when a check fails.
     """
-    from launcher import render
     from launcher.diagnosis import diagnose
-    from launcher.errors import PreflightError
 
     hosts = read_hosts(inventory, limit, extra_vars)
     config = read_config(**config_flags, hosts=hosts)
     checks = diagnose(hosts, config, expect_workers, whole=any(config_flags.values()))
+    show_checks(checks, as_json)
+
+
+def show_checks(checks: Sequence[Check], as_json: bool) -> None:
+    """Print checks.
+
+    Raises:
+        PreflightError: one of them failed.
+    """
+    from launcher import render
+    from launcher.errors import PreflightError
+
     if as_json:
         tree = [render.check_tree(check) for check in checks]
         render.print_json({"schema": "motley.doctor/1", "checks": tree})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -172,14 +173,20 @@ def _folder_of_paths(hosts: Sequence[Any]) -> Path:
     return Path(head_of(hosts).state_folder or REMOTE_STATE)
 
 
-def resumed_config(text: bytes, flags: Mapping[str, Any]) -> Any:
-    """Return the `RunConfig` of a run that goes on: its own YAML, with what the flags override.
+@contextlib.contextmanager
+def config_of_run(registry: Any, run_id: str, leader: str) -> Generator[Path]:
+    """Yield the settings of a run that goes on, as a file; `leader` says of which kind it must be.
 
     Raises:
-        ConfigError: a wrong key or value.
+        ConfigError: there is no such run, or it is of another kind.
     """
+    from launcher.errors import ConfigError
+
+    led_by = registry.get(run_id).plan.leader.role
+    if led_by != leader:
+        up = "launch distill up" if led_by == "student" else "launch cluster up"
+        raise ConfigError(f"run {run_id} has a {led_by}; to go on with it: {up} --resume {run_id}")
     with tempfile.TemporaryDirectory(prefix="motley-") as folder:
         path = Path(folder, "run.yaml")
-        path.write_bytes(text)
-        resumed: dict[str, Any] = {**flags, "config": path}
-        return read_config(**resumed)
+        path.write_bytes(registry.config(run_id))
+        yield path

@@ -25,7 +25,7 @@ def runs(inventory: Path | None, as_json: bool) -> None:
                 "state": view.state,
                 "live": view.is_live,
                 "started": view.run.started,
-                "workers": len(view.run.plan.workers),
+                "workers": len(view.run.plan.followers),
                 "output": view.run.plan.output,
             }
             for view in views
@@ -37,7 +37,7 @@ def runs(inventory: Path | None, as_json: bool) -> None:
             view.run.run_id,
             view.state,
             render.moment(view.run.started),
-            str(len(view.run.plan.workers)),
+            str(len(view.run.plan.followers)),
             render.progress(view.training or {}),
             view.run.plan.output,
         )

@@ -70,6 +70,8 @@ def test_units_are_named_by_run_and_process(place: Place) -> None:
     head = replace(place.process(name="coordinator"), role="coordinator")
     assert unit_of("demo-1", worker) == "motley-worker@demo-1:worker-12.service"
     assert unit_of("demo-1", head) == "motley-coordinator@demo-1:coordinator.service"
+    teacher = replace(place.process(name="teacher-0"), role="teacher")
+    assert unit_of("demo-1", teacher) == "motley-worker@demo-1:teacher-0.service"
 
 
 def test_a_unit_is_wanted_from_start_to_stop(place: Place) -> None:
@@ -174,6 +176,18 @@ def test_a_run_that_was_taken_down_is_not_started_again(place: Place) -> None:
     state = place.supervisor.state(process)
     assert (state.state, state.message) == ("stopped", "the run was taken down")
     assert place.supervisor.attempts(process) == []
+
+
+@pytest.mark.parametrize("name", ["student", "teacher-0", "evaluator", "coordinator"])
+def test_every_process_of_a_run_can_be_an_instance(tmp_path: Path, name: str) -> None:
+    """One that was never started has nothing to take up after a reboot, and that is no error."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "launcher.session", "--instance", f"demo-1:{name}"],
+        env=os.environ | {"MOTLEY_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("instance", ["x", "../x:worker-0", "x:worker-0/../..", "x:else", ""])

@@ -1,0 +1,151 @@
+"""`launch distill`: teachers, a student and an evaluator, each where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from launcher.commands.options import cluster_options, config_of_run, json_option, read_hosts
+
+if TYPE_CHECKING:
+    from launcher.inventory import Host
+    from trainer.distill_job import DistillJob
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OVERRIDES = {
+    "teacher": "teacher.model",
+    "tokenizer": "teacher.tokenizer",
+    "student": "student.model",
+    "logits": "logits",
+    "output": "student.output",
+}
+
+
+def job_options(command: Command) -> Command:
+    """Add what says who learns what from whom."""
+    for option in reversed(
+        (
+            click.option("--config", "source", metavar="FILE|PRESET", help="The job (YAML)."),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Override a setting, e.g. --set student.training.epochs=2.",
+            ),
+            click.option("--teacher", metavar="DIR", help="The teacher's model folder."),
+            click.option(
+                "--data", multiple=True, metavar="DIR|FILE", help="The corpus; may be given again."
+            ),
+            click.option("--tokenizer", metavar="DIR", help="The student's, if trimmed."),
+            click.option("--student", metavar="DIR", help="A model folder to go on from."),
+            click.option("--logits", metavar="DIR", help="The folder between them, on the share."),
+            click.option("--output", "-o", metavar="DIR", help="The student's output folder."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@cluster_options
+@job_options
+@click.option("--resume", metavar="ID", help="Go on with a run, by its job and checkpoints.")
+@click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="How long beginning may take.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the commands for each host; start nothing.")
+@json_option
+def up(
+    inventory: Path | None,
+    limit: str,
+    extra_vars: tuple[str, ...],
+    source: str | None,
+    resume: str | None,
+    wait: bool,
+    timeout: float | None,
+    dry_run: bool,
+    as_json: bool,
+    **job_flags: Any,
+) -> None:
+    """Start a distillation and return once everybody is at work.
+
+    It outlives this terminal: launch cluster status | logs | down.
+    """
+    from launcher import bringup
+    from launcher.commands.starting import show_plan, start_run
+    from launcher.errors import ConfigError
+    from launcher.fleet import REACH
+    from launcher.runs import Registry
+    from launcher.stopwatch import Stopwatch
+
+    watch = Stopwatch()
+    if resume is not None and source is not None:
+        raise ConfigError("--resume brings its own job; leave out --config")
+    hosts = read_hosts(inventory, limit, extra_vars)
+    watch.lap("inventory")
+    registry = Registry.default() if dry_run and resume is None else Registry.of(hosts, REACH)
+    if resume is None:
+        job = read_job(source, hosts, **job_flags)
+    else:
+        with config_of_run(registry, resume, "student") as path:
+            job = read_job(str(path), hosts, **job_flags)
+    found = bringup.look_around(hosts, only_to_plan=dry_run)
+    watch.lap("connect and survey")
+    plan = bringup.make_plan(found, job, None, resume)
+    if dry_run:
+        show_plan(plan, as_json)
+        return
+    start_run(
+        plan, job, registry, found, watch, resumed=resume is not None, wait=wait, timeout=timeout,
+        as_json=as_json,
+    )  # fmt: skip
+
+
+@click.command()
+@cluster_options
+@job_options
+@json_option
+def doctor(
+    inventory: Path | None,
+    limit: str,
+    extra_vars: tuple[str, ...],
+    source: str | None,
+    as_json: bool,
+    **job_flags: Any,
+) -> None:
+    """Make every check of `launch distill up`; change nothing. Exits with 4 when one fails."""
+    from launcher.commands.doctor import show_checks
+    from launcher.diagnosis import diagnose
+
+    hosts = read_hosts(inventory, limit, extra_vars)
+    job = read_job(source, hosts, **job_flags)
+    show_checks(diagnose(hosts, job, None, whole=True), as_json)
+
+
+def read_job(
+    source: str | None,
+    hosts: tuple[Host, ...],
+    settings: tuple[str, ...],
+    data: tuple[str, ...],
+    **flags: str | None,
+) -> DistillJob:
+    """Return the job that `job_options` describe.
+
+    Raises:
+        ConfigError: a wrong key or value.
+    """
+    from launcher.configuration import parse_assignments, resolve_job
+
+    overrides = parse_assignments(settings, "--set")
+    overrides |= {path: flags[flag] for flag, path in _OVERRIDES.items()}
+    overrides["teacher.data"] = list(data) or overrides.get("teacher.data")
+    return resolve_job(source, overrides, hosts, Path.cwd())
