@@ -10,10 +10,10 @@ from tiny_logits import score
 
 from trainer.data.tokens import load_tokenizer
 from trainer.distill.vocabulary import tokenizer_digest
-from trainer.logits.dataset import (
+from trainer.logits.dataset import LogitsFolder
+from trainer.logits.description import (
     CorpusInfo,
     Description,
-    LogitsFolder,
     ShardPlan,
     TeacherInfo,
     TokenizerInfo,

@@ -60,7 +60,7 @@ class Student:
         try:
             while self.step < self.plan.total_steps:
                 began = time.monotonic()
-                batch = self.feed.take(self._waiting)
+                batch = self.feed.take(self._tell)
                 if batch is None:
                     break
                 self._train(batch, waited=time.monotonic() - began)
@@ -150,5 +150,5 @@ class Student:
         snapshot = self.optimizer.snapshot(self.step)
         self.journal.save(Save(snapshot, self.generation, scores, asdict(self.position)))
 
-    def _waiting(self, message: str) -> None:
-        self.journal.emit({"event": "waiting", "reason": message.removeprefix("waits ")})
+    def _tell(self, event: str, message: str) -> None:
+        self.journal.emit({"event": event, "reason": message.removeprefix("waits ")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from trainer.logits.scores import Scheme, Window
 from trainer.logits.stream import Position, ShardStream
 from trainer.logits.targets import targets
 
-OnWait = Callable[[str], None]
+Tell = Callable[[str, str], None]
+"""Takes an event of `trainer.metrics` and what there is to say about it."""
 
 _AHEAD = 2
 """Batches that wait, ready, for the device."""
@@ -81,34 +83,41 @@ class Feed:
     """Keeps a few batches ready; an error of the reading thread surfaces in `take`.
 
     Args:
-        source: returns the batches; it is given what to call about once a second while it waits.
+        source: returns the batches, given this feed: it is to call `waiting` about once a second
+            while it waits, and `damaged` with what it found so.
         stop: ends a wait.
     """
 
-    def __init__(self, source: Callable[[OnWait], Iterator[Batch]], stop: Stop) -> None:
+    def __init__(self, source: Callable[[Feed], Iterator[Batch]], stop: Stop) -> None:
         self._source, self._stop = source, stop
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(_AHEAD)
         self._waits_for = ""
+        self._damage: deque[str] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._fill, name="feed", daemon=True)
         self._thread.start()
 
-    def take(self, on_wait: OnWait) -> Batch | None:
+    def take(self, tell: Tell) -> Batch | None:
         """Return the next batch, or None when the run is to stop.
 
         Args:
-            on_wait: told what is waited for, again when that changes, and now and then how long.
+            tell: hears of damage, and of what is waited for: again when that changes, and now and
+                then for how long.
         """
         began, told, due = time.monotonic(), "", _TELL
         while not self._stop:
             try:
                 item = self._ready.get(timeout=_LOOK)
             except queue.Empty:
+                item = None
+            while self._damage:
+                tell("quarantined", self._damage.popleft())
+            if item is None:
                 message, waited = self._waits_for, time.monotonic() - began
                 if message and message != told:
-                    on_wait(message)
+                    tell("waiting", message)
                 elif message and waited >= due:
-                    on_wait(f"{message}, for {waited:.0f} s")
+                    tell("waiting", f"{message}, for {waited:.0f} s")
                     due = waited + _TELL
                 told = message
                 continue
@@ -116,6 +125,16 @@ class Feed:
                 raise item
             return item
         return None
+
+    def waiting(self, message: str) -> None:
+        """Note what the source waits for; raises when nobody waits for the source any more."""
+        if self._closed or self._stop:
+            raise _Closed
+        self._waits_for = message
+
+    def damaged(self, message: str) -> None:
+        """Note what the source found damaged."""
+        self._damage.append(message)
 
     @property
     def running(self) -> bool:
@@ -130,18 +149,13 @@ class Feed:
     def _fill(self) -> None:
         with suppress(_Closed):
             try:
-                for batch in self._source(self._wait):
+                for batch in self._source(self):
                     self._waits_for = ""
                     self._put(batch)
             except _Closed:
                 raise
             except BaseException as error:  # it belongs to who takes
                 self._put(error)
-
-    def _wait(self, message: str) -> None:
-        if self._closed or self._stop:
-            raise _Closed
-        self._waits_for = message
 
     def _put(self, item: Batch | BaseException) -> None:
         while True:

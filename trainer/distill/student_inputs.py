@@ -22,7 +22,8 @@ from trainer.exchange.schedule import StepPlan
 from trainer.headers import read_config
 from trainer.layout import GradientLayout, build_layout
 from trainer.logits import targets
-from trainer.logits.dataset import DATASET, Description, LogitsFolder
+from trainer.logits.dataset import DATASET, LogitsFolder
+from trainer.logits.description import Description
 from trainer.logits.heartbeat import TeacherWatch
 from trainer.model_files import model_digest, resolve_model
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint import Restored
     from trainer.distill.student import Student
-    from trainer.distill.student_feed import Batch, OnWait
+    from trainer.distill.student_feed import Batch
     from trainer.replica.backend import Choice, Opener, Wish
     from trainer.replica.base import Replica
 
@@ -121,13 +121,14 @@ def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: 
         inputs.folder.description.scheme, config.distillation, config.data.max_seq_len
     )
 
-    def source(on_wait: OnWait) -> Iterator[Batch]:
+    def source(feed: Feed) -> Iterator[Batch]:
         stream = ShardStream(
             inputs.folder,
             seed=config.training.seed,
             order=epoch_order,
             timeout=teacher_timeout,
-            on_wait=on_wait,
+            on_wait=feed.waiting,
+            on_damage=feed.damaged,
         )
         return batches(stream, plan, step, position, prepare)
 

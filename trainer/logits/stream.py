@@ -53,6 +53,7 @@ class ShardStream:
         group: shards that are mixed with each other.
         timeout: seconds without a living teacher after which a missing shard is an error.
         on_wait: called about once a second while a shard is missing; may raise to end the wait.
+        on_damage: told of each damaged shard that was moved away.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class ShardStream:
         group: int = 4,
         timeout: float = 60.0,
         on_wait: Callable[[str], None] = logger.info,
+        on_damage: Callable[[str], None] = logger.warning,
         poll: float = POLL,
     ) -> None:
         self._folder, self._seed, self._order = folder, seed, order
         self._group, self._timeout, self._poll = group, timeout, poll
-        self._on_wait = on_wait
+        self._on_wait, self._on_damage = on_wait, on_damage
         self._shards = [shard for shard in folder.description.shards if shard.windows]
 
     def epoch(self, position: Position | None = None) -> Iterator[tuple[Window, Position]]:
@@ -148,7 +150,7 @@ class ShardStream:
             except StorageError as error:
                 aside = self._folder.quarantine(number, str(error))
                 if aside is not None:
-                    logger.warning("%s; moved to %s and asked for again", error, aside)
+                    self._on_damage(f"{error}; moved to {aside} and asked for again")
                 if not patient and not self._folder.is_there(number):
                     return None
 

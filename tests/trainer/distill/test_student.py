@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from small_model import SIZES, write_data, write_model
 from trainer.checkpoint import find_checkpoint, read_progress
 from trainer.config import RunConfig, load
 from trainer.distill.stopping import Stop
+from trainer.distill.student_inputs import FreshStudent
 from trainer.distill.student_run import Device, run_student
 from trainer.errors import InputError, NonFiniteError, RefusedError, UnreachableError
 from trainer.init_model import init_model
@@ -66,14 +70,20 @@ class Course:
     def config(self) -> RunConfig:
         return load("student", self.settings)
 
-    def run(self, stop: Stop | None = None, timeout: float = 30.0, compiled: bool = False) -> int:
-        device = Device(backend="cpu", threads=1, compiled=compiled)
+    def run(
+        self,
+        stop: Stop | None = None,
+        timeout: float = 30.0,
+        compiled: bool = False,
+        fresh: FreshStudent | None = None,
+    ) -> int:
         return run_student(
             self.config,
             "run",
-            device,
+            Device(backend="cpu", threads=1, compiled=compiled),
             teacher_timeout=timeout,
             stop=Stop() if stop is None else stop,
+            fresh=fresh,
         )
 
     def run_until(self, step: int) -> None:
@@ -236,6 +246,8 @@ def test_a_damaged_shard_comes_once_and_last(
     assert course.run() == 0
     writer.join()
     assert len(list((logits / "quarantine").iterdir())) == 1
+    (event,) = course.events("quarantined")
+    assert "shard-00001/logits.parquet: its bytes are not those in the manifest" in event["reason"]
     assert len(course.steps()) == 6
     assert not list((logits / "requests").iterdir())
 
@@ -261,6 +273,34 @@ def test_micro_batches_change_nothing_but_rounding(
         assert course.run() == 0
         losses.append(course.steps())
     np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of its own ways
+def test_compiled_layers_change_nothing_but_rounding(
+    model: Path, logits: Path, tmp_path: Path
+) -> None:
+    losses: list[list[float]] = []
+    for compiled in (False, True):
+        course = Course(tmp_path / str(compiled), model, logits, training__max_steps=3)
+        assert course.run(compiled=compiled) == 0
+        losses.append(course.steps())
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_a_new_model_is_made_once(model: Path, logits: Path, data: Path, tmp_path: Path) -> None:
+    shape = tmp_path / "shape.json"
+    config = json.loads((model / "config.json").read_text())
+    shape.write_text(json.dumps({**config, "hidden_size": 16, "vocab_size": 9999}))
+    new = tmp_path / "out" / "student"
+    course = Course(tmp_path / "out", new, logits, training__max_steps=2)
+    fresh = FreshStudent(shape=str(shape), tokenizer_dir=model)
+    assert [course.run(fresh=fresh), course.run(fresh=fresh)] == [0, 0]
+    assert course.steps("step") == [1, 2]
+    assert load_trained(course.output).layout.size < load_trained(model).layout.size
+    shape.write_text(json.dumps({**config, "hidden_size": 24}))
+    with pytest.raises(InputError, match="is another model than"):
+        course.run(fresh=fresh)
 
 
 def test_alpha_moves_in_a_straight_line(model: Path, logits: Path, tmp_path: Path) -> None:
@@ -290,8 +330,6 @@ def test_validation_decides_about_the_best(
 
 def test_nan_halts_before_the_update(model: Path, teacher: BigramTeacher, tmp_path: Path) -> None:
     """The run stands still at the last checkpoint before it."""
-    import copy
-
     poisoned = copy.deepcopy(teacher)
     for window in poisoned.written[5]:
         assert window.scores.logprobs is not None
@@ -323,9 +361,6 @@ def test_another_tokenizer_is_refused_with_both_digests(
 def test_a_model_with_too_few_embeddings_is_refused(
     model: Path, logits: Path, tmp_path: Path
 ) -> None:
-    import json
-    import shutil
-
     small = shutil.copytree(model, tmp_path / "small")
     config = json.loads((small / "config.json").read_text())
     size = config["vocab_size"]

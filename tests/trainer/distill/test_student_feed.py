@@ -16,7 +16,7 @@ from trainer.config import DistillationConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import IGNORED
 from trainer.distill.stopping import Stop
-from trainer.distill.student_feed import Batch, Feed, OnWait, Preparation, batches
+from trainer.distill.student_feed import Batch, Feed, Preparation, batches
 from trainer.errors import UnreachableError
 from trainer.exchange.schedule import StepPlan
 from trainer.logits.stream import Position, ShardStream
@@ -77,20 +77,27 @@ def test_a_window_is_cut_with_its_targets(teacher: BigramTeacher) -> None:
     np.testing.assert_array_equal(cut.soft.ids, whole.soft.ids[: len(cut.soft.ids)])
 
 
-def never(on_wait: OnWait) -> Iterator[Batch]:
-    """Wait for what never comes."""
+def nobody(event: str, message: str) -> None:
+    raise AssertionError(f"{event}: {message}")
+
+
+def never(feed: Feed) -> Iterator[Batch]:
+    """Find damage and wait for what never comes."""
+    feed.damaged("shard-00007 is damaged")
     while True:
-        on_wait("waits for shard-00000")
+        feed.waiting("waits for shard-00000")
         time.sleep(0.05)
     yield  # pyright: ignore[reportUnreachable]  # makes this a generator
 
 
 def test_a_wait_is_told_once_and_ends_when_asked() -> None:
-    stop, told = Stop(), list[str]()
+    stop, told = Stop(), list[tuple[str, str]]()
     feed = Feed(never, stop)
     threading.Timer(1.0, stop.ask, ["SIGTERM"]).start()
-    assert feed.take(told.append) is None
-    assert told == ["waits for shard-00000"]
+    assert feed.take(lambda *what: told.append(what)) is None
+    assert told == [
+        ("quarantined", "shard-00007 is damaged"), ("waiting", "waits for shard-00000"),
+    ]  # fmt: skip
     feed.close()
     assert not feed.running
 
@@ -98,20 +105,20 @@ def test_a_wait_is_told_once_and_ends_when_asked() -> None:
 def test_an_error_surfaces_where_batches_are_taken(teacher: BigramTeacher, logits: Path) -> None:
     first = read(teacher, logits)[0]
 
-    def source(_: OnWait) -> Iterator[Batch]:
+    def source(_: Feed) -> Iterator[Batch]:
         yield first
         raise UnreachableError("the teacher is gone")
 
     feed = Feed(source, Stop())
-    assert feed.take(print) is first
+    assert feed.take(nobody) is first
     with pytest.raises(UnreachableError, match="the teacher is gone"):
-        feed.take(print)
+        feed.take(nobody)
     feed.close()
 
 
 def test_batches_that_nobody_takes_do_not_keep_it(teacher: BigramTeacher, logits: Path) -> None:
     steps = read(teacher, logits)
     feed = Feed(lambda _: iter(steps), Stop())
-    assert feed.take(print) is steps[0]
+    assert feed.take(nobody) is steps[0]
     feed.close()
     assert not feed.running
