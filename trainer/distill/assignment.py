@@ -12,10 +12,10 @@ from trainer.distill.vocabulary import Vocabulary, tokenizer_size
 from trainer.distill.windows import Range, Windows
 from trainer.errors import InputError
 from trainer.headers import read_config
-from trainer.logits.dataset import (
+from trainer.logits.dataset import LogitsFolder
+from trainer.logits.description import (
     CorpusInfo,
     Description,
-    LogitsFolder,
     ShardPlan,
     TeacherInfo,
     TokenizerInfo,

@@ -152,7 +152,7 @@ class Scorer:
 
     def _largest(self, log_p: Tensor) -> Tensor:
         """Return the tokens to keep, the most likely first, `[n, K]`."""
-        blocks = log_p.view(len(log_p), BLOCK, -1)
+        blocks = log_p.unflatten(1, (BLOCK, log_p.shape[1] // BLOCK))
         width = blocks.shape[2]
         if width <= self._kept:
             return log_p.topk(self._kept, 1).indices
@@ -170,7 +170,7 @@ class Scorer:
         """
         if self.draws == 0:
             return points.long()
-        blocks = p.view(len(p), BLOCK, -1)
+        blocks = p.unflatten(1, (BLOCK, p.shape[1] // BLOCK))
         width = blocks.shape[2]
         masses = blocks.sum(1).double()
         sums = masses.cumsum(1)

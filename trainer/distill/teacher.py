@@ -17,7 +17,7 @@ from trainer.distill.scorer import Scorer, uniforms
 from trainer.distill.teacher_model import TeacherModel
 from trainer.distill.windows import Piece
 from trainer.errors import InputError, NonFiniteError
-from trainer.logits.dataset import Description
+from trainer.logits.description import Description
 from trainer.logits.scores import Scheme, Window
 from trainer.replica.backend import UnusableError, cuda_device, first_usable
 from trainer.replica.microbatch import Limit, split

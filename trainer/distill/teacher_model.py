@@ -104,7 +104,6 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
             model_dir,
             dtype=dtype,
             device_map={"": device},
-            attn_implementation="sdpa",
             local_files_only=True,
             use_safetensors=True,
         )

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.logits.dataset import ShardPlan
+from trainer.logits.description import ShardPlan
 from trainer.progress import Pace, ProgressView, ViewConsole, choose_view, duration
 
 

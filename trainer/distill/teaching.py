@@ -15,7 +15,7 @@ from trainer.distill.assignment import Assignment
 from trainer.distill.interruption import Stopped
 from trainer.distill.teacher_view import Headway, Tally
 from trainer.errors import StorageError
-from trainer.logits.dataset import ShardPlan
+from trainer.logits.description import ShardPlan
 from trainer.logits.heartbeat import INTERVAL, TeacherBeat
 
 if TYPE_CHECKING:  # torch and transformers come with it: not when all is scored already
@@ -36,6 +36,8 @@ class Teaching:
     Args:
         open_teacher: loads the model; called when there is something to score.
         share: the part's number I, from 1, and how many parts N there are.
+        name: of this teacher's heartbeat; by host and part without one.
+        over: asked between shards: whether nobody needs any more of them.
         on_headway: called after each batch and each shard with `Headway` as a mapping.
         check: called after each batch; may raise to end the pass.
     """
@@ -46,6 +48,8 @@ class Teaching:
         open_teacher: Callable[[], Teacher],
         *,
         share: tuple[int, int] = (1, 1),
+        name: str | None = None,
+        over: Callable[[], bool] = lambda: False,
         on_headway: Callable[[Mapping[str, Any]], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -54,14 +58,15 @@ class Teaching:
         self._teacher: Teacher | None = None
         index, count = share
         self._share = self._folder.description.shards[index - 1 :: count]
-        self._name = f"{socket.gethostname()}-{index}-of-{count}"
+        self._name = name or f"{socket.gethostname()}-{index}-of-{count}"
+        self._over = over
         self._on_headway, self._check = on_headway, check
         self._tally = Tally(self._share)
         self._writing: tuple[ShardPlan, Future[Path]] | None = None
         self._beaten_at = -float("inf")
 
     def run(self, *, stay: bool = False) -> Headway:
-        """Score what is missing; with `stay` then wait for students' requests, without an end.
+        """Score what is missing; with `stay` then wait for students' requests until it is over.
 
         Raises:
             NonFiniteError: the model computes NaN or Inf.
@@ -81,10 +86,12 @@ class Teaching:
     def _pass(self, beat: TeacherBeat, stay: bool) -> None:
         with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
             for plan in self._due():
+                if self._over():
+                    break
                 self._score(plan, beat, writer)
             self._finish_writing()
             self._show(beat)
-            while stay:
+            while stay and not self._over():
                 beat.beat(**self._figures(), state="waiting")
                 time.sleep(POLL)
                 for plan in self._requested():

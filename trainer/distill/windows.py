@@ -12,7 +12,7 @@ from trainer.data.documents import Documents
 from trainer.data.samples import Sample
 from trainer.data.tokens import Encoder
 from trainer.errors import InputError
-from trainer.logits.dataset import ShardPlan
+from trainer.logits.description import ShardPlan
 
 _BATCH_BYTES = 1 << 20  # of text that is tokenised at once: bounds the library's own encodings
 

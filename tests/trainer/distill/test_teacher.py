@@ -1,0 +1,192 @@
+"""What a teacher stores is what transformers says of the same window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from small_teacher import SCHEMES, TOPK
+from torch import Tensor
+
+from trainer.distill.teacher import Teacher
+from trainer.distill.teacher_model import TeacherModel
+from trainer.distill.windows import Piece
+from trainer.errors import InputError, NonFiniteError
+from trainer.logits.scores import Scheme, Window
+
+SIZE = 290
+"""Tokens of the tokenizer; the models of `tiny_model` know 300."""
+IN_ORDER = np.arange(SIZE, dtype=np.int32)
+TRIMMED = np.sort(np.random.default_rng(0).permutation(SIZE)[:120]).astype(np.int32)
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "llama": {"tie_word_embeddings": False},
+    # Its logits are capped behind the head.
+    "gemma2": {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 16},
+}
+
+
+def pieces(ids: NDArray[np.int32], lengths: Sequence[int] = (9, 1, 33, 2, 20)) -> list[Piece]:
+    draw = np.random.default_rng(3)
+    return [
+        Piece(number, 64 * number, draw.integers(len(ids), size=length).astype(np.int32))
+        for number, length in enumerate(lengths)
+    ]
+
+
+def make_teacher(
+    folder: Path,
+    scheme: Scheme = TOPK,
+    ids: NDArray[np.int32] = IN_ORDER,
+    batch_tokens: int = 64,
+    dtype: torch.dtype = torch.float32,
+) -> Teacher:
+    torch.set_num_threads(1)
+    return Teacher(TeacherModel(folder, dtype), scheme, ids, seed=5, batch_tokens=batch_tokens)
+
+
+def plain_log_p(
+    folder: Path, tokens: NDArray[np.int32], temperature: float, dtype: torch.dtype
+) -> NDArray[np.float64]:
+    """Return log p of every teacher token at positions 1 to T - 1, by the model's own forward."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens).long()[None]).logits[0, :-1]
+    return (logits.double() / temperature).log_softmax(1).numpy()
+
+
+@pytest.mark.parametrize("ids", [IN_ORDER, TRIMMED], ids=["in order", "trimmed"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_stored_log_probabilities_are_those_of_a_plain_forward(
+    tiny_model: Any, architecture: str, ids: NDArray[np.int32]
+) -> None:
+    folder = tiny_model(architecture, **ARCHITECTURES[architecture])
+    scheme = Scheme(kind="topk", top_k=8, tail_samples=4, temperature=1.25)
+    for piece, window in zip(
+        pieces(ids), make_teacher(folder, scheme, ids).score(pieces(ids)), strict=True
+    ):
+        np.testing.assert_array_equal(window.tokens, piece.tokens)
+        assert (window.document, window.start) == (piece.document, piece.start)
+        scores = window.scores
+        assert len(scores.offsets) == len(piece.tokens) + 1
+        assert scores.logprobs is not None
+        if len(piece.tokens) == 1:
+            assert not len(scores.ids)
+            continue
+        log_p = plain_log_p(folder, ids[piece.tokens], 1.25, torch.float32)
+        for position in range(1, len(piece.tokens)):
+            entries = slice(*scores.offsets[position : position + 2])
+            live, found = log_p[position - 1, ids], scores.ids[entries]
+            np.testing.assert_allclose(scores.logprobs[entries], live[found], atol=1e-4)
+            kept = found[scores.counts[entries] == 0]
+            best = np.sort(live)[::-1][:8]
+            np.testing.assert_allclose(live[kept], best, atol=1e-5)  # equal ones may change places
+            assert scores.tail[position] == pytest.approx(1 - np.exp(best).sum(), abs=1e-5)
+            assert scores.dropped[position] == pytest.approx(1 - np.exp(live).sum(), abs=1e-5)
+
+
+def test_in_half_precision_the_scores_are_near_those_in_single(tiny_model: Any) -> None:
+    """In bf16 a logit has 8 bits: KL of the halves to the whole, as an audit measures it."""
+    folder = tiny_model("qwen3")
+    (piece,) = pieces(IN_ORDER, [60])
+    (window,) = make_teacher(folder, SCHEMES["full"], dtype=torch.bfloat16).score([piece])
+    assert window.scores.logprobs is not None
+    stored = window.scores.logprobs.reshape(59, SIZE).astype(np.float64)
+    live = plain_log_p(folder, piece.tokens, 1.0, torch.float32)[:, :SIZE]
+    kl = (np.exp(stored) * (stored - live)).sum(1)
+    assert kl.max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_batches_change_nothing_beyond_float_noise(tiny_model: Any, kind: str) -> None:
+    folder = tiny_model("qwen3")
+    alone = make_teacher(folder, SCHEMES[kind], batch_tokens=1).score(pieces(IN_ORDER))
+    together = make_teacher(folder, SCHEMES[kind], batch_tokens=999).score(pieces(IN_ORDER))
+    for one, other in zip(alone, together, strict=True):
+        assert_same(one, other)
+
+
+def assert_same(one: Window, other: Window) -> None:
+    np.testing.assert_array_equal(one.tokens, other.tokens)
+    for name in ("offsets", "ids", "counts"):
+        np.testing.assert_array_equal(getattr(one.scores, name), getattr(other.scores, name))
+    for name in ("logprobs", "tail", "dropped", "entropy"):
+        left, right = getattr(one.scores, name), getattr(other.scores, name)
+        if left is not None:
+            np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_scored_again_everything_is_the_same_to_the_bit(tiny_model: Any) -> None:
+    folder = tiny_model("qwen3")
+    for kind in SCHEMES:
+        first, again = (
+            make_teacher(folder, SCHEMES[kind]).score(pieces(IN_ORDER)) for _ in range(2)
+        )
+        for one, other in zip(first, again, strict=True):
+            for name in ("offsets", "ids", "logprobs", "counts", "tail", "dropped", "entropy"):
+                np.testing.assert_array_equal(
+                    getattr(one.scores, name), getattr(other.scores, name)
+                )
+
+
+def test_a_padded_vocabulary_never_gets_into_the_entries(tiny_model: Any, tmp_path: Path) -> None:
+    """Rows of the head that no token stands for may hold anything."""
+    folder = tiny_model("llama", tie_word_embeddings=False)
+    model = TeacherModel(folder, torch.float32)
+    head: Any = model._model.get_output_embeddings()
+    with torch.no_grad():
+        head.weight[SIZE:] = head.weight[:10] * 40
+    teacher = Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64)
+    windows = teacher.score(pieces(IN_ORDER))
+    assert max(window.scores.ids.max(initial=0) for window in windows) < SIZE
+    assert max(window.scores.dropped.max() for window in windows) > 0.1
+
+
+def test_damaged_weights_are_named_with_the_document(tiny_model: Any) -> None:
+    model = TeacherModel(tiny_model("qwen3"), torch.float32)
+    with torch.no_grad():
+        model._model.get_input_embeddings().weight[7] = torch.nan
+    draw = [Piece(4, 128, np.array([1, 7, 3], np.int32))]
+    with pytest.raises(NonFiniteError, match=r"document 4, token 128"):
+        Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64).score(draw)
+
+
+class Cramped(TeacherModel):
+    """A model on a device where only so many tokens of one forward fit."""
+
+    fits = 40
+    refused = 0
+
+    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+        if len(batch) * max(len(tokens) for tokens in batch) > self.fits:
+            self.refused += 1
+            raise torch.OutOfMemoryError("no room")
+        return super().prefill(batch)
+
+
+def test_a_batch_that_does_not_fit_is_halved(tiny_model: Any) -> None:
+    model = Cramped(tiny_model("qwen3"), torch.float32)
+    found = Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=999).score(pieces(IN_ORDER))
+    assert model.refused
+    for one, other in zip(
+        found, make_teacher(tiny_model("qwen3")).score(pieces(IN_ORDER)), strict=True
+    ):
+        assert_same(one, other)
+
+
+def test_a_window_that_never_fits_is_an_error(tiny_model: Any) -> None:
+    model = Cramped(tiny_model("qwen3"), torch.float32)
+    with pytest.raises(InputError, match="41 tokens does not fit"):
+        Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=999).score(pieces(IN_ORDER, [41]))
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tiny_model: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(InputError, match="cannot be loaded"):
+        TeacherModel(tmp_path, torch.float32)

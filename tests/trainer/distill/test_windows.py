@@ -1,0 +1,115 @@
+"""Documents in windows: every token once, and a plan that keeps its word."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_teacher import write_corpus, write_teacher, write_trimmed
+
+from trainer.data.documents import Documents
+from trainer.data.tokens import Encoder
+from trainer.distill.windows import Windows
+from trainer.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "texts.jsonl")
+
+
+@pytest.fixture(scope="module")
+def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_teacher(tmp_path_factory.mktemp("teacher") / "model", corpus)
+
+
+def windows_of(corpus: Path, model: Path, max_seq_len: int = 32) -> Windows:
+    return Windows(Documents([corpus]), Encoder(model), max_seq_len)
+
+
+def test_windows_hold_each_token_of_each_document_once_and_in_order(
+    corpus: Path, model: Path
+) -> None:
+    windows, encoder = windows_of(corpus, model), Encoder(model)
+    plans = windows.plan(windows.ranges(600))
+    pieces = [piece for plan in plans for piece in windows.cut(plan)]
+    for number, sample in enumerate(Documents([corpus])):
+        mine = [piece for piece in pieces if piece.document == number]
+        found = np.concatenate([piece.tokens for piece in mine]).tolist()
+        if sample.messages:
+            assert found == encoder.conversation(sample)[0]
+        else:
+            assert found == [*encoder.texts([sample])[0], encoder.end]
+        assert [piece.start for piece in mine] == list(range(0, len(found), 32))
+    assert [piece.document for piece in pieces] == sorted(piece.document for piece in pieces)
+
+
+def test_a_plan_knows_what_will_be_cut(corpus: Path, model: Path) -> None:
+    windows = windows_of(corpus, model)
+    plans = windows.plan(windows.ranges(600))
+    assert len(plans) > 2
+    for plan in plans:
+        pieces = windows.cut(plan)
+        assert (len(pieces), sum(len(piece.tokens) for piece in pieces)) == (
+            plan.windows,
+            plan.tokens,
+        )
+
+
+def test_shards_depend_on_the_text_and_not_on_the_tokenizer(
+    corpus: Path, model: Path, tmp_path: Path
+) -> None:
+    trimmed = write_trimmed(tmp_path / "trimmed", model, corpus)
+    one, other = windows_of(corpus, model), windows_of(corpus, trimmed)
+    assert one.ranges(600) == other.ranges(600)
+    assert one.plan(one.ranges(600)) != other.plan(other.ranges(600))
+
+
+def test_a_shard_has_as_much_text_as_asked_for_but_the_last(corpus: Path, model: Path) -> None:
+    sizes = [
+        sum(len(turn.content) for turn in sample.messages) or len(sample.text)
+        for sample in Documents([corpus])
+    ]
+    ranges = windows_of(corpus, model).ranges(600)
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == len(sizes)
+    for (_, stop), (first, _) in pairwise(ranges):
+        assert stop == first
+    for first, stop in ranges[:-1]:
+        assert sum(sizes[first:stop]) >= 600 > sum(sizes[first : stop - 1])
+    assert len(windows_of(corpus, model).ranges(1)) == len(sizes)
+    assert windows_of(corpus, model).ranges(1 << 30) == [(0, len(sizes))]
+
+
+def test_documents_beyond_one_batch_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    texts = [f"x{number} = 1\n" * 30_000 for number in range(5)]  # 1.5 MB
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    windows, encoder = windows_of(path, model, 1024), Encoder(model)
+    (plan,) = windows.plan(windows.ranges(1 << 30))
+    pieces = windows.cut(plan)
+    for number, text in enumerate(texts):
+        tokens = np.concatenate([each.tokens for each in pieces if each.document == number])
+        assert encoder.tokenizer.decode(tokens.tolist()) == text
+
+
+def test_a_text_that_ends_by_itself_ends_once(model: Path, tmp_path: Path) -> None:
+    end = Encoder(model).tokenizer.id_to_token(Encoder(model).end or 0)
+    path = tmp_path / "ended.jsonl"
+    path.write_text(json.dumps({"text": f"x = 1{end}"}) + "\n")
+    windows = windows_of(path, model)
+    (plan,) = windows.plan(windows.ranges(1))
+    (piece,) = windows.cut(plan)
+    assert piece.tokens.tolist().count(Encoder(model).end) == 1
+
+
+def test_a_document_that_changed_meanwhile_is_an_error(model: Path, tmp_path: Path) -> None:
+    path = write_corpus(tmp_path / "texts.jsonl")
+    windows = windows_of(path, model)
+    plans = windows.plan(windows.ranges(600))
+    path.write_text(path.read_text().replace("x + 3", "x + 4"))
+    with pytest.raises(InputError, match="has changed"):
+        [windows.cut(plan) for plan in plans]

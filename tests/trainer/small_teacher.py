@@ -1,0 +1,95 @@
+"""A corpus, a model that was made from it, and a pass of that teacher over it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.data.documents import Documents
+from trainer.distill.assignment import Assignment, Wish, assign
+from trainer.distill.teacher import Teacher, open_teacher
+from trainer.distill.teaching import Teaching
+from trainer.distill.trimming import trim
+from trainer.init_model import ModelSizes, init_model
+from trainer.logits.scores import Scheme
+
+SIZES = ModelSizes(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=64,
+    vocab_size=400,
+)
+TOPK = Scheme(kind="topk", top_k=8, tail_samples=4)
+SCHEMES = {"topk": TOPK, "sampled": Scheme(kind="sampled"), "full": Scheme(kind="full")}
+
+
+def write_corpus(path: Path, documents: int = 12) -> Path:
+    """Write documents of 30 to 500 bytes, one of them a conversation."""
+    lines: list[dict[str, Any]] = [
+        {"text": " ".join(f"def f{number * 7919 % 977}(x): return x + {step}" for step in steps)}
+        for number in range(documents)
+        for steps in [range(1 + number * 5 % 16)]
+    ]
+    lines[documents // 2] = {
+        "messages": [
+            {"role": "user", "content": "Add 1 and 2."},
+            {"role": "assistant", "content": "x + 3"},
+        ]
+    }
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_teacher(folder: Path, corpus: Path, seed: int = 0, head_scale: float = 20.0) -> Path:
+    """Make a teacher; larger embeddings let it expect something of the next token."""
+    import safetensors.torch
+
+    model = init_model(corpus, folder, SIZES, seed)
+    file = model / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    weights["model.embed_tokens.weight"] *= head_scale
+    safetensors.torch.save_file(weights, file, {"format": "pt"})
+    return model
+
+
+def write_trimmed(folder: Path, model: Path, corpus: Path, size: int = 266) -> Path:
+    trim(model, Documents([corpus]), size, folder)
+    return folder
+
+
+def wish(model: Path, corpus: Path, output: Path, **changes: Any) -> Wish:
+    settings: dict[str, Any] = {
+        "tokenizer": None,
+        "scheme": TOPK,
+        "max_seq_len": 64,
+        "shard_bytes": 600,
+        "dtype": "float32",
+        "values": "float32",
+    }
+    return Wish(model=str(model), data=[corpus], output=output, **(settings | changes))
+
+
+def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
+    torch.set_num_threads(1)
+    return open_teacher(
+        assignment.model_dir,
+        assignment.vocabulary.teacher_ids,
+        assignment.folder.description,
+        backend="cpu",
+        batch_tokens=batch_tokens,
+    )
+
+
+def teach(wanted: Wish, **options: Any) -> Assignment:
+    """Score what is missing."""
+    assignment = assign(wanted)
+    opener: Callable[[], Teacher] = options.pop("open_teacher", lambda: load(assignment))
+    Teaching(assignment, opener, **options).run()
+    return assignment
