@@ -169,6 +169,8 @@ class RunConfig(Section):
             raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
         if self.distillation is not None and self.task != "causal-lm":
             raise ValueError("distillation needs task causal-lm")
+        if self.training.pack and self.task != "causal-lm":
+            raise ValueError("training.pack needs task causal-lm: a class is one for a whole row")
         return self
 
     def agreement(self) -> str:

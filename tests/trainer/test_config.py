@@ -45,6 +45,7 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"exchange.lost_after": 0.6}, "exchange: lost_after must be more than twice heartbeat"),
         ({"task": "causal-lm"}, "config: num_classes is only allowed when task is classify"),
         ({"method": "full", "model.quantization": "nf4"}, "config: method full needs"),
+        ({"training.pack": True}, "config: training.pack needs task causal-lm"),
     ],
 )
 def test_a_wrong_setting_is_one_line_with_its_path(overrides: dict, message: str):

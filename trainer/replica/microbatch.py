@@ -1,4 +1,4 @@
-"""A shard becomes micro-batches: sorted by length, within a limit."""
+"""A shard becomes micro-batches: sorted by length, several to a row where wanted, in a limit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ class Limit:
     """How much one micro-batch may hold; padding counts as tokens."""
 
     samples: int
+    """Rows, where several samples share one."""
     tokens: int
 
     def halved(self, samples: int, tokens: int) -> Limit | None:
@@ -36,3 +37,21 @@ def split(lengths: Sequence[int], limit: Limit) -> list[list[int]]:
             width = max(1, lengths[index])
         groups[-1].append(index)
     return groups
+
+
+def pack(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Return sample indices by row of at most `width` tokens: each sample where it first fits.
+
+    The longest go first (first-fit decreasing), so at most 11 / 9 of the fewest rows are taken. A
+    longer sample has a row to itself.
+    """
+    rows: list[list[int]] = []
+    free: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        row = next((row for row, room in enumerate(free) if lengths[index] <= room), len(rows))
+        if row == len(rows):
+            rows.append([])
+            free.append(width)
+        rows[row].append(index)
+        free[row] -= lengths[index]
+    return rows

@@ -48,6 +48,8 @@ def _hidden(model: Any, batch: MicroBatch) -> Tensor:
     """Return the final hidden states `[B, T, D]`.
 
     No attention mask: with padding on the right, causal attention never lets a real token see
-    one, and without a mask SDPA takes its fast causal kernels.
+    one, and without a mask SDPA takes its fast causal kernels. Where positions start again,
+    transformers itself keeps the samples of a row apart.
     """
-    return model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    output = model.model(input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False)
+    return output.last_hidden_state

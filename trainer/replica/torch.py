@@ -20,7 +20,7 @@ from trainer.replica import objective
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.distillation import Mix, Sums
 from trainer.replica.gradient_stream import GradientStream
-from trainer.replica.microbatch import Limit, split
+from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch_batch import MicroBatch, collate
 from trainer.replica.torch_model import (
     compile_layers,
@@ -217,13 +217,20 @@ class TorchReplica:
         self, batch: Sequence[Encoded], mix: Mix | None
     ) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield each micro-batch on the device, and whether it is the last."""
-        groups = split([len(sample.input_ids) for sample in batch], self.limit)
+        rows = self._rows([len(sample.input_ids) for sample in batch])
+        lengths = [sum(len(batch[index].input_ids) for index in row) for row in rows]
+        groups = split(lengths, self.limit)
         for number, group in enumerate(groups, start=1):
-            samples = [batch[index] for index in group]
+            samples = [[batch[index] for index in rows[row]] for row in group]
             micro = collate(samples, self._pad_token, soft=mix is not None)
-            samples, width = micro.input_ids.shape
-            self._tried = samples, samples * width
+            self._tried = sum(map(len, samples)), micro.input_ids.numel()
             yield micro.to(self._device), number == len(groups)
+
+    def _rows(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return which samples share a row: none, or as many as one sample could be long."""
+        if not self._config.training.pack:
+            return [[index] for index in range(len(lengths))]
+        return pack(lengths, min(self._config.data.max_seq_len, self.limit.tokens))
 
     def _first_limit(self) -> Limit:
         wanted = self._config.training.micro_batch_size

@@ -81,7 +81,7 @@ class SoftRows:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples of one forward."""
+    """Rows of one forward: a sample each, or several one after another."""
 
     input_ids: Tensor
     """int64 `[B, T]`, padded on the right."""
@@ -89,6 +89,8 @@ class MicroBatch:
     """int64 `[B]`, tokens without padding."""
     labels: Tensor
     """int64 `[B]` classes, or `[B, T]` unshifted targets with `IGNORED`."""
+    positions: Tensor | None = None
+    """int64 `[B, T]`, each token's place in its sample, where rows hold several."""
     soft: SoftRows | None = None
     """Of the target tokens, row by row."""
 
@@ -98,32 +100,39 @@ class MicroBatch:
             self.input_ids.to(device, non_blocking=True),
             self.lengths.to(device, non_blocking=True),
             self.labels.to(device, non_blocking=True),
+            None if self.positions is None else self.positions.to(device, non_blocking=True),
             self.soft.pinned() if self.soft and device.type == "cuda" else self.soft,
         )
 
 
-def collate(samples: Sequence[Encoded], pad_token: int, *, soft: bool = False) -> MicroBatch:
-    """Return samples as one padded micro-batch on the CPU.
+def collate(rows: Sequence[Sequence[Encoded]], pad_token: int, *, soft: bool = False) -> MicroBatch:
+    """Return samples by row as one padded micro-batch on the CPU.
 
     Args:
         soft: with what a teacher expected, which every sample then has.
     """
-    lengths = [len(sample.input_ids) for sample in samples]
-    width = max(1, *lengths)
-    input_ids = np.full((len(samples), width), pad_token, dtype=np.int64)
-    per_token = not isinstance(samples[0].labels, int)
-    labels = np.full((len(samples), width) if per_token else (len(samples),), IGNORED, np.int64)
-    for row, sample in enumerate(samples):
-        input_ids[row, : lengths[row]] = sample.input_ids
-        if isinstance(sample.labels, int):
-            labels[row] = sample.labels
-        else:
-            labels[row, : lengths[row]] = sample.labels
+    lengths = [sum(len(sample.input_ids) for sample in row) for row in rows]
+    shape = len(rows), max(1, *lengths)
+    input_ids = np.full(shape, pad_token, np.int64)
+    labels = np.full(shape, IGNORED, np.int64)
+    positions = np.tile(np.arange(shape[1]), (shape[0], 1))
+    for number, row in enumerate(rows):
+        start = 0
+        for sample in row:
+            span = slice(start, start + len(sample.input_ids))
+            input_ids[number, span] = sample.input_ids
+            labels[number, span] = sample.labels
+            positions[number, start:] -= positions[number, start]
+            start = span.stop
+    classes = isinstance(rows[0][0].labels, int)
+    packed = any(len(row) > 1 for row in rows)
+    assert not (classes and packed), "the head of a classifier reads the end of a row"
     return MicroBatch(
         torch.from_numpy(input_ids),
         torch.tensor(lengths),
-        torch.from_numpy(labels),
-        soft_rows(samples) if soft else None,
+        torch.from_numpy(labels[:, 0].copy() if classes else labels),
+        torch.from_numpy(positions) if packed else None,
+        soft_rows([sample for row in rows for sample in row]) if soft else None,
     )
 
 

@@ -1,0 +1,113 @@
+"""Several samples in a row: fewer rows, and the loss and gradients of one sample a row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.replica.driving import gradient, relative, start
+from trainer.data.tokens import Encoded
+from trainer.replica.microbatch import Limit, pack
+from trainer.replica.torch_batch import collate
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.replica.conftest import MakeBatch
+
+
+def test_samples_are_packed_where_they_first_fit() -> None:
+    lengths = [3, 10, 4, 4, 2, 12, 1]
+    rows = pack(lengths, 10)
+    assert rows == [[5], [1], [2, 3, 4], [0, 6]]
+    assert pack([], 10) == []
+    assert pack([2, 2], 1) == [[0], [1]]
+    draw = np.random.default_rng(0)
+    many = [int(length) for length in draw.integers(1, 41, 200)]
+    rows = pack(many, 40)
+    assert sorted(index for row in rows for index in row) == list(range(200))
+    assert all(sum(many[index] for index in row) <= 40 for row in rows)
+    assert len(rows) <= 11 / 9 * -(-sum(many) // 40) + 1
+
+
+def test_a_row_says_where_its_samples_begin() -> None:
+    samples = [
+        Encoded(np.arange(1, n, dtype=np.int32), np.arange(1, n, dtype=np.int32)) for n in (4, 3)
+    ]
+    micro = collate([samples, samples[1:]], pad_token=0)
+    assert micro.input_ids.tolist() == [[1, 2, 3, 1, 2], [1, 2, 0, 0, 0]]
+    assert micro.labels.tolist() == [[1, 2, 3, 1, 2], [1, 2, -100, -100, -100]]
+    assert micro.positions is not None
+    assert micro.positions.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]
+    assert micro.lengths.tolist() == [5, 2]
+    assert collate([samples[:1], samples[1:]], pad_token=0).positions is None
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_packing_changes_neither_loss_nor_gradient(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    model_type: str,
+    method: str,
+) -> None:
+    folder = tiny_model(model_type)
+    settings = {"task": "causal-lm", "method": method, "data__max_seq_len": 64}
+    batch = make_batch(12, "causal-lm")
+    plain, _ = start(folder, make_config(folder, **settings))
+    packed, _ = start(folder, make_config(folder, **settings, training__pack=True))
+    expected, theirs, _ = gradient(plain, batch)
+    for limit in (packed.limit, Limit(1, 1000), Limit(100, 128)):
+        packed.limit = limit
+        found, mine, _ = gradient(packed, batch)
+        assert relative(found, expected) < 1e-6
+        assert mine.loss_sum == pytest.approx(theirs.loss_sum, rel=1e-6)
+        assert (mine.weight, mine.tokens) == (theirs.weight, theirs.tokens)
+    scored = packed.evaluate(batch)
+    assert scored.loss_sum == pytest.approx(plain.evaluate(batch).loss_sum, rel=1e-6)
+
+
+def test_a_sample_does_not_see_its_neighbours(
+    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
+) -> None:
+    """What comes first in a row says nothing of the loss of what follows."""
+    folder = tiny_model()
+    config = make_config(folder, task="causal-lm", data__max_seq_len=64, training__pack=True)
+    replica, _ = start(folder, config)
+    first, second, other = make_batch(3, "causal-lm")
+    assert len(first.input_ids) + len(second.input_ids) <= 64
+    one = replica.evaluate([second]).loss_sum
+    for neighbour in (first, other):
+        alone = replica.evaluate([neighbour]).loss_sum
+        assert replica.evaluate([neighbour, second]).loss_sum == pytest.approx(
+            alone + one, rel=1e-6
+        )
+
+
+def test_rows_are_fewer(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder, task="causal-lm", data__max_seq_len=64, training__pack=True)
+    replica, _ = start(folder, config)
+    batch = make_batch(12, "causal-lm")
+    shapes: list[tuple[int, ...]] = []
+    forward = replica._model.model.forward
+
+    def watched(**arguments: torch.Tensor) -> object:
+        shapes.append(tuple(arguments["input_ids"].shape))
+        return forward(**arguments)
+
+    monkeypatch.setattr(replica._model.model, "forward", watched)
+    replica.limit = Limit(100, 10_000)
+    replica.evaluate(batch)
+    ((rows, width),) = shapes
+    tokens = sum(len(sample.input_ids) for sample in batch)
+    assert width <= 64
+    assert rows <= -(-tokens // 64) + 1 < 12
