@@ -30,7 +30,7 @@ TOPK = Scheme(kind="topk", top_k=8, tail_samples=4)
 SCHEMES = {"topk": TOPK, "sampled": Scheme(kind="sampled"), "full": Scheme(kind="full")}
 
 
-def write_corpus(path: Path, documents: int = 12) -> Path:
+def write_corpus(path: Path, documents: int = 24) -> Path:
     """Write documents of 30 to 500 bytes, one of them a conversation."""
     lines: list[dict[str, Any]] = [
         {"text": " ".join(f"def f{number * 7919 % 977}(x): return x + {step}" for step in steps)}

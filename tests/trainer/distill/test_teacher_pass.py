@@ -1,0 +1,255 @@
+"""A teacher's pass: what is whole is left alone, everything else is scored, once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_teacher import (
+    SCHEMES,
+    load,
+    teach,
+    wish,
+    write_corpus,
+    write_teacher,
+    write_trimmed,
+)
+
+from trainer.distill.assignment import assign
+from trainer.distill.interruption import Interruption, Stopped
+from trainer.distill.teacher import Teacher
+from trainer.distill.teaching import Teaching
+from trainer.distill.windows import Windows
+from trainer.errors import InputError, RefusedError
+from trainer.logits.dataset import LogitsFolder
+from trainer.logits.heartbeat import TeacherWatch
+from trainer.logits.ledger import verdicts
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("teacher")
+    corpus = write_corpus(folder / "texts.jsonl")
+    return write_teacher(folder / "model", corpus), corpus
+
+
+@pytest.fixture(scope="module")
+def complete(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that one teacher has completed; tests copy it."""
+    output = tmp_path_factory.mktemp("complete") / "logits"
+    teach(wish(*files, output))
+    return output
+
+
+@pytest.fixture
+def folder(complete: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(complete, tmp_path / "logits")
+
+
+def shards(folder: Path) -> dict[str, tuple[str, int]]:
+    """Return content and time of every shard's file."""
+    return {
+        path.parent.name: (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mtime_ns,
+        )
+        for path in sorted(folder.glob("shard-*/logits.parquet"))
+    }
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {name: digest for name, (digest, _) in shards(folder).items()}
+
+
+def state(folder: Path) -> tuple[str, str | None]:
+    (status,) = TeacherWatch(LogitsFolder(folder)).look()
+    return status.beat.state, status.beat.reason
+
+
+def test_a_pass_covers_the_corpus_once(complete: Path) -> None:
+    logits = LogitsFolder(complete)
+    assert len(logits.description.shards) > 3
+    assert {verdict.state for verdict in verdicts(logits)} == {"whole"}
+    assert not logits.missing()
+    assert state(complete) == ("done", None)
+
+
+def test_what_is_whole_is_left_alone_and_no_model_is_loaded(
+    files: tuple[Path, Path], folder: Path
+) -> None:
+    before = shards(folder)
+
+    def never() -> Teacher:
+        raise AssertionError("the model was loaded")
+
+    teach(wish(*files, folder), open_teacher=never)
+    assert shards(folder) == before
+    assert state(folder) == ("done", None)
+
+
+def test_a_shard_that_is_deleted_cut_or_flipped_is_scored_again_to_the_same_bytes(
+    files: tuple[Path, Path], folder: Path
+) -> None:
+    before = shards(folder)
+    shutil.rmtree(folder / "shard-00000")
+    flipped = folder / "shard-00001" / "logits.parquet"
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    cut = folder / "shard-00002" / "logits.parquet"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    teach(wish(*files, folder))
+    after = shards(folder)
+    assert contents(folder) == {name: digest for name, (digest, _) in before.items()}
+    again = {name for name in after if after[name] != before[name]}
+    assert again == {"shard-00000", "shard-00001", "shard-00002"}
+
+
+def test_a_shard_that_a_student_quarantined_is_scored_again(
+    files: tuple[Path, Path], folder: Path
+) -> None:
+    before, logits = contents(folder), LogitsFolder(folder)
+    file = folder / "shard-00002" / "logits.parquet"
+    file.write_bytes(b"nonsense")
+    assert logits.quarantine(2, "nonsense")
+    assert logits.requests() == [2]
+    teach(wish(*files, folder))
+    assert contents(folder) == before
+    assert not logits.requests()
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_two_halves_make_the_same_folder_as_one_pass(
+    files: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    whole, halves = (
+        wish(*files, tmp_path / name, scheme=SCHEMES[kind]) for name in ("whole", "halves")
+    )
+    teach(whole)
+    teach(halves, share=(2, 2))
+    assert sorted(contents(tmp_path / "halves"))[0] == "shard-00001"
+    teach(halves, share=(1, 2))
+    assert contents(tmp_path / "halves") == contents(tmp_path / "whole")
+
+
+def other_model(files: tuple[Path, Path], tmp_path: Path) -> dict[str, Any]:
+    return {"model": write_teacher(tmp_path / "other", files[1], seed=1)}
+
+
+def other_corpus(files: tuple[Path, Path], tmp_path: Path) -> dict[str, Any]:
+    text = files[1].read_text().replace("x + 3", "x + 4")
+    (tmp_path / "other.jsonl").write_text(text)
+    return {"corpus": tmp_path / "other.jsonl"}
+
+
+def other_tokenizer(files: tuple[Path, Path], tmp_path: Path) -> dict[str, Any]:
+    return {"tokenizer": write_trimmed(tmp_path / "trimmed", *files)}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (other_model, "teacher.digest"),
+        (other_corpus, "corpus.digest"),
+        (other_tokenizer, "tokenizer.digest"),
+    ],
+)
+def test_another_teacher_corpus_or_tokenizer_is_refused_with_both_hashes(
+    files: tuple[Path, Path],
+    folder: Path,
+    tmp_path: Path,
+    change: Callable[[tuple[Path, Path], Path], dict[str, Any]],
+    field: str,
+) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    section, key = field.split(".")
+    there = json.loads((folder / "dataset.json").read_text())[section][key]
+    changed = {"model": files[0], "corpus": files[1]} | change(files, tmp_path)
+    with pytest.raises(RefusedError, match=f"{field} is {there} there and [0-9a-f]{{64}} here"):
+        assign(wish(changed.pop("model"), changed.pop("corpus"), folder, **changed))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_tokenizer_of_another_teacher_is_refused_before_anything_is_written(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other_data = tmp_path / "other.jsonl"
+    text = " ".join(f"word{number}" for number in range(200))
+    other_data.write_text(json.dumps({"text": text}) + "\n")
+    stranger = write_teacher(tmp_path / "stranger", other_data)
+    with pytest.raises(RefusedError, match="is not the teacher's"):
+        assign(wish(*files, tmp_path / "out", tokenizer=stranger))
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_beyond_what_the_teacher_knows_are_refused(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="knows 2048 positions"):
+        assign(wish(*files, tmp_path / "out", max_seq_len=2049))
+
+
+def test_a_second_teacher_takes_the_plan_and_does_not_tokenise_the_corpus_again(
+    files: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Windows, "plan", lambda *_: pytest.fail("tokenised again"))
+    assign(wish(*files, folder))
+
+
+def test_a_pass_that_is_stopped_writes_what_it_has_and_another_goes_on(
+    files: tuple[Path, Path], complete: Path, tmp_path: Path
+) -> None:
+    assignment = assign(wish(*files, tmp_path / "logits"))
+    interruption = Interruption()
+
+    def stop_in_the_third_shard(headway: Any) -> None:
+        if headway["tokens_done"] > sum(s.tokens for s in assignment.folder.description.shards[:2]):
+            interruption.ask("stopped by SIGTERM")
+
+    teaching = Teaching(
+        assignment,
+        lambda: load(assignment),
+        on_headway=stop_in_the_third_shard,
+        check=interruption.check,
+    )
+    with pytest.raises(Stopped):
+        teaching.run()
+    written = shards(tmp_path / "logits")
+    assert sorted(written) == ["shard-00000", "shard-00001"]
+    assert state(tmp_path / "logits") == ("failed", "stopped by SIGTERM")
+    teach(wish(*files, tmp_path / "logits"))
+    assert contents(tmp_path / "logits") == contents(complete)
+    assert shards(tmp_path / "logits").items() >= written.items()
+
+
+def test_headway_counts_what_was_there_and_ends_at_the_whole(
+    files: tuple[Path, Path], folder: Path
+) -> None:
+    shutil.rmtree(folder / "shard-00002")
+    seen: list[Any] = []
+    teach(wish(*files, folder), on_headway=seen.append)
+    last = seen[-1]
+    assert seen[0]["shards_done"] == 2
+    assert last["shards_done"] == last["shards"]
+    assert last["tokens_done"] == last["tokens"] == LogitsFolder(folder).description.tokens
+    done = [each["tokens_done"] for each in seen]
+    assert done == sorted(done)
+
+
+def test_a_trimmed_vocabulary_holds_student_ids_and_counts_the_rest_as_dropped(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    trimmed = write_trimmed(tmp_path / "trimmed", *files)
+    assignment = teach(wish(*files, tmp_path / "out", tokenizer=trimmed))
+    size = assignment.folder.description.tokenizer.size
+    assert size < assignment.folder.description.teacher.tokenizer_size
+    windows = assignment.folder.read(0)
+    assert max(int(window.scores.ids.max(initial=0)) for window in windows) < size
+    assert max(float(window.scores.dropped.max()) for window in windows) > 0
+    assert all(np.all(window.scores.dropped <= window.scores.tail + 1e-6) for window in windows)
