@@ -9,7 +9,7 @@ from typing import Literal
 
 from trainer.errors import StorageError
 from trainer.state import FOLDER, checkpoint_digest, step_folders, step_of
-from trainer.status import STATUS_FILE, read_status
+from trainer.status import STATUS_FILE, says_over
 from trainer.storage import MANIFEST, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -84,8 +84,5 @@ class WatchedRun:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended; unknown, and so False, without its status."""
-        try:
-            return read_status(self._output / STATUS_FILE).get("state") in ("finished", "failed")
-        except StorageError:
-            return False
+        """Whether the run has ended for good; unknown, and so False, without its status."""
+        return says_over(self._output / STATUS_FILE)

@@ -124,7 +124,14 @@ class Share(click.ParamType):
     show_default=True,
     help="Score each Nth shard from the Ith on; other processes score the others.",
 )
+@click.option("--name", help="This teacher's in the folder; default: its host and part.")
 @click.option("--stay", is_flag=True, help="Then wait for what students ask for, until SIGTERM.")
+@click.option(
+    "--until",
+    type=click.Path(path_type=Path),
+    metavar="STATUS",
+    help="End early once this status.json says that the student's run is over.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of draws.")
 @click.option("--gpus", "gpu", metavar="GPU", default="", help="Index, UUID or PCI address.")
 @click.option(
@@ -147,6 +154,8 @@ def teacher(model: str, **options: Any) -> None:
 
     What is there and whole is skipped, so the same command goes on where the last one ended.
     """
+    if "/" in (options["name"] or ""):
+        raise InputError(f"--name {options['name']}: it becomes a file's name, so no slash")
     if "," in options["gpu"]:
         raise InputError("--gpus: one teacher takes one GPU; start several with --workers I/N")
     from trainer.distill.interruption import Interruption, Stopped
@@ -170,7 +179,9 @@ def _teach(
     samples: int,
     temperature: float,
     share: tuple[int, int],
+    name: str | None,
     stay: bool,
+    until: Path | None,
     gpu: str,
     backend: Backend,
     threads: int | None,
@@ -181,6 +192,7 @@ def _teach(
     from trainer.distill.teacher_view import open_teacher_view
     from trainer.distill.teaching import Teaching
     from trainer.logits.scores import Scheme
+    from trainer.status import says_over
 
     kept = Scheme(
         kind=scheme,
@@ -209,6 +221,8 @@ def _teach(
         assignment,
         open_model,
         share=share,
+        name=name,
+        over=lambda: until is not None and says_over(until),
         on_headway=view.update,
         check=interruption.check,
     )
