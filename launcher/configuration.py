@@ -94,6 +94,8 @@ def resolve_job(
         tree["evaluation"]["data"] = [_absolute(path, folder) for path in job.evaluation.data]
     if not any(host.share_folder for host in hosts):
         tree["logits"] = _absolute(job.logits, folder)
+    if job.student.config is not None and distill_job.is_file_name(job.student.config):
+        tree["student"]["config"] = _absolute(job.student.config, folder)
     for section, name in _PATHS:
         settings: dict[str, Any] = tree.get(section) or {}
         if settings.get(name) is not None:

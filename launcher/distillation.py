@@ -29,7 +29,7 @@ from launcher.placement import (
     trainer_of,
 )
 from launcher.plan import LaunchPlan, ProcessPlan, Role
-from trainer.distill_job import DistillJob, TeacherJob
+from trainer.distill_job import DistillJob, TeacherJob, is_file_name
 
 STUDENT, EVALUATOR = "student", "evaluator"
 _CPU = Device("cpu", "cpu")
@@ -83,6 +83,7 @@ class _Where:
 
     def __init__(self, job: DistillJob, setting: Setting, seats: Sequence[_Seat]) -> None:
         self._job, self._setting = job, setting
+        self.run_id = setting.run_id
         self._student = seats[0].host
         self.output = self.own(self._student, job.student.output)
         self._apart = len({machine_of(seat.host, setting) for seat in seats}) > 1
@@ -101,7 +102,7 @@ class _Where:
         named = self._job.student.checkpoint.folder
         if named is None and not self._apart and host.share_folder is None:
             return None
-        return self._shared(host, "checkpoints", named or self._setting.run_id)
+        return self._shared(host, "checkpoints", named or self.run_id)
 
     def watched(self, host: Host) -> str:
         """Return the folder with the checkpoints, and with the word that the run is over."""
@@ -213,23 +214,35 @@ def _arguments(
 
 def _student_words(seat: _Seat, job: DistillJob, where: _Where) -> tuple[str, ...]:
     student, host = job.student, seat.host
-    model = (
-        ("--student", where.own(host, student.model))
-        if student.model is not None
-        else ("--student-config", str(student.config))
-    )
     settings = student.settings()
     if (folder := where.checkpoints(host)) is not None:
         settings["checkpoint.folder"] = folder
     if student.validation is not None:
         settings["data.validation"] = where.own(host, student.validation)
     return (
-        *("distill", "student", "--teacher-logits", where.logits(host), *model),
-        *("--output", where.output),
+        *("distill", "student", "--teacher-logits", where.logits(host)),
+        *_model_words(job, host, where),
+        *("--output", where.output, "--run-id", where.run_id),
         *(word for key, value in settings.items() for word in ("--set", _assignment(key, value))),
-        *_flags({"teacher_timeout": student.teacher_timeout}),
+        *_flags(
+            {
+                "max_seq_len": student.max_seq_len or job.teacher.max_seq_len,
+                "teacher_timeout": student.teacher_timeout,
+            }
+        ),
+        *(("--compile",) if student.compile else ()),
         *_device_words(seat.device),
     )
+
+
+def _model_words(job: DistillJob, host: Host, where: _Where) -> tuple[str, ...]:
+    student, tokenizer = job.student, job.teacher.tokenizer
+    if student.model is not None:
+        return ("--student", where.own(host, student.model))
+    assert student.config is not None
+    assert tokenizer is not None
+    shape = where.own(host, student.config) if is_file_name(student.config) else student.config
+    return ("--student-config", shape, "--tokenizer", where.own(host, tokenizer))
 
 
 def _teacher_words(seat: _Seat, teachers: int, job: DistillJob, where: _Where) -> tuple[str, ...]:
@@ -269,7 +282,12 @@ def _reads(seat: _Seat, job: DistillJob, where: _Where) -> dict[str, tuple[str, 
     """Return what a process needs on its host, by the check that looks at it."""
     match seat.role:
         case "student":
-            wanted = {"model": [job.student.model], "validation": [job.student.validation]}
+            texts = [job.teacher.tokenizer] if job.student.config is not None else []
+            wanted = {
+                "model": [job.student.model],
+                "data": texts,
+                "validation": [job.student.validation],
+            }
         case "teacher":
             texts = [*job.teacher.data, job.teacher.tokenizer]
             wanted = {"model": [job.teacher.model], "data": texts}

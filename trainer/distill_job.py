@@ -60,7 +60,7 @@ class StudentJob(Section):
     model: str | None = Field(default=None, min_length=1)
     """A Hugging Face directory to go on from."""
     config: str | None = Field(default=None, min_length=1)
-    """Sizes of a new model: a preset such as `albor-350m`, or a config.json."""
+    """Shape of a new model with the job's tokenizer: `albor-350m`, or a config.json."""
     output: str = Field(default="outputs/distill", min_length=1)
     """Folder for metrics, status, and checkpoints where there is no share."""
     method: Method = "full"
@@ -71,6 +71,9 @@ class StudentJob(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    max_seq_len: Positive | None = None
+    """Tokens; longer windows are cut. Null takes the teacher's."""
+    compile: bool = False
     teacher_timeout: float | None = Field(default=None, gt=0)
     """Seconds without a sign of a teacher after which it is taken for dead."""
 
@@ -87,6 +90,11 @@ class StudentJob(Section):
         for section in ("distillation", "lora", "optimizer", "training", "checkpoint"):
             found |= {f"{section}.{key}": value for key, value in tree.get(section, {}).items()}
         return found
+
+
+def is_file_name(shape: str) -> bool:
+    """Whether a student's `config` is a file, and not the name of a shape that ships."""
+    return "/" in shape or shape.endswith(".json")
 
 
 class EvaluationJob(Section):
@@ -120,6 +128,12 @@ class DistillJob(Section):
     """Null: nobody evaluates."""
     start_deadline: float = Field(default=600.0, gt=0)
     """Seconds until every process has begun: a big teacher is read from a disk first."""
+
+    @model_validator(mode="after")
+    def _has_tokenizer(self) -> Self:
+        if self.student.config is not None and self.teacher.tokenizer is None:
+            raise ValueError("a student.config needs a teacher.tokenizer, which becomes its own")
+        return self
 
     def to_yaml(self) -> str:
         """Return the job as YAML that `load` reads back equal: what is not set stays so."""
