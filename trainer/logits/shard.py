@@ -24,7 +24,8 @@ _POSITION_FIELDS = ("tail", "dropped", "entropy")
 _ENTRY_KINDS = {"ids": pa.int32(), "logprobs": pa.float32(), "counts": pa.int16()}
 _HALF = ("logprobs", *_POSITION_FIELDS)
 _MOST_ENTRIES = 2**31 - 1
-_LEVEL = 3  # of zstd: 1 leaves a fifth more of the log-probs, 9 saves 4 % and takes thrice as long
+LEVEL = 3
+"""Of zstd: 1 leaves a tenth more of the log-probs, 9 saves 2 % of all and takes much longer."""
 
 
 def encode(description: Description, plan: ShardPlan, windows: Sequence[Window]) -> memoryview:
@@ -58,7 +59,7 @@ def encode(description: Description, plan: ShardPlan, windows: Sequence[Window])
         pa.table(columns, schema=schema),
         sink,
         compression="zstd",
-        compression_level=_LEVEL,
+        compression_level=LEVEL,
         use_dictionary=False,
         column_encoding="BYTE_STREAM_SPLIT",
     )

@@ -1,0 +1,351 @@
+"""Distillation: bytes a token, what scoring adds to a forward, a student's step, reading shards.
+
+    python benchmarks/distill.py bytes [--tokens 2048]
+    python benchmarks/distill.py codings [--tokens 1024]
+    python benchmarks/distill.py scoring [--layers 28] [--tokens 512] [--repeats 3]
+    python benchmarks/distill.py step [--tokens 256] [--repeats 5]
+    python benchmarks/distill.py loader [--tokens 16384]
+
+Prints ratios and writes benchmarks/results/distill-PART.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import transformers
+from numpy.typing import NDArray
+from rig.report import Ratio, Report
+from rig.spectrum import WINDOW, describe, relabelled, synthetic
+
+from trainer.config import load
+from trainer.data.order import epoch_order
+from trainer.data.tokens import IGNORED, Encoded
+from trainer.distill.fresh import shapes
+from trainer.distill.teacher import Teacher
+from trainer.distill.teacher_model import TeacherModel
+from trainer.distill.windows import Piece
+from trainer.logits.dataset import LogitsFolder
+from trainer.logits.scores import Scheme, Window
+from trainer.logits.shard import LEVEL
+from trainer.logits.stream import ShardStream
+from trainer.logits.targets import targets
+
+VOCAB_SIZE = 151_936
+"""Of Qwen3."""
+TOPK = Scheme(kind="topk", top_k=64, tail_samples=8)
+
+
+def main() -> int:
+    """Measure one part, print, write; 1 when a target is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = parser.add_subparsers(dest="part", required=True)
+    for name, settings in {
+        "bytes": {"tokens": 2048},
+        "codings": {"tokens": 1024},
+        "scoring": {"tokens": 512, "layers": 28, "repeats": 3},
+        "step": {"tokens": 256, "repeats": 5},
+        "loader": {"tokens": 16384, "repeats": 3},
+    }.items():
+        part = parts.add_parser(name)
+        for setting, default in settings.items():
+            part.add_argument(f"--{setting}", type=int, default=default)
+    arguments = parser.parse_args()
+    report = Report(f"distill-{arguments.part}")
+    measure = {
+        "bytes": measure_bytes,
+        "codings": codings,
+        "scoring": scoring,
+        "step": step,
+        "loader": loader,
+    }
+    measure[arguments.part](report, arguments)
+    return report.write()
+
+
+def measure_bytes(report: Report, arguments: argparse.Namespace) -> None:
+    """Bytes a token of whole shards against ids of 18 bits and fp16 values side by side."""
+    small = 4096
+    plain = {  # scheme, vocabulary, bytes a token without any coding
+        "top 128": (replace(TOPK, top_k=128, tail_samples=0), VOCAB_SIZE, 544),
+        "top 64": (replace(TOPK, tail_samples=0), VOCAB_SIZE, 272),
+        "top 64 and 8 draws": (TOPK, VOCAB_SIZE, 306),
+        "50 draws": (Scheme(kind="sampled", samples=50), VOCAB_SIZE, 38),
+        "all of 151,936": (Scheme(kind="full"), VOCAB_SIZE, 2 * VOCAB_SIZE),
+        "all of 4,096": (Scheme(kind="full"), small, 2 * small),
+    }
+    for name, (scheme, size, usual) in plain.items():
+        tokens = min(arguments.tokens, WINDOW) if scheme.kind == "full" else arguments.tokens
+        windows = synthetic(scheme, tokens, size)
+        entries = sum(int(window.scores.offsets[-1]) for window in windows) / tokens
+        for values in ("float16", "float32"):
+            with tempfile.TemporaryDirectory() as scratch:
+                folder = LogitsFolder(Path(scratch))
+                folder.describe(describe(scheme, tokens, size, values=values))
+                written = folder.write(0, windows)
+                found = (written / "logits.parquet").stat().st_size / tokens
+            report.add(
+                Ratio(f"{name}, {values}, {found:.1f} bytes a token", found / usual, str(usual)),
+                tokens=tokens,
+                bytes_per_token=found,
+                entries_per_token=entries,
+            )
+
+
+def codings(report: Report, arguments: argparse.Namespace) -> None:
+    """Bytes a token of the columns of `topk`, in each of Parquet's codings, after zstd."""
+    keep = replace(TOPK, tail_samples=0)
+    windows = synthetic(keep, arguments.tokens, VOCAB_SIZE)
+    ids = np.concatenate([window.scores.ids for window in windows]).reshape(-1, keep.top_k)
+    logprobs = np.concatenate(
+        [window.scores.logprobs for window in windows if window.scores.logprobs is not None]
+    ).reshape(ids.shape)
+    order = np.argsort(ids, axis=1)
+    by_id = np.take_along_axis(ids, order, axis=1)
+    half = logprobs.astype(np.float16)
+    columns = {
+        "ids, the most likely first": ids,
+        "ids, sorted": by_id,
+        "ids, sorted, differences": np.diff(by_id, axis=1, prepend=0).astype(np.int32),
+        "logprobs, half": half,
+        "logprobs, half, sorted by id": np.take_along_axis(half, order, axis=1),
+        "logprobs, half in float": half.astype(np.float32),
+        "logprobs, float": logprobs,
+    }
+    for name, values in columns.items():
+        plain = column_bytes(values, "PLAIN")
+        for coding in ("DICTIONARY", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"):
+            if coding != "DELTA_BINARY_PACKED" or values.dtype == np.int32:
+                found = column_bytes(values, coding)
+                against = f"plain, {plain:.1f}"
+                report.add(Ratio(f"{name}, {coding}, {found:.1f}", found / plain, against))
+
+
+def column_bytes(values: NDArray[Any], coding: str) -> float:
+    """Return the bytes a position of one column of lists of lists; values are `[P, K]`."""
+    positions, kept = values.shape
+    inner = pa.ListArray.from_arrays(
+        np.arange(positions + 1, dtype=np.int32) * kept, pa.array(values.reshape(-1))
+    )
+    column = pa.ListArray.from_arrays(np.array([0, positions], np.int32), inner)
+    sink = pa.BufferOutputStream()
+    dictionary = coding == "DICTIONARY"
+    pq.write_table(
+        pa.table({"values": column}),
+        sink,
+        compression="zstd",
+        compression_level=LEVEL,
+        use_dictionary=dictionary,
+        column_encoding=None if dictionary else coding,
+    )
+    return sink.getvalue().size / positions
+
+
+def scoring(report: Report, arguments: argparse.Namespace) -> None:
+    """What scoring and writing add to a forward that ends with logits."""
+    model = {**_QWEN3, "num_hidden_layers": arguments.layers}
+    with tempfile.TemporaryDirectory() as scratch:
+        teacher_model = random_model(Path(scratch) / "teacher", model)
+        ids = np.arange(VOCAB_SIZE, dtype=np.int32)
+        teacher = Teacher(teacher_model, TOPK, ids, seed=0, batch_tokens=arguments.tokens)
+        shards, windows = 3, arguments.tokens // WINDOW
+        description = describe(TOPK, arguments.tokens, VOCAB_SIZE, shards=shards)
+        draw = np.random.default_rng(0)
+        pieces = [
+            [
+                Piece(shard * windows + row, 0, draw.integers(VOCAB_SIZE, size=WINDOW, dtype="i4"))
+                for row in range(windows)
+            ]
+            for shard in range(shards)
+        ]
+
+        def bare() -> None:
+            for batch in pieces:
+                for _ in teacher_model.prefill([piece.tokens for piece in batch]):
+                    pass
+
+        def scored() -> None:
+            with tempfile.TemporaryDirectory(dir=scratch) as place:
+                folder = LogitsFolder(Path(place))
+                folder.describe(description)
+                with ThreadPoolExecutor(1) as writer:  # as `trainer.distill.teaching` does
+                    written = [
+                        writer.submit(folder.write, number, teacher.score(batch))
+                        for number, batch in enumerate(pieces)
+                    ]
+                    for each in written:
+                        each.result()
+
+        seconds = interleaved({"bare": bare, "scored": scored}, arguments.repeats)
+    body, head = parameters(model)
+    report.add(
+        Ratio(
+            "a forward with scoring and writing",
+            statistics.median(np.divide(seconds["scored"], seconds["bare"])),
+            "one that ends with logits",
+            target=1.05,
+        ),
+        seconds=seconds,
+        tokens=shards * arguments.tokens,
+        body_parameters=body,
+        head_parameters=head,
+    )
+    report.add(Ratio("the head's share of the forward", head / (body + head), "its products"))
+
+
+def step(report: Report, arguments: argparse.Namespace) -> None:
+    """A student's step with a teacher against one with labels alone."""
+    from trainer.initialization import initial_weights
+    from trainer.layout import build_layout
+    from trainer.replica.torch import TorchReplica
+
+    size = 32_768
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "student"
+        transformers.AutoConfig.from_pretrained(
+            shapes()["albor-350m"], vocab_size=size
+        ).save_pretrained(folder)
+        random_weights(folder, torch.float32)
+        settings = {
+            "model.path": str(folder),
+            "data.train": "unused",
+            "data.max_seq_len": WINDOW,
+            "task": "causal-lm",
+            "method": "full",
+            "training.micro_batch_size": max(1, arguments.tokens // WINDOW),
+            "distillation.temperature": 1.0,
+        }
+        config = load(None, settings)
+        layout = build_layout(folder, config)
+        student = TorchReplica(folder, config, layout, "cpu", torch.get_num_threads())
+        student.write_trainable(initial_weights(layout, folder, config))
+        taught = [encoded(window, TOPK) for window in synthetic(TOPK, arguments.tokens, size)]
+        labelled = [Encoded(sample.input_ids, sample.labels) for sample in taught]
+        seconds = interleaved(
+            {
+                "labels": lambda: student.accumulate(labelled),
+                "teacher": lambda: student.accumulate(taught),
+            },
+            arguments.repeats,
+        )
+    report.add(
+        Ratio(
+            "a step of albor-350m with a teacher",
+            statistics.median(np.divide(seconds["teacher"], seconds["labels"])),
+            "one with labels alone",
+            target=1.25,
+        ),
+        seconds=seconds,
+        tokens=arguments.tokens,
+    )
+
+
+def loader(report: Report, arguments: argparse.Namespace) -> None:
+    """Tokens a second from Parquet to what a loss reads."""
+    shards = 4
+    description = describe(TOPK, arguments.tokens // shards, VOCAB_SIZE, shards=shards)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = LogitsFolder(Path(scratch))
+        folder.describe(description)
+        few = synthetic(TOPK, 1024, VOCAB_SIZE)
+        draw = np.random.default_rng(0)
+        for plan in description.shards:
+            windows = [
+                relabelled(few[row % len(few)], plan.first_document + row, VOCAB_SIZE, draw)
+                for row in range(plan.windows)
+            ]
+            folder.write(plan.number, windows)
+        stream = ShardStream(folder, seed=0, order=epoch_order)
+
+        def read() -> None:
+            for _ in stream.epoch():
+                pass
+
+        def prepare() -> None:
+            for window, _ in stream.epoch():
+                targets(window.scores, TOPK, 1.0, "forward")
+
+        seconds = interleaved({"read": read, "prepared": prepare}, arguments.repeats)
+    speed = {name: description.tokens / min(times) for name, times in seconds.items()}
+    for name, value in speed.items():
+        print(f"{name}: {value:,.0f} tokens/s of {TOPK.top_k} kept and {TOPK.tail_samples} drawn")
+    report.add(
+        Ratio("reading with targets", speed["read"] / speed["prepared"], "reading alone"),
+        seconds=seconds,
+        tokens=description.tokens,
+        tokens_per_second=speed,
+    )
+
+
+_QWEN3: dict[str, Any] = {  # Qwen3-0.6B
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+def random_model(folder: Path, settings: dict[str, Any]) -> TeacherModel:
+    """Return a teacher with random weights, in bfloat16."""
+    transformers.AutoConfig.for_model(**settings).save_pretrained(folder)
+    random_weights(folder, torch.bfloat16)
+    return TeacherModel(folder, torch.bfloat16)
+
+
+def random_weights(folder: Path, dtype: torch.dtype) -> None:
+    """Write a model's weights beside its config."""
+    transformers.logging.disable_progress_bar()
+    config = transformers.AutoConfig.from_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+
+
+def parameters(model: dict[str, Any]) -> tuple[int, int]:
+    """Return the weights that one token is multiplied with: in the layers, in the head."""
+    hidden, heads = model["hidden_size"], model["head_dim"]
+    attention = 2 * (model["num_attention_heads"] + model["num_key_value_heads"]) * heads
+    layer = hidden * (attention + 3 * model["intermediate_size"])
+    return model["num_hidden_layers"] * layer, hidden * model["vocab_size"]
+
+
+def encoded(window: Window, scheme: Scheme) -> Encoded:
+    """Return a sample with soft targets."""
+    labels = window.tokens.copy()
+    labels[0] = IGNORED
+    return Encoded(window.tokens, labels, targets(window.scores, scheme, 1.0, "forward"))
+
+
+def interleaved(
+    candidates: dict[str, Callable[[], object]], repeats: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each, in turns, so that a noisy neighbour hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for repeat in range(repeats + 1):
+        for name, run in candidates.items():
+            began = time.perf_counter()
+            run()
+            if repeat:  # the first one warms up
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
