@@ -18,6 +18,8 @@ from trainer.layout import GradientLayout
 
 CPU_TOKENS = 1024
 """Most tokens of an automatic micro-batch on a CPU: with larger ones the caches lose (measured)."""
+BUSY_TOKENS = 4096
+"""A micro-batch of so many tokens keeps a GPU busy."""
 LOGIT_ELEMENTS = 1 << 25
 """Logits held at once: 128 MiB in fp32. All of 8 x 2048 tokens of a Qwen3 would be 10 GB."""
 
@@ -35,7 +37,8 @@ class MemoryPlan:
     """Trainable weights, fp32."""
     gradients: int
     state: int
-    """Weights, moments and averaged gradient of the optimizer, where the device is the host."""
+    """Weights, moments and averaged gradient of the optimizer, where the device is the host; its
+    moments alone where only these are on the device."""
     workspace: int
     """The largest passing buffers: logits, a dequantised linear."""
     per_token: int
@@ -62,22 +65,26 @@ def plan_memory(
     *,
     accelerator: bool,
     recompute: bool,
+    moments: bool = False,
 ) -> MemoryPlan:
     """Return the plan of one replica.
 
     Args:
         accelerator: the device has its own memory and computes in bf16; else it is the host.
         recompute: gradient checkpointing.
+        moments: the optimizer works on the accelerator too, so its moments lie there.
     """
     lora = config.method == "lora"
     element = 2 if accelerator or config.model.dtype == "bfloat16" else 4
     stored = 2 if config.model.dtype == "bfloat16" else 4
     trained = 4 * layout.size
+    host_state = 4 * trained
+    device_state = 2 * trained if moments else 0
     return MemoryPlan(
         frozen=_frozen(headers, config, stored) if lora else 0,
         trainable=trained,
         gradients=trained,
-        state=0 if accelerator else 4 * trained,
+        state=device_state if accelerator else host_state,
         workspace=_workspace(model, config, element, layout.size),
         per_token=_per_token(model, config, element, recompute),
         sample_tokens=config.data.max_seq_len,
@@ -88,6 +95,16 @@ def fitting_tokens(plan: MemoryPlan, available: int) -> int:
     """Return how many tokens of activations fit into what loading left over; at least one."""
     spare = available * _USABLE - plan.gradients - plan.state - plan.workspace
     return max(1, int(spare) // plan.per_token)
+
+
+def must_recompute(plan: MemoryPlan, available: int) -> bool:
+    """Return whether activations have to be computed twice to keep a device busy.
+
+    Args:
+        plan: of a replica that keeps them, before anything is loaded.
+    """
+    wanted = max(BUSY_TOKENS, plan.sample_tokens)
+    return plan.fixed + wanted * plan.per_token > available * _USABLE
 
 
 def check_fits(plan: MemoryPlan, available: int, device: str) -> None:

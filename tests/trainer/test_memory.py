@@ -12,7 +12,7 @@ from trainer.architecture import read_architecture
 from trainer.data.tokens import Encoded
 from trainer.initialization import initial_weights
 from trainer.layout import build_layout, read_headers
-from trainer.memory import plan_memory
+from trainer.memory import BUSY_TOKENS, must_recompute, plan_memory
 from trainer.replica.microbatch import Limit, split
 from trainer.replica.torch import TorchReplica
 
@@ -95,3 +95,17 @@ def test_split_keeps_every_sample_once_within_the_limit() -> None:
         assert len(group) == 1 or (len(group) <= 3 and width * len(group) <= 100)
     assert groups[0] == [6]
     assert split([], Limit(1, 1)) == []
+
+
+def test_a_student_keeps_activations_where_a_busy_gpu_has_room(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    folder = tiny_model("qwen3")
+    config = make_config(folder, method="full")
+    plan = plan_of(folder, config, accelerator=True, moments=True)
+    size = build_layout(folder, config).size
+    assert plan.state == 2 * 4 * size
+    assert plan_of(folder, config, accelerator=True).state == 0
+    enough = plan.fixed + BUSY_TOKENS * plan.per_token
+    assert not must_recompute(plan, int(enough / 0.9) + 10)
+    assert must_recompute(plan, int(enough / 0.9) - 10)

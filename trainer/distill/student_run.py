@@ -148,12 +148,23 @@ def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: 
 
 
 def _open(inputs: Inputs, device: Device) -> Choice:
-    from trainer.replica.backend import OPENERS, UnusableError, choose
+    from trainer.replica.backend import UnusableError, choose, cuda_device
+
+    def open_torch(wish: Wish, device: str) -> Replica:
+        from trainer.replica.torch import TorchReplica
+
+        return TorchReplica(
+            wish.model_dir, wish.config, wish.layout, device, wish.threads, moments=True
+        )
 
     def refuse(_: Wish) -> Replica:
         raise UnusableError("students are trained by torch")
 
-    openers: dict[Backend, Opener] = {**OPENERS, "wgpu": refuse}
+    openers: dict[Backend, Opener] = {
+        "cuda": lambda wish: open_torch(wish, cuda_device(wish.gpu)),
+        "wgpu": refuse,
+        "cpu": lambda wish: open_torch(wish, "cpu"),
+    }
     model_dir, config, layout = inputs.model_dir, inputs.config, inputs.layout
     choice = choose(device.backend, device.gpu, model_dir, config, layout, device.threads, openers)
     log.info(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from trainer.architecture import read_architecture
 from trainer.config import RunConfig
 from trainer.errors import InputError
 from trainer.layout import GradientLayout, read_headers
-from trainer.memory import CPU_TOKENS, check_fits, fitting_tokens, plan_memory
+from trainer.memory import CPU_TOKENS, check_fits, fitting_tokens, must_recompute, plan_memory
 from trainer.replica import objective
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.distillation import Mix, Sums
@@ -47,7 +48,8 @@ class TorchReplica:
         device: `cpu` or `cuda:N`.
         threads: intra-op threads of torch in this process; None leaves them.
         gradient_checkpointing: keep layer inputs only and compute the rest twice; None means on
-            CUDA.
+            CUDA, but with `moments` only where memory is too small for a busy GPU.
+        moments: whoever uses `weights` and `gradient` keeps the optimizer's moments beside them.
 
     Raises:
         InputError: the device is not there, the model cannot be loaded or would not fit.
@@ -61,6 +63,8 @@ class TorchReplica:
         device: str = "cpu",
         threads: int | None = None,
         gradient_checkpointing: bool | None = None,
+        *,
+        moments: bool = False,
     ) -> None:
         self.layout = layout
         self.device = device
@@ -69,16 +73,21 @@ class TorchReplica:
         cuda = self._device.type == "cuda"
         if threads is not None:
             torch.set_num_threads(threads)
-        recompute = cuda if gradient_checkpointing is None else gradient_checkpointing
-        self._plan = plan_memory(
+        plan = partial(
+            plan_memory,
             read_architecture(model_dir),
             read_headers(model_dir),
             layout,
             config,
             accelerator=cuda,
-            recompute=recompute,
+            moments=moments,
         )
-        check_fits(self._plan, _available(self._device), device)
+        free = _available(self._device)
+        recompute = gradient_checkpointing
+        if recompute is None:
+            recompute = cuda and (not moments or must_recompute(plan(recompute=False), free))
+        self._plan = plan(recompute=recompute)
+        check_fits(self._plan, free, device)
         model = load_model(model_dir, config, self._device)
         if recompute:
             recompute_activations(model)
