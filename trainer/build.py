@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,10 @@ from trainer.checkpoint import CheckpointStore
 from trainer.classification import accuracy, matthews
 from trainer.config import Backend, RunConfig
 from trainer.continuation import checkpoint_folder, continue_run
+from trainer.data.order import epoch_order
 from trainer.data.samples import read_file
+from trainer.distill.student_feed import Preparation
+from trainer.distill.taught import TaughtDataset, content_digest, taught_folder
 from trainer.errors import InputError
 from trainer.exchange.coordinator import Coordinator
 from trainer.exchange.messages import JoinRequest
@@ -24,8 +28,10 @@ from trainer.exchange.schedule import StepPlan
 from trainer.initialization import initial_weights
 from trainer.journal import Journal
 from trainer.layout import GradientLayout, build_layout
+from trainer.logits.dataset import LogitsFolder
 from trainer.model_files import model_digest, resolve_model
 from trainer.optimizer import AdamW, TrainState
+from trainer.soft_targets import alpha_at
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Dataset
@@ -42,6 +48,8 @@ class Inputs:
     model_dir: Path
     layout: GradientLayout
     job: Job
+    taught: LogitsFolder | None = None
+    """The teacher's logits of a distillation."""
 
 
 def read_inputs(config: RunConfig, run_id: str) -> Inputs:
@@ -49,18 +57,20 @@ def read_inputs(config: RunConfig, run_id: str) -> Inputs:
 
     Raises:
         InputError: model or data cannot be used.
+        RefusedError: a teacher's logits are about another tokenizer than the model's.
     """
     model_dir = resolve_model(config.model.path)
+    taught = taught_folder(config, model_dir)
     layout = build_layout(model_dir, config)
     job = Job(
         run_id=run_id,
         agreement=config.agreement(),
         layout=layout.digest,
         model=model_digest(model_dir),
-        data=_data_digest(config),
+        data=_data_digest(config, taught),
         version=version("motley"),
     )
-    return Inputs(config, model_dir, layout, job)
+    return Inputs(config, model_dir, layout, job, taught)
 
 
 def make_coordinator(
@@ -72,18 +82,9 @@ def make_coordinator(
         InputError: data, model or output folder cannot be used.
     """
     config, layout = inputs.config, inputs.layout
-    train = read_file(Path(config.data.train), config.task, config.num_classes)
-    validation = (
-        read_file(Path(config.data.validation), config.task, config.num_classes)
-        if config.data.validation
-        else None
-    )
-    plan = StepPlan(
-        len(train.samples),
-        config.training.batch_size,
-        config.training.epochs,
-        config.training.max_steps,
-    )
+    taught = inputs.taught
+    samples = taught.description.windows if taught else _count(config, config.data.train)
+    plan = _plan(config, samples)
     output = Path(config.output)
     store = CheckpointStore(checkpoint_folder(config), layout, config, inputs.model_dir)
     restored = continue_run(store, inputs.job.run_id, config, inputs.job.data)
@@ -100,7 +101,7 @@ def make_coordinator(
         job=inputs.job,
         layout=layout,
         plan=plan,
-        validation_samples=len(validation.samples) if validation else 0,
+        validation_samples=_count(config, config.data.validation),
         state=state,
         expect_workers=expect_workers,
         score=lambda table: {"accuracy": accuracy(table), "mcc": matthews(table)},
@@ -157,7 +158,15 @@ def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange])
             Path(path), inputs.model_dir, config.task, config.num_classes, config.data.max_seq_len
         )
 
-    train = dataset(config.data.train)
+    if inputs.taught is None:
+        train, order, alpha = dataset(config.data.train), epoch_order, None
+    else:
+        assert config.distillation is not None
+        scheme = inputs.taught.description.scheme
+        prepare = Preparation(scheme, config.distillation, config.data.max_seq_len)
+        train = TaughtDataset(inputs.taught, prepare)
+        steps = _plan(config, len(train)).total_steps
+        order, alpha = train.order, partial(alpha_at, config.distillation, total_steps=steps)
     validation = dataset(config.data.validation) if config.data.validation else None
     return Worker(
         replica=choice.replica,
@@ -166,13 +175,27 @@ def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange])
         train=train,
         validation=validation,
         seed=config.training.seed,
+        order=order,
+        alpha=alpha,
     )
 
 
-def _data_digest(config: RunConfig) -> str:
-    """Return the BLAKE3 hex digest over the bytes of all data files."""
+def _plan(config: RunConfig, samples: int) -> StepPlan:
+    training = config.training
+    return StepPlan(samples, training.batch_size, training.epochs, training.max_steps)
+
+
+def _count(config: RunConfig, path: str | None) -> int:
+    """Return how many samples a data file holds."""
+    return len(read_file(Path(path), config.task, config.num_classes).samples) if path else 0
+
+
+def _data_digest(config: RunConfig, taught: LogitsFolder | None) -> str:
+    """Return the BLAKE3 hex digest over all data: the bytes of files, a folder's own digest."""
     hasher = blake3()
-    for path in filter(None, (config.data.train, config.data.validation)):
+    if taught is not None:
+        hasher.update(f"{content_digest(taught)}\0".encode())
+    for path in filter(None, (None if taught else config.data.train, config.data.validation)):
         try:
             hasher.update_mmap(path)
         except OSError as error:

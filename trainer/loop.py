@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from trainer.data.order import epoch_order
-from trainer.data.tokens import IGNORED, Dataset, Encoded
+from trainer.data.tokens import IGNORED, Encoded
 from trainer.exchange.base import Exchange
 from trainer.exchange.messages import ShardAssignment, Shutdown, StepCommit, WeightsReport
 from trainer.exchange.session import Committed, Restored, result_message
@@ -20,6 +21,14 @@ from trainer.replica.base import Replica
 log = logging.getLogger(__name__)
 
 
+class Samples(Protocol):
+    """What a replica learns from or is judged by, in an order that all workers know."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Encoded: ...
+
+
 @dataclass
 class Worker:
     """One replica at work; `stop_reason` ends it after the step that is under way."""
@@ -27,9 +36,13 @@ class Worker:
     replica: Replica
     exchange: Exchange
     optimizer: AdamW
-    train: Dataset
-    validation: Dataset | None
+    train: Samples
+    validation: Samples | None
     seed: int
+    order: Callable[[int, int, int], np.ndarray] = epoch_order
+    """(seed, epoch, length) -> the permutation of `range(length)` that an epoch visits."""
+    alpha: Callable[[int], float] | None = None
+    """The divergence's share at a step, counted from 1, of a distillation."""
     stop_reason: str = ""
     _state: TrainState | None = None
     _owes_commit: bool = False
@@ -73,7 +86,8 @@ class Worker:
                 self.exchange.send_block(shard, index, gradient, weight)
 
         self._owes_commit = True
-        result = self.replica.forward_backward(batch, on_block)
+        alpha = None if self.alpha is None else self.alpha(shard.step + 1)
+        result = self.replica.forward_backward(batch, on_block, alpha)
         assert result.weight == weight, (result.weight, weight)
         self.exchange.send(
             result_message(shard, result.loss_sum, weight, result.tokens, result.seconds),
@@ -106,7 +120,7 @@ class Worker:
 
     def _samples(self, shard: ShardAssignment) -> list[Encoded]:
         if shard.epoch not in self._orders:
-            self._orders = {shard.epoch: epoch_order(self.seed, shard.epoch, len(self.train))}
+            self._orders = {shard.epoch: self.order(self.seed, shard.epoch, len(self.train))}
         order = self._orders[shard.epoch]
         return [self.train[int(index)] for index in order[shard.start : shard.stop]]
 
