@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.kernels.flash import flash_attention, serves
 from trainer.replica.wgpu.kernels.gemm import gemm
 from trainer.replica.wgpu.kernels.softmax import causal_softmax, causal_softmax_backward
 from trainer.replica.wgpu.memory import Pool
@@ -73,6 +74,9 @@ class Attention:
         self, graph: Graph, pool: Pool, queries: Array, keys: Array, values: Array, out: Array
     ) -> None:
         """Record out `[B, Hq, T, d]` = softmax(Q K^T / sqrt(d), causal) V."""
+        if serves(graph.device, self.head_dim):
+            flash_attention(graph, queries, keys, values, out, scale=self.scale)
+            return
         for window in self.windows(self._limit(graph)):
             scores = self._probabilities(graph, pool, queries, keys, window)
             self._contract(graph, window, scores, values, out)

@@ -53,7 +53,12 @@ def drawn(shape: Attention) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_output_and_gradients_are_those_of_torch(device: Device, shape: Attention) -> None:
+@pytest.mark.parametrize("way", ["one kernel", "windows"])
+def test_output_and_gradients_are_those_of_torch(
+    device: Device, monkeypatch: pytest.MonkeyPatch, shape: Attention, way: str
+) -> None:
+    if way == "windows":
+        monkeypatch.setattr(attention, "serves", lambda *_: False)
     arrays = drawn(shape)
     mine = computed(device, shape, arrays)
     q, k, v = (torch.tensor(arrays[name], dtype=torch.float64) for name in "qkv")
