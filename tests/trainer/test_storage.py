@@ -12,7 +12,7 @@ from crash_at_every_step import OPERATIONS, CountingDisk, open_store, save
 from tiny_run import tiny_state
 
 from trainer.errors import StorageError
-from trainer.storage import Disk, FolderWriter, pin, remove, sweep, verify
+from trainer.storage import Disk, FolderWriter, pin, prepare_folder, remove, sweep, verify
 
 HERE = Path(__file__).parent
 
@@ -173,3 +173,15 @@ def test_short_writes_are_continued(tmp_path: Path):
     verify(path)
     with pin(path) as held:
         assert held == path
+
+
+def test_a_probe_that_another_process_swept_away_is_no_error(tmp_path: Path, monkeypatch):
+    touch = Path.touch
+
+    def touch_and_sweep(path: Path) -> None:
+        touch(path)
+        sweep(Disk(), tmp_path)
+
+    monkeypatch.setattr(Path, "touch", touch_and_sweep)
+    prepare_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
