@@ -22,11 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 import transformers
-from numpy.typing import NDArray
+from rig.codings import codings
 from rig.report import Ratio, Report
 from rig.spectrum import WINDOW, describe, relabelled, synthetic
 
@@ -39,7 +37,6 @@ from trainer.distill.teacher_model import TeacherModel
 from trainer.distill.windows import Piece
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.scores import Scheme, Window
-from trainer.logits.shard import LEVEL
 from trainer.logits.stream import ShardStream
 from trainer.logits.targets import targets
 
@@ -68,7 +65,9 @@ def main() -> int:
     report = Report(f"distill-{arguments.part}")
     measure = {
         "bytes": measure_bytes,
-        "codings": codings,
+        "codings": lambda report, given: codings(
+            report, synthetic(replace(TOPK, tail_samples=0), given.tokens, VOCAB_SIZE)
+        ),
         "scoring": scoring,
         "step": step,
         "loader": loader,
@@ -104,55 +103,6 @@ def measure_bytes(report: Report, arguments: argparse.Namespace) -> None:
                 bytes_per_token=found,
                 entries_per_token=entries,
             )
-
-
-def codings(report: Report, arguments: argparse.Namespace) -> None:
-    """Bytes a token of the columns of `topk`, in each of Parquet's codings, after zstd."""
-    keep = replace(TOPK, tail_samples=0)
-    windows = synthetic(keep, arguments.tokens, VOCAB_SIZE)
-    ids = np.concatenate([window.scores.ids for window in windows]).reshape(-1, keep.top_k)
-    logprobs = np.concatenate(
-        [window.scores.logprobs for window in windows if window.scores.logprobs is not None]
-    ).reshape(ids.shape)
-    order = np.argsort(ids, axis=1)
-    by_id = np.take_along_axis(ids, order, axis=1)
-    half = logprobs.astype(np.float16)
-    columns = {
-        "ids, the most likely first": ids,
-        "ids, sorted": by_id,
-        "ids, sorted, differences": np.diff(by_id, axis=1, prepend=0).astype(np.int32),
-        "logprobs, half": half,
-        "logprobs, half, sorted by id": np.take_along_axis(half, order, axis=1),
-        "logprobs, half in float": half.astype(np.float32),
-        "logprobs, float": logprobs,
-    }
-    for name, values in columns.items():
-        plain = column_bytes(values, "PLAIN")
-        for coding in ("DICTIONARY", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"):
-            if coding != "DELTA_BINARY_PACKED" or values.dtype == np.int32:
-                found = column_bytes(values, coding)
-                against = f"plain, {plain:.1f}"
-                report.add(Ratio(f"{name}, {coding}, {found:.1f}", found / plain, against))
-
-
-def column_bytes(values: NDArray[Any], coding: str) -> float:
-    """Return the bytes a position of one column of lists of lists; values are `[P, K]`."""
-    positions, kept = values.shape
-    inner = pa.ListArray.from_arrays(
-        np.arange(positions + 1, dtype=np.int32) * kept, pa.array(values.reshape(-1))
-    )
-    column = pa.ListArray.from_arrays(np.array([0, positions], np.int32), inner)
-    sink = pa.BufferOutputStream()
-    dictionary = coding == "DICTIONARY"
-    pq.write_table(
-        pa.table({"values": column}),
-        sink,
-        compression="zstd",
-        compression_level=LEVEL,
-        use_dictionary=dictionary,
-        column_encoding=None if dictionary else coding,
-    )
-    return sink.getvalue().size / positions
 
 
 def scoring(report: Report, arguments: argparse.Namespace) -> None:
