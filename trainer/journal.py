@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from trainer.exchange.roster import Job
 from trainer.exchange.schedule import StepPlan
 from trainer.metrics import MetricsLog, StepMetrics
 from trainer.progress import open_view
-from trainer.status import Status, StatusFile, WorkerStatus
+from trainer.status import StatusFile, WorkerStatus, first_status
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +50,7 @@ class Journal:
         self._failed_save: str | None = None
         self._best: dict[str, Any] | None = None
         self._workers: dict[int, WorkerStatus] = {}
-        self._status = Status(
-            run_id=job.run_id,
-            state="waiting",
-            reason=None,
-            exit_code=None,
-            pid=os.getpid(),
-            step=0,
-            total_steps=plan.total_steps,
-            epoch=0,
-            loss=None,
-            learning_rate=None,
-            tokens_per_second=None,
-            exchange_ms=None,
-            generation=0,
-            expect_workers=expect_workers,
-            workers=[],
-            checkpoint=None,
-            validation=None,
-        )
+        self._status = first_status(job.run_id, plan.total_steps, expect_workers)
         self._publish()
 
     def emit(self, event: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,29 @@ class Status(TypedDict):
     workers: list[WorkerStatus]
     checkpoint: CheckpointStatus | None
     validation: ValidationStatus | None
+
+
+def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
+    """Return the status of a run of this process in which nothing has happened yet."""
+    return Status(
+        run_id=run_id,
+        state="waiting",
+        reason=None,
+        exit_code=None,
+        pid=os.getpid(),
+        step=0,
+        total_steps=total_steps,
+        epoch=0,
+        loss=None,
+        learning_rate=None,
+        tokens_per_second=None,
+        exchange_ms=None,
+        generation=0,
+        expect_workers=expect_workers,
+        workers=[],
+        checkpoint=None,
+        validation=None,
+    )
 
 
 _MOVING = ("step", "epoch", "loss", "learning_rate", "tokens_per_second", "exchange_ms")

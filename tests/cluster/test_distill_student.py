@@ -37,7 +37,7 @@ class Lesson(Cluster):
             [
                 *(sys.executable, "-m", "trainer.cli", "distill", "teacher", str(self.bench.model)),
                 *("--data", str(self.bench.validation), "--out", str(self.logits.path)),
-                *("--max-seq-len", str(MAX_SEQ_LEN), "--top-k", "8", "--shard-bytes", "4096"),
+                *("--max-seq-len", str(MAX_SEQ_LEN), "--top-k", "8", "--shard-bytes", "512"),
                 *("--dtype", "float32", "--gpu-backend", "cpu", "--threads", "1", *flags),
             ],
         )
@@ -130,22 +130,32 @@ def test_killed_then_stopped_then_to_the_end(copied: Lesson, taught: Lesson) -> 
 
 def test_a_student_that_is_first_and_a_teacher_that_dies(lesson: Lesson, taught: Lesson) -> None:
     """It waits, learns from what comes, names what is missing, and goes on when that comes."""
-    student = lesson.student("--epochs", "2", timeout=4.0)
-    student.says("waiting for")
+    first = lesson.student("--epochs", "2")
+    first.says("waiting for")
     teacher = lesson.teacher("--batch-tokens", "64")
-    wait_for(
-        lambda: (lesson.logits.path / "shard-00004" / "manifest.json").exists(), "shards", lesson
-    )
+    fifth = lesson.logits.path / "shard-00004" / "manifest.json"
+    wait_for(fifth.exists, "five shards", lesson)
     teacher.kill()
-    missing = lesson.logits.missing()
+    missing = [f"shard-{number:05d}" for number in lesson.logits.missing()]
     assert missing, "the teacher was quicker than its end"
-    assert student.wait() == 3
-    lesson.wait_event("waiting")
-    last = student.text.strip().splitlines()[-1]
-    assert f"shard-{missing[0]:05d} is missing and no teacher lives" in last
-    assert "silent for" in last
+    wait_for(
+        lambda: any(missing[0] in event["reason"] for event in lesson.events("waiting")),
+        f"it says that it waits for {missing[0]}",
+        lesson,
+    )
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0, "also in the middle of a wait"
     learned = lesson.step
-    assert lesson.status["checkpoint"]["step"] == learned < lesson.status["total_steps"]
+    assert 0 < learned < lesson.status["total_steps"]
+    assert lesson.status["checkpoint"]["step"] == learned
+
+    second = lesson.student("--epochs", "2", timeout=2.0)
+    assert second.wait() == 3
+    complaint = second.text.strip().splitlines()[-1]
+    assert f"{missing[0]} is missing and no teacher lives" in complaint
+    assert "silent for" in complaint
+    assert lesson.status["state"] == "failed"
+
     again = [lesson.teacher(), lesson.student("--epochs", "2")]
     assert [process.wait() for process in again] == [0, 0]
     lesson.check_whole()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -76,8 +77,14 @@ class FreshStudent:
             )
 
 
-def await_description(folder: LogitsFolder, timeout: float, stop: Stop) -> bool:
+def await_description(
+    folder: LogitsFolder, timeout: float, stop: Stop, on_wait: Callable[[str], None]
+) -> bool:
     """Wait until a teacher has said what it will write; return whether it has.
+
+    Args:
+        timeout: seconds without a sign of a living teacher after which waiting is an error.
+        on_wait: told now and then what is waited for.
 
     Raises:
         UnreachableError: none came in time.
@@ -94,7 +101,7 @@ def await_description(folder: LogitsFolder, timeout: float, stop: Stop) -> bool:
                 f"distill teacher ... --out {folder.path}`"
             )
         if waited >= due:
-            log.info("waiting for %s, for %.0f s", folder.path / DATASET, waited)
+            on_wait(f"for {folder.path / DATASET}, {waited:.0f} s so far")
             due = waited + _TELL
         time.sleep(_LOOK)
     return True

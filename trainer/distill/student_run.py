@@ -17,6 +17,7 @@ from trainer.initialization import initial_weights
 from trainer.journal import Journal
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.stream import Position, ShardStream
+from trainer.status import StatusFile, first_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,14 @@ def run_student(
         StorageError: the folder, or the last checkpoint, cannot be read or written.
     """
     folder = LogitsFolder(Path(config.data.train))
-    if not await_description(folder, teacher_timeout, stop):
+    status, status_file = first_status(run_id, 0, 1), StatusFile(Path(config.output))
+
+    def on_wait(message: str) -> None:
+        log.info("waiting %s", message)
+        status["reason"] = message
+        status_file.update(status)
+
+    if not await_description(folder, teacher_timeout, stop, on_wait):
         return 0
     if fresh is not None:
         fresh.make(config, folder.description)

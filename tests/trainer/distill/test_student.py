@@ -206,6 +206,9 @@ def test_a_teacher_that_never_comes(model: Path, tmp_path: Path) -> None:
     course = Course(tmp_path / "out", model, tmp_path / "logits")
     with pytest.raises(UnreachableError, match=r"no teacher has begun here within 0\.1 s"):
         course.run(timeout=0.1)
+    status = read_status(course.output / "status.json")
+    assert status["state"] == "waiting"
+    assert "dataset.json" in status["reason"]
 
 
 def test_a_dead_teacher_is_named_and_what_was_learned_is_saved(
