@@ -1,0 +1,71 @@
+"""A distillation's job: presets, YAML, and what a student gets of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import load as load_run_config
+from trainer.distill_job import DistillJob, load, presets
+from trainer.errors import InputError
+
+LEAST = {"teacher.model": "t", "teacher.data": ["c"], "student.model": "s"}
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_loads_and_is_named_after_its_file(name: str) -> None:
+    assert load(name).name == name
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_yaml_keeps_what_was_set_and_only_that(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "job.yaml"
+    copy.write_text(load(name).to_yaml())
+    assert load(copy) == load(name)
+    assert load(copy).student.settings() == load(name).student.settings()
+
+
+def test_what_a_student_gets_is_what_a_run_config_takes() -> None:
+    sections: dict[str, Any] = {
+        "student.method": "lora",
+        "student.lora": {"lora_rank": 4},
+        "student.distillation": {"alpha": 0.3, "alpha_final": 0.9},
+        "student.optimizer.learning_rate": 2e-4,
+        "student.training": {"batch_size": 8, "pack": True},
+        "student.checkpoint.every": 5,
+    }
+    settings = load(None, LEAST | sections).student.settings()
+    assert settings["lora.lora_rank"] == 4
+    config = load_run_config("student", settings)
+    assert config.distillation is not None
+    assert (config.method, config.distillation.alpha_final) == ("lora", 0.9)
+    assert (config.training.pack, config.checkpoint.every) == (True, 5)
+    assert load(None, LEAST).student.settings() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"student.model": None, "student.output": "o"},
+            "student: give model, or config for a new one",
+        ),
+        ({"student.model": None, "student.config": "albor-350m"}, "needs a teacher.tokenizer"),
+        ({"student.exchange": {}}, "student.exchange: unknown key"),
+        ({"teacher.data": []}, "teacher.data: "),
+        ({"name": "No"}, "name: "),
+    ],
+)
+def test_a_wrong_job_is_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(None, LEAST | settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_preset_lists_them() -> None:
+    with pytest.raises(InputError, match=f"presets: {', '.join(presets())}"):
+        load("nothing")
+    assert isinstance(load("albor-350m"), DistillJob)
