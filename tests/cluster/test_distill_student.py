@@ -74,13 +74,16 @@ class Lesson(Cluster):
 
 
 @pytest.fixture(scope="module")
-def taught(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Lesson:
+def taught(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lesson]:
     """A complete folder of logits, and what a student makes of it that nothing disturbs."""
     lesson = Lesson(bench, tmp_path_factory.mktemp("taught"), "straight")
-    processes = [lesson.teacher(), lesson.student("--epochs", "2")]
-    assert [process.wait() for process in processes] == [0, 0], lesson.logs()
-    lesson.check_whole()
-    return lesson
+    try:
+        processes = [lesson.teacher(), lesson.student("--epochs", "2")]
+        assert [process.wait(2 * PATIENCE) for process in processes] == [0, 0], lesson.logs()
+        lesson.check_whole()
+        yield lesson
+    finally:
+        lesson.end()
 
 
 @pytest.fixture

@@ -79,8 +79,7 @@ def run_student(
         return 0
     if fresh is not None:
         fresh.make(config, folder.description)
-    inputs = read_inputs(config, run_id, folder)
-    student = _make_student(inputs, device, teacher_timeout, stop)
+    student = _make_student(read_inputs(config, run_id, folder), device, teacher_timeout, stop)
     try:
         reason = student.run()
     except TrainerError as error:
@@ -92,7 +91,10 @@ def run_student(
 
 
 def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: Stop) -> Student:
-    """Open the device, bring the weights there, and begin to read."""
+    """Open the device, bring the weights there, and begin to read.
+
+    Nothing may hold on to the inputs: a restored state is three times the weights.
+    """
     choice = _open(inputs, device)
     from trainer.distill.student import Student
     from trainer.distill.student_feed import Feed, Preparation, batches
@@ -125,13 +127,12 @@ def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: 
     if restored:
         journal.emit({"event": "resumed", "step": step, "path": str(restored.path)})
     assert config.distillation is not None
-    prepare = Preparation(
-        inputs.folder.description.scheme, config.distillation, config.data.max_seq_len
-    )
+    folder, scheme = inputs.folder, inputs.folder.description.scheme
+    prepare = Preparation(scheme, config.distillation, config.data.max_seq_len)
 
     def source(feed: Feed) -> Iterator[Batch]:
         stream = ShardStream(
-            inputs.folder,
+            folder,
             seed=config.training.seed,
             order=epoch_order,
             timeout=teacher_timeout,

@@ -264,15 +264,13 @@ def test_a_lora_student(model: Path, logits: Path, data: Path, tmp_path: Path) -
     assert score(load_trained(course.output), data).loss > 0
 
 
-def test_micro_batches_change_nothing_but_rounding(
-    model: Path, logits: Path, tmp_path: Path
+@pytest.mark.parametrize("setting", [{"training__micro_batch_size": 1}, {"training__pack": False}])
+def test_how_a_batch_is_cut_changes_nothing_but_rounding(
+    model: Path, logits: Path, tmp_path: Path, setting: dict[str, Any]
 ) -> None:
     losses: list[list[float]] = []
-    for size in ("auto", 1):
-        course = Course(
-            tmp_path / str(size), model, logits, training__micro_batch_size=size,
-            training__max_steps=4,
-        )  # fmt: skip
+    for name, settings in (("usual", {}), ("other", setting)):
+        course = Course(tmp_path / name, model, logits, training__max_steps=4, **settings)
         assert course.run() == 0
         losses.append(course.steps())
     np.testing.assert_allclose(*losses, rtol=1e-4)
