@@ -226,7 +226,7 @@ class Board:
             self._outage.begin(error.strerror or str(error))
 
     def _open(self) -> Any:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)  # not what it lies in: a share may be away
         self._files += 1
         stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{self._files}"
         return _WholeWrites((self._folder / f"events.out.tfevents.{stamp}").open("xb", buffering=0))

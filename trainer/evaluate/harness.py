@@ -6,6 +6,7 @@ would run a model's code are refused by the harness itself, since nobody confirm
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +36,11 @@ class Harness:
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
         self._task, self._limit = task, limit
-        self._tasks = _import("lm_eval.tasks").TaskManager(include_path=folder)
-        if task not in self._tasks.all_tasks:
-            raise InputError(f"task {self.name}: lm-eval knows no {task!r}; see `lm-eval ls tasks`")
+        for defaults in (False, True):  # a user's own few first: all take seconds to read
+            self._tasks = _catalogue(folder, defaults)
+            if task in self._tasks.all_tasks:
+                return
+        raise InputError(f"task {self.name}: lm-eval knows no {task!r}; see `lm-eval ls tasks`")
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
         """Return the harness's own figures; those of a group's parts bear the parts' names."""
@@ -67,6 +70,12 @@ class Harness:
                 if by and isinstance(value, int | float) and not metric.endswith("_stderr"):
                     name = metric if by == "none" else key
                     yield (name if task == self._task else f"{task}/{name}"), float(value)
+
+
+@functools.cache
+def _catalogue(folder: Path | None, defaults: bool) -> Any:
+    tasks = _import("lm_eval.tasks")
+    return tasks.TaskManager(include_path=folder, include_defaults=defaults)
 
 
 def _import(module: str) -> Any:

@@ -41,7 +41,8 @@ class Results:
 
     def __init__(self, folder: Path, runner: str) -> None:
         self._path = folder / RECORDS_FILE
-        self._board = Board(folder / TENSORBOARD_FOLDER / runner, logger.warning)
+        self._curves = folder / TENSORBOARD_FOLDER
+        self._board = Board(self._curves / runner, logger.warning)
 
     def publish(self, record: Record) -> bool:
         """Add a record, unless the list has it; say whether it was added.
@@ -51,6 +52,8 @@ class Results:
         """
         if not self._append(record):
             return False
+        with suppress(OSError):
+            self._curves.mkdir(exist_ok=True)
         step, now = record["step"], record["time"]
         for task, outcome in record["tasks"].items():
             figures = outcome.get("figures", {})

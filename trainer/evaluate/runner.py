@@ -66,6 +66,7 @@ class Runner:
         self._unsettled: dict[str, Checkpoint] = {}
         self._damaged: set[str] = set()
         self._published: set[str] = set()
+        self._rated_by: str | None = None  # of results that the link may not know yet
         self._said = ""
 
     def run(self) -> None:
@@ -237,14 +238,14 @@ class Runner:
     def _publish(self, heads: dict[str, Head]) -> None:
         """List the results that are not listed yet, this runner's or a dead one's."""
         fresh = [head.record for digest, head in heads.items() if digest not in self._published]
-        rated_by = None
         for record in filter(None, fresh):
             with self._interruption.allowed():  # it may have to wait for a lock
                 self._results.publish(record)
             self._published.add(record["digest"])
-            rated_by = record["rated_by"] or rated_by
-        if rated_by is not None:
-            self._results.point_to_best(self._run.store, rated_by)
+            self._rated_by = record["rated_by"] or self._rated_by
+        if self._rated_by is not None:
+            self._results.point_to_best(self._run.store, self._rated_by)
+            self._rated_by = None
 
     def _say(self, message: str) -> None:
         """Log what keeps the runner waiting, once."""
