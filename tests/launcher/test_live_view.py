@@ -177,3 +177,22 @@ def test_a_dead_host_does_not_hold_up_the_picture(
         assert latest.view.unreachable
     finally:
         looking.close()
+
+
+def test_a_run_without_ranks_goes_by_names(run: Run) -> None:
+    student, teacher, _ = run.plan.processes
+    plan = replace(
+        run.plan,
+        processes=(
+            replace(student, name="student", role="student"),
+            replace(teacher, name="teacher-0", role="teacher", rank=None, beat="/beat"),
+        ),
+    )
+    view = snapshot(replace(run, plan=plan)).view
+    says = {"teacher-0": {"state": "waiting", "shards_done": 3, "shards": 12}}
+    lines = drawn(replace(snapshot(run), view=replace(view, beats=says)), 80)
+    table = lines[next(i for i, line in enumerate(lines) if "HOST" in line) :]
+    assert table[0].split()[0] == "NAME"
+    assert [line.split()[0] for line in table[1:3]] == ["student", "teacher-0"]
+    assert "3/12" in table[2]
+    assert "waiting" in table[2]

@@ -1,16 +1,22 @@
 """The run's state from what its coordinator did and said."""
 
 import json
+import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from launcher.access import LocalConnection
+from launcher.distillation import place_distillation
 from launcher.inventory import Host
-from launcher.observation import derive_state, read_training
+from launcher.observation import Cockpit, derive_state, read_training, shards
 from launcher.placement import Setting, place
 from launcher.plan import LaunchPlan
+from launcher.processes import ProcessIdentity, identify
+from launcher.runs import Run
 from launcher.supervisor import ProcessState
+from trainer import distill_job
 from trainer.config import load
 
 
@@ -70,3 +76,102 @@ def test_only_what_this_attempt_of_this_run_wrote_counts(
 
 def test_no_status_yet(plan: LaunchPlan) -> None:
     assert read_training(LocalConnection(), plan, None) is None
+
+
+class Distillation:
+    """A student that leads and a teacher beside it, by what their keepers and they wrote."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("launcher.connection.connect", lambda _host: LocalConnection())
+        host = Host(name="localhost", connection="local", devices=())
+        job = distill_job.load(
+            None,
+            {
+                "teacher.model": "/t",
+                "teacher.data": ["/d"],
+                "student.model": "/s",
+                "student.output": str(folder / "output"),
+                "logits": str(folder / "logits"),
+                "evaluation.data": ["/h"],
+            },
+        )
+        state = str(folder / "state")
+        setting = Setting(run_id="run-1", trainer_command=("t",), state_folder=state, routes={})
+        plan = place_distillation([host], job, setting)
+        self.run = Run(plan, 0.0, plan.hosts)
+        self.pid = os.getpid()
+        for process in plan.processes:
+            self.keeper(process.name, "running")
+
+    def keeper(self, name: str, state: str) -> None:
+        process = self.run.plan.process(name)
+        assert process is not None
+        living = state == "running"
+        identity = asdict(require_identity(self.pid))
+        tree = {
+            "state": state,
+            "keeper": identity,
+            "child": identity if living else None,
+            "attempt": 1,
+            "failures": 0,
+            "exit_code": None if living else 0,
+            "signal": None,
+            "started": 10.0,
+            "message": None,
+        }
+        write(Path(process.folder) / "state.json", tree)
+
+    def student_says(self, state: str) -> None:
+        tree = {"run_id": "run-1", "state": state, "updated": 20.0, "tokens_per_second": 5.0}
+        write(Path(self.run.plan.output) / "status.json", tree)
+
+    def teacher_says(self, pid: int, done: int) -> None:
+        process = self.run.plan.process("teacher-0")
+        assert process is not None
+        tree = {"pid": pid, "state": "running", "shards_done": done, "shards": 12}
+        write(Path(process.beat), tree)
+
+
+def write(path: Path, tree: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tree))
+
+
+def require_identity(pid: int) -> ProcessIdentity:
+    found = identify(pid)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def distillation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distillation:
+    return Distillation(tmp_path, monkeypatch)
+
+
+def test_a_distillation_from_start_to_the_last_score(distillation: Distillation) -> None:
+    cockpit = Cockpit(distillation.run)
+    assert cockpit.observe().state == "starting"
+    distillation.student_says("waiting")
+    assert cockpit.observe().state == "waiting"
+    distillation.student_says("running")
+    assert cockpit.observe().state == "running"
+    distillation.student_says("finished")
+    distillation.keeper("student", "exited")
+    view = cockpit.observe()
+    assert (view.state, view.is_live) == ("scoring", True)
+    distillation.keeper("evaluator", "exited")
+    assert cockpit.observe().state == "finished"
+
+
+def test_a_teacher_takes_part_once_its_present_attempt_says_so(distillation: Distillation) -> None:
+    cockpit = Cockpit(distillation.run)
+    assert [process.name for process in cockpit.observe().missing] == ["teacher-0"]
+    distillation.teacher_says(distillation.pid + 1, done=7)  # an earlier attempt did
+    assert [process.name for process in cockpit.observe().missing] == ["teacher-0"]
+    distillation.teacher_says(distillation.pid, done=3)
+    view = cockpit.observe()
+    assert view.missing == []
+    student, teacher, _ = distillation.run.plan.processes
+    assert (shards(view.member(teacher)), shards(view.member(student))) == ("3/12", "")
+    distillation.student_says("running")
+    assert cockpit.observe().member(student)["tokens_per_second"] == 5.0

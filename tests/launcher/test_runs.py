@@ -83,6 +83,18 @@ def test_a_run_is_read_from_the_coordinators_host(
     assert [run.run_id for run in registry.all({"demo-2", "other"})] == ["demo-2"]
 
 
+def test_a_run_without_the_coordinators_host_is_known_there_too(
+    tmp_path: Path, down: set[str], hosts: tuple[Host, ...]
+) -> None:
+    """A distillation may pass it over; `status` and the next `up` ask there."""
+    registry = Registry.of(hosts)
+    plan = make_plan(tmp_path, (replace(hosts[0], coordinator=True),), "demo-1")
+    run, text = registry.record(plan)
+    registry.keep(run, {"plan.json": text})
+    assert [run.run_id for run in Registry.of(hosts).all()] == ["demo-1"]
+    assert not (tmp_path / "lambda" / "runs").exists()
+
+
 def test_connections_follow_the_inventory_and_the_plan_where_it_is_silent(
     tmp_path: Path, down: set[str], hosts: tuple[Host, ...]
 ) -> None:

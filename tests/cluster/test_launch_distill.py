@@ -1,0 +1,214 @@
+"""`launch distill up` on this machine: real teacher, student and evaluator, and what kills them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from real_process import wait_for
+
+from launcher.processes import find_run
+from trainer.metrics import read_metrics
+
+sys.path.append(str(Path(__file__).parents[1] / "trainer"))
+
+from small_teacher import write_corpus, write_teacher
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+LAUNCH = [sys.executable, "-m", "launcher.cli"]
+PATIENCE = 400.0
+"""Seconds: three processes load torch on the cores of one machine."""
+
+
+class Distillation:
+    """A job, and the `launch` command with a state folder of its own."""
+
+    def __init__(self, folder: Path, inputs: Path) -> None:
+        self.folder = folder
+        self.job = folder / "job.yaml"
+        self.tree: dict[str, Any] = {
+            "name": "tiny",
+            "logits": str(folder / "logits"),
+            "teacher": {
+                "model": str(inputs / "teacher"),
+                "data": [str(inputs / "corpus.jsonl")],
+                "top_k": 8,
+                "tail_samples": 4,
+                "max_seq_len": 64,
+                "shard_bytes": 2000,
+            },
+            "student": {
+                "model": str(inputs / "student"),
+                "output": str(folder / "output"),
+                "training": {"batch_size": 8},
+                "checkpoint": {"every": 10, "keep_last": 100},
+            },
+            "evaluation": {"data": [str(inputs / "held-out.jsonl")], "every": 0.5},
+        }
+        self.environment = os.environ | {
+            "MOTLEY_STATE_DIR": str(folder / "state"),
+            "NO_COLOR": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def launch(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*LAUNCH, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done
+
+    def up(self, *flags: str, **training: int) -> dict[str, Any]:
+        """Start; keywords are settings of the student's training."""
+        self.tree["student"]["training"] |= training
+        self.job.write_text(yaml.safe_dump(self.tree))
+        arguments = ["distill", "up", "--config", str(self.job), "--json", *flags]
+        return json.loads(self.launch(*arguments).stdout)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.launch("status", "--json").stdout)
+
+    def process(self, name: str) -> dict[str, Any]:
+        return next(p for p in self.status["processes"] if p["name"] == name)
+
+    def steps(self) -> list[int]:
+        """Return the steps that count, without those of futures that were abandoned."""
+        path = self.folder / "output" / "metrics.jsonl"
+        records = read_metrics(path) if path.exists() else []
+        return [record["step"] for record in records if record["kind"] == "step"]
+
+    def wait(self, ready: Callable[[], Any], what: str) -> Any:
+        return wait_for(ready, what, self, PATIENCE)
+
+    def wait_end(self) -> dict[str, Any]:
+        """Wait until all have left, and return the last status."""
+        return self.wait(lambda: tree if not (tree := self.status)["live"] else None, "the end")
+
+    def logs(self) -> str:
+        return self.launch("logs", "--tail", "25", check=False).stdout
+
+    def check_whole(self, run_id: str, total: int) -> None:
+        """Check the ledger of documents, the steps, and that each checkpoint was scored once."""
+        verify = [sys.executable, "-m", "trainer.cli", "distill", "verify", self.tree["logits"]]
+        done = subprocess.run(verify, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert self.steps() == list(range(1, total + 1))
+        output = self.folder / "output"
+        kept = sorted(path.name for path in (output / "checkpoints").glob("step-*"))
+        assert kept[-1] == f"step-{total:06d}"
+        lines = (output / "evaluations" / "evaluations.jsonl").read_text().splitlines()
+        assert sorted(json.loads(line)["checkpoint"] for line in lines) == kept
+        assert find_run(run_id) == []
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a corpus of 120 documents, its teacher, and a student with the same tokenizer."""
+    folder = tmp_path_factory.mktemp("inputs")
+    corpus = write_corpus(folder / "corpus.jsonl", 120)
+    write_corpus(folder / "held-out.jsonl", 8)
+    write_teacher(folder / "teacher", corpus)
+    write_teacher(folder / "student", corpus, seed=1, head_scale=1.0)
+    return folder
+
+
+@pytest.fixture
+def distillation(tmp_path: Path, inputs: Path) -> Iterator[Distillation]:
+    made = Distillation(tmp_path, inputs)
+    yield made
+    print(made.logs())  # noqa: T201 - pytest shows it beside a failure
+    made.launch("cluster", "down", "--all", check=False)
+
+
+def test_from_up_to_the_last_score(distillation: Distillation) -> None:
+    begun = distillation.up(max_steps=60, epochs=20)
+    run_id = begun["run_id"]
+    where = {p["name"]: (p["role"], p["host"]) for p in begun["processes"]}
+    assert where == {
+        "student": ("student", "localhost"),
+        "teacher-0": ("teacher", "localhost"),
+        "evaluator": ("evaluator", "localhost"),
+    }
+    assert begun["state"] in ("waiting", "running", "scoring")
+    says = distillation.process("teacher-0")["says"]
+    assert (says["name"], says["state"] in ("running", "waiting", "done")) == ("teacher-0", True)
+    busy = distillation.launch("distill", "up", "--config", str(distillation.job), check=False)
+    assert busy.returncode == 4, busy.stderr
+    assert run_id in busy.stderr
+    ended = distillation.wait_end()
+    assert (ended["state"], ended["training"]["state"]) == ("finished", "finished")
+    assert {p["state"] for p in ended["processes"]} == {"exited"}
+    assert f"{run_id}: finished, step 60/60" in distillation.launch("status").stdout
+    assert "shards" in distillation.launch("logs", "teacher-0").stdout
+    assert run_id in distillation.launch("runs").stdout
+    assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
+    distillation.check_whole(run_id, 60)
+
+
+def test_a_killed_teacher_and_a_killed_student_go_on(distillation: Distillation) -> None:
+    """Both are started again by themselves, and nothing is there twice or missing."""
+    run_id = distillation.up(max_steps=120, epochs=40)["run_id"]
+    os.kill(distillation.process("teacher-0")["pid"], signal.SIGKILL)
+    distillation.wait(lambda: len(distillation.steps()) > 15, "step 15, with a checkpoint before")
+    os.kill(distillation.process("student")["pid"], signal.SIGKILL)
+    ended = distillation.wait_end()
+    assert ended["state"] == "finished"
+    attempts = {p["name"]: p["attempt"] for p in ended["processes"]}
+    assert attempts == {"student": 2, "teacher-0": 2, "evaluator": 1}
+    distillation.check_whole(run_id, 120)
+
+
+def test_down_saves_and_leaves_nothing_and_resume_goes_on(distillation: Distillation) -> None:
+    run_id = distillation.up(max_steps=80, epochs=40)["run_id"]
+    distillation.wait(lambda: len(distillation.steps()) > 12, "step 12")
+    told = distillation.launch("cluster", "down").stdout
+    assert "no process is left" in told
+    assert find_run(run_id) == []
+    before = len(distillation.steps())
+    assert 0 < before < 80
+    wrong = distillation.launch("cluster", "up", "--resume", run_id, check=False)
+    assert (wrong.returncode, f"launch distill up --resume {run_id}" in wrong.stderr) == (2, True)
+    again = json.loads(distillation.launch("distill", "up", "--resume", run_id, "--json").stdout)
+    assert again["run_id"] == run_id
+    assert distillation.wait_end()["state"] == "finished"
+    distillation.check_whole(run_id, 80)
+
+
+def test_a_teacher_that_cannot_begin_is_named(distillation: Distillation, inputs: Path) -> None:
+    """Its tokenizer is another model's: preflight cannot see that, `up` waits and finds out."""
+    other = distillation.folder / "other"
+    write_teacher(other, write_corpus(distillation.folder / "other.jsonl", 3))
+    distillation.tree["teacher"]["tokenizer"] = str(other)
+    distillation.job.write_text(yaml.safe_dump(distillation.tree))
+    done = distillation.launch("distill", "up", "--config", str(distillation.job), check=False)
+    assert done.returncode == 5, done.stderr
+    assert "missing: teacher-0 (failed, exit code 4); all was stopped" in done.stderr
+    assert str(other) in done.stderr  # its own words
+    assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
+
+
+def test_what_is_missing_is_said_before_anything_starts(distillation: Distillation) -> None:
+    distillation.tree["teacher"]["data"] = ["/nowhere/corpus"]
+    distillation.job.write_text(yaml.safe_dump(distillation.tree))
+    done = distillation.launch("distill", "up", "--config", str(distillation.job), check=False)
+    assert done.returncode == 4
+    assert "localhost: data: /nowhere/corpus: no such file or folder" in done.stderr
+    doctor = distillation.launch(
+        "distill", "doctor", "--config", str(distillation.job), check=False
+    )
+    assert (doctor.returncode, "/nowhere/corpus" in doctor.stdout) == (4, True)
