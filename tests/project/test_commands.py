@@ -61,7 +61,7 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
 
     from launcher.cli import cli
     from launcher.inventory import VARIABLES
-    from trainer.cli import COMMANDS as TRAINER
+    from trainer.cli import trainer
 
     def visit(group: click.Group, path: str) -> list[str]:
         found: list[str] = []
@@ -72,14 +72,18 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
         return found
 
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    sources = [*(ROOT / "launcher").glob("commands/*.py")]
+    sources = [
+        *(ROOT / "launcher").glob("commands/*.py"),
+        *(ROOT / "trainer").glob("commands/**/*.py"),
+    ]
     names = ("cli", "logs", "plan", "printer", "render")
     sources += [ROOT / "launcher" / f"{name}.py" for name in names]
-    sources += [ROOT / "trainer" / f"{name}.py" for name in ("scoring", "status")]
+    names = ("scoring", "status", "generation", "distill/audit", "evaluate/results")
+    sources += [ROOT / "trainer" / f"{name}.py" for name in names]
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     schemas = set(re.findall(r'"(motley\.[a-z.]+/\d+)"', text))
-    assert len(schemas) == 12
-    words = [*visit(cli, "launch"), *(f"trainer {name}" for name in TRAINER), *schemas, *VARIABLES]
+    assert len(schemas) == 18
+    words = [*visit(cli, "launch"), *visit(trainer, "trainer"), *schemas, *VARIABLES]
     missing = [word for word in words if not re.search(rf"`{re.escape(word)}\b", page)]
     assert not missing
 

@@ -46,8 +46,9 @@ def inspect(folder: Path, sample: int, as_json: bool) -> None:
             "tokens": logits.description.tokens,
         }
         tree = {
-            "digest": logits.digest,
             **description,
+            "schema": "motley.logits.inspection/1",
+            "digest": logits.digest,
             "planned": totals,
             "found": asdict(found) | {"bytes_per_token": found.bytes_per_token},
             "teachers": [asdict(each.beat) | {"silent": each.silent} for each in teachers],

@@ -41,7 +41,8 @@ def trim_tokenizer(
 
     trimmed = trim(tokenizer_dir, Documents(paths), size, output)
     if as_json:
-        click.echo(json.dumps({"output": str(output), **asdict(trimmed)}))
+        tree = {"schema": "motley.trimming/1", "output": str(output), **asdict(trimmed)}
+        click.echo(json.dumps(tree))
         return
     before, after = trimmed.corpus_teacher_tokens, trimmed.corpus_tokens
     rows = {

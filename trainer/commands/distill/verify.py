@@ -30,7 +30,12 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
     wrong = [each for each in found if each.state == "damaged"]
     missing = [each.name for each in found if each.state == "missing"]
     if as_json:
-        summary = {"shards": len(found), **{state: states[state] for state in _STATES}}
+        schema = "motley.logits.verification/1"
+        summary = {
+            "schema": schema,
+            "shards": len(found),
+            **{state: states[state] for state in _STATES},
+        }
         click.echo(json.dumps(summary | {"verdicts": [asdict(each) for each in found]}))
     else:
         for each in wrong:
