@@ -105,7 +105,7 @@ class _TokenLosses(torch.autograd.Function):
             logits = torch.mm(rows, weight.T)
             logits = logits.to(torch.promote_types(dtype, torch.float32))
             teacher = soft.chunk(part, logits) if soft is not None else None
-            losses = _losses(logits, wanted[part], teacher, mix)
+            losses = row_losses(logits, wanted[part], teacher, mix)
             ce += losses.ce.sum(dtype=torch.float64)
             kl += losses.kl.sum(dtype=torch.float64)
             gradient = losses.gradient.to(dtype)
@@ -121,6 +121,7 @@ class _TokenLosses(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, scale: Tensor, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
+        assert ctx.gradients is not None, "backward runs once: it gives its buffers away"
         found = [part if part is None else part.mul_(scale) for part in ctx.gradients]
         ctx.gradients = None
         return *found, None, None, None, None, None
@@ -134,7 +135,9 @@ def _chunks(count: int, vocabulary: int, soft: SoftRows | None) -> Iterator[slic
         yield slice(start, min(start + rows, count))
 
 
-class _Losses(NamedTuple):
+class RowLosses(NamedTuple):
+    """Of n target tokens."""
+
     ce: Tensor
     """`[n]`"""
     kl: Tensor
@@ -143,7 +146,9 @@ class _Losses(NamedTuple):
     """`[n, V]`, of the mixed loss to the logits, in their place."""
 
 
-def _losses(logits: Tensor, wanted: Tensor, teacher: SoftChunk | None, mix: Mix | None) -> _Losses:
+def row_losses(
+    logits: Tensor, wanted: Tensor, teacher: SoftChunk | None, mix: Mix | None
+) -> RowLosses:
     """Return the losses of n rows and use up their logits `[n, V]`."""
     rows, vocabulary = logits.shape
     target = torch.arange(rows, device=logits.device) * vocabulary + wanted
@@ -152,7 +157,7 @@ def _losses(logits: Tensor, wanted: Tensor, teacher: SoftChunk | None, mix: Mix 
         student = _softmax(logits)
         gradient = student.powers.mul_((1 / student.total)[:, None])
         gradient.view(-1)[target] -= 1
-        return _Losses(-student.log(chosen), gradient.new_zeros(()), gradient)
+        return RowLosses(-student.log(chosen), gradient.new_zeros(()), gradient)
 
     scaled = mix.temperature != 1
     named = logits.view(-1)[teacher.at] / mix.temperature
@@ -170,7 +175,7 @@ def _losses(logits: Tensor, wanted: Tensor, teacher: SoftChunk | None, mix: Mix 
     if plain is not None:
         gradient.add_(plain.powers.mul_((hard / plain.total)[:, None]))
     gradient.view(-1)[target] -= hard
-    return _Losses(ce, kl, gradient)
+    return RowLosses(ce, kl, gradient)
 
 
 class _Softmax(NamedTuple):
