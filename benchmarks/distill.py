@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,16 +140,15 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
                     for each in written:
                         each.result()
 
-        seconds = interleaved({"bare": bare, "scored": scored}, arguments.repeats)
+        times = interleaved({"bare": bare, "scored": scored}, arguments.repeats)
     body, head = parameters(model)
-    report.add(
-        Ratio(
-            "a forward with scoring and writing",
-            statistics.median(np.divide(seconds["scored"], seconds["bare"])),
-            "one that ends with logits",
-            target=1.05,
-        ),
-        seconds=seconds,
+    compare(
+        report,
+        "a forward with scoring and writing",
+        times["scored"],
+        "one that ends with logits",
+        times["bare"],
+        target=1.05,
         tokens=shards * arguments.tokens,
         body_parameters=body,
         head_parameters=head,
@@ -185,21 +184,20 @@ def step(report: Report, arguments: argparse.Namespace) -> None:
         student.write_trainable(initial_weights(layout, folder, config))
         taught = [encoded(window, TOPK) for window in synthetic(TOPK, arguments.tokens, size)]
         labelled = [Encoded(sample.input_ids, sample.labels) for sample in taught]
-        seconds = interleaved(
+        times = interleaved(
             {
                 "labels": lambda: student.accumulate(labelled),
                 "teacher": lambda: student.accumulate(taught),
             },
             arguments.repeats,
         )
-    report.add(
-        Ratio(
-            "a step of albor-350m with a teacher",
-            statistics.median(np.divide(seconds["teacher"], seconds["labels"])),
-            "one with labels alone",
-            target=1.25,
-        ),
-        seconds=seconds,
+    compare(
+        report,
+        "a step of albor-350m with a teacher",
+        times["teacher"],
+        "one with labels alone",
+        times["labels"],
+        target=1.25,
         tokens=arguments.tokens,
     )
 
@@ -229,13 +227,12 @@ def loader(report: Report, arguments: argparse.Namespace) -> None:
             for window, _ in stream.epoch():
                 targets(window.scores, TOPK, 1.0, "forward")
 
-        seconds = interleaved({"read": read, "prepared": prepare}, arguments.repeats)
-    speed = {name: description.tokens / min(times) for name, times in seconds.items()}
+        times = interleaved({"read": read, "prepared": prepare}, arguments.repeats)
+    speed = {name: description.tokens / min(each.wall) for name, each in times.items()}
     for name, value in speed.items():
         print(f"{name}: {value:,.0f} tokens/s of {TOPK.top_k} kept and {TOPK.tail_samples} drawn")
     report.add(
         Ratio("reading with targets", speed["read"] / speed["prepared"], "reading alone"),
-        seconds=seconds,
         tokens=description.tokens,
         tokens_per_second=speed,
     )
@@ -283,18 +280,38 @@ def encoded(window: Window, scheme: Scheme) -> Encoded:
     return Encoded(window.tokens, labels, targets(window.scores, scheme, 1.0, "forward"))
 
 
-def interleaved(
-    candidates: dict[str, Callable[[], object]], repeats: int
-) -> dict[str, list[float]]:
-    """Return the seconds of each, in turns, so that a noisy neighbour hits all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+@dataclass(frozen=True)
+class Times:
+    """Seconds of every run of one candidate; processor seconds are of all threads together."""
+
+    wall: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+
+def interleaved(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
+    """Return the times of each, in turns, so that a noisy neighbour hits all alike."""
+    times = {name: Times() for name in candidates}
     for repeat in range(repeats + 1):
         for name, run in candidates.items():
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             run()
             if repeat:  # the first one warms up
-                seconds[name].append(time.perf_counter() - began)
-    return seconds
+                times[name].wall.append(time.perf_counter() - began[0])
+                times[name].processor.append(time.process_time() - began[1])
+    return times
+
+
+def compare(
+    report: Report, name: str, ours: Times, against: str, theirs: Times, target: float, **more: Any
+) -> None:
+    """Report wall time against a target, and beside it what other processes disturb less."""
+    figures = {"ours": asdict(ours), "theirs": asdict(theirs), **more}
+    wall, processor = (
+        statistics.median(np.divide(getattr(ours, kind), getattr(theirs, kind)))
+        for kind in ("wall", "processor")
+    )
+    report.add(Ratio(name, wall, against, target=target), **figures)
+    report.add(Ratio(f"{name}, in processor time", processor, against))
 
 
 if __name__ == "__main__":
