@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -31,6 +31,7 @@ _PATHS = (
     ("evaluation", "problems"),
 )
 """Of a distillation's job, besides those that are never null."""
+AnyConfig = TypeVar("AnyConfig", RunConfig, DistillJob)
 INPUTS = "inputs"
 """Folder below a host's state folder for models and data: `launch sync inputs` fills it."""
 
@@ -72,7 +73,11 @@ def resolve(
 
 
 def resolve_job(
-    source: str | None, overrides: Mapping[str, Any], hosts: Sequence[Host], folder: Path
+    source: str | None,
+    overrides: Mapping[str, Any],
+    hosts: Sequence[Host],
+    folder: Path,
+    nulls: Iterable[str] = (),
 ) -> DistillJob:
     """Return a distillation's job; on this machine alone relative paths are taken from `folder`.
 
@@ -85,6 +90,8 @@ def resolve_job(
         job = distill_job.load(source, overrides)
     except InputError as error:
         raise ConfigError(str(error)) from None
+    for key in nulls:
+        job = _without(job, key)
     if not all(host.is_local for host in hosts):
         return job
     tree: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
@@ -130,18 +137,18 @@ def parse_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:
     return values
 
 
-def _without(config: RunConfig, key: str) -> RunConfig:
+def _without(config: AnyConfig, key: str) -> AnyConfig:
     """Return the config with an optional setting set to null."""
-    tree: dict[str, Any] = config.model_dump()
+    tree: dict[str, Any] = config.model_dump(exclude_unset=True)
     section: Any = tree
     *parents, leaf = key.split(".")
     for parent in parents:
-        section = section.get(parent) if isinstance(section, dict) else None  # pyright: ignore
+        section = section.setdefault(parent, {}) if isinstance(section, dict) else None  # pyright: ignore
     if not isinstance(section, dict):
         raise ConfigError(f"--set {key}=null: there is no such setting")
     section[leaf] = None
     try:
-        return RunConfig.model_validate(tree)
+        return type(config).model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]["msg"]
         raise ConfigError(f"--set {key}=null: {first[0].lower()}{first[1:]}") from None

@@ -107,7 +107,8 @@ class EvaluationJob(Section):
     prompts: str | None = Field(default=None, min_length=1)
     problems: str | None = Field(default=None, min_length=1)
     run_code: bool = False
-    """Allow the task `code`, which runs what the model writes."""
+    """Allow the task `code`, which runs what the model writes in namespaces of its own. The
+    recipe's units allow none: there such a runner is started by hand."""
     samples: Positive | None = None
     max_new_tokens: Positive | None = None
     temperature: float | None = Field(default=None, ge=0)

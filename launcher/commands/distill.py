@@ -146,6 +146,7 @@ def read_job(
     from launcher.configuration import parse_assignments, resolve_job
 
     overrides = parse_assignments(settings, "--set")
+    nulls = [key for key, value in overrides.items() if value is None]
     overrides |= {path: flags[flag] for flag, path in _OVERRIDES.items()}
     overrides["teacher.data"] = list(data) or overrides.get("teacher.data")
-    return resolve_job(source, overrides, hosts, Path.cwd())
+    return resolve_job(source, overrides, hosts, Path.cwd(), nulls)

@@ -206,6 +206,14 @@ def test_a_resumed_job_is_the_same_job(tmp_path: Path) -> None:
     assert resolve_job(str(path), {}, [HERE], tmp_path / "elsewhere") == wanted
 
 
+def test_nobody_evaluates_when_that_is_null(tmp_path: Path) -> None:
+    wanted = resolve_job(None, _words(), [INTEL, LAMBDA], tmp_path, ["evaluation"])
+    plan = place_distillation([INTEL, LAMBDA], wanted, SETTING)
+    assert list(who_is_where(plan)) == ["student", "teacher-0"]
+    with pytest.raises(ConfigError, match="--set student=null: "):
+        resolve_job(None, _words(), [INTEL], tmp_path, ["student"])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
