@@ -29,6 +29,7 @@ from trainer.initialization import initial_weights
 from trainer.journal import Journal
 from trainer.layout import GradientLayout, build_layout
 from trainer.logits.dataset import LogitsFolder
+from trainer.logits.targets import has_bare_rest
 from trainer.model_files import model_digest, resolve_model
 from trainer.optimizer import AdamW, TrainState
 from trainer.soft_targets import alpha_at
@@ -119,7 +120,8 @@ def make_choice(inputs: Inputs, wanted: Backend, gpu: str, threads: int | None) 
     """
     from trainer.replica.backend import choose
 
-    return choose(wanted, gpu, inputs.model_dir, inputs.config, inputs.layout, threads)
+    rest = inputs.taught is not None and has_bare_rest(inputs.taught.description.scheme)
+    return choose(wanted, gpu, inputs.model_dir, inputs.config, inputs.layout, threads, rest=rest)
 
 
 def make_request(inputs: Inputs, choice: Choice, rank: int | None) -> JoinRequest:

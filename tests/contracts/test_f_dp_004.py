@@ -125,6 +125,24 @@ def test_a_model_that_our_engine_refuses_goes_to_torch(
     assert "rope_type 'yarn' is not computed by the wgpu engine" in choice.reason
 
 
+@pytest.mark.parametrize("lacking", ["divergence", "tail"])
+def test_a_distillation_that_our_engine_refuses_goes_to_torch(
+    tiny_model: TinyModel, make_config: MakeConfig, lacking: str
+) -> None:
+    if not adapters():
+        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
+    folder = tiny_model()
+    divergence = "reverse" if lacking == "divergence" else "forward"
+    config = make_config(folder, task="causal-lm", distillation__divergence=divergence)
+    layout = build_layout(folder, config)
+    choice = choose("wgpu", "", folder, config, layout, 1, rest=lacking == "tail")
+    assert choice.backend == "cpu"
+    assert {
+        "divergence": "distillation.divergence reverse is not computed by the wgpu engine",
+        "tail": "it does not compute logits whose tail is one number",
+    }[lacking] in choice.reason
+
+
 def test_a_model_that_is_unusable_everywhere_is_no_reason_to_fall_back(
     tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path
 ) -> None:

@@ -53,13 +53,18 @@ def check(scheme: Scheme, temperature: float, divergence: Divergence) -> None:
             f"divergence {divergence}: draws alone (`sampled`) give no probabilities; "
             "use forward, or logits of `topk` or `full`"
         )
-    bare = scheme.kind == "topk" and scheme.tail_samples == 0
+    bare = has_bare_rest(scheme)
     if temperature != scheme.temperature and (scheme.kind == "sampled" or bare):
         raise InputError(
             f"temperature {temperature:g}: logits of temperature {scheme.temperature:g} cannot be "
             f"re-tempered when {'the tail is one number' if bare else 'only draws are kept'}; "
             f"use temperature {scheme.temperature:g}, or score again"
         )
+
+
+def has_bare_rest(scheme: Scheme) -> bool:
+    """Return whether all that is not kept is known as one number alone."""
+    return scheme.kind == "topk" and scheme.tail_samples == 0
 
 
 def _sampled(scores: Scores, temperature: float) -> SoftTargets:

@@ -55,6 +55,8 @@ class Wish:
     threads: int | None
     named: bool
     """Somebody asked for this very backend."""
+    rest: bool = False
+    """What a teacher expected is known in parts as a sum only."""
 
 
 Opener = Callable[[Wish], Replica]
@@ -68,10 +70,13 @@ def choose(
     layout: GradientLayout,
     threads: int | None,
     openers: dict[Backend, Opener] | None = None,
+    *,
+    rest: bool = False,
 ) -> Choice:
     """Open the first backend of the chain, from `wanted` on, that works.
 
-    `gpu` is an index, UUID, PCI address or name; empty for the first.
+    `gpu` is an index, UUID, PCI address or name; empty for the first. With `rest` a teacher's
+    logits are known in parts as a sum only.
 
     Raises:
         InputError: the model itself cannot be used, on any backend.
@@ -79,7 +84,7 @@ def choose(
     openers = openers or OPENERS
 
     def opener(backend: Backend) -> Callable[[], Replica]:
-        wish = Wish(model_dir, config, layout, gpu, threads, named=backend == wanted)
+        wish = Wish(model_dir, config, layout, gpu, threads, backend == wanted, rest)
         return lambda: openers[backend](wish)
 
     return Choice(*first_usable(wanted, {backend: opener(backend) for backend in CHAIN}))
@@ -170,6 +175,8 @@ def _open_wgpu(wish: Wish) -> Replica:
 
     What it refuses, such as a model beyond the card's memory, torch may still do.
     """
+    if wish.rest:
+        raise UnusableError("it does not compute logits whose tail is one number (tail_samples 0)")
     device = vulkan_device(wish.gpu, allow_software=wish.named)
     from trainer.replica.wgpu.failures import DeviceError
     from trainer.replica.wgpu.replica import WgpuReplica

@@ -67,8 +67,8 @@ def tables(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]], widt
         soft = _soft(sample)
         if soft.rest[chosen].any():
             raise InputError(
-                "these logits have a rest without samples of it (tail_samples 0), which the wgpu"
-                " engine does not compute: use --gpu-backend cuda or cpu"
+                "the wgpu engine does not compute logits whose tail is one number (tail_samples"
+                " 0): use --gpu-backend cuda or cpu"
             )
         counts = np.diff(soft.offsets)
         wanted = np.zeros(len(counts), bool)

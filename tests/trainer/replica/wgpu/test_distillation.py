@@ -214,5 +214,5 @@ def test_a_rest_that_nobody_sampled_is_refused(
     batch = taught(make_batch(3, "causal-lm"), 1.0)
     assert batch[1].soft is not None
     batch[1].soft.rest[-1] = 0.125
-    with pytest.raises(InputError, match="have a rest without samples of it"):
+    with pytest.raises(InputError, match="logits whose tail is one number"):
         gradient(replica, batch)
