@@ -137,7 +137,7 @@ def test_a_student_that_is_first_and_a_teacher_that_dies(lesson: Lesson, taught:
     first.says("waiting for")
     teacher = lesson.teacher("--batch-tokens", "64")
     fifth = lesson.logits.path / "shard-00004" / "manifest.json"
-    wait_for(fifth.exists, "five shards", lesson)
+    wait_for(fifth.exists, "five shards", lesson, 2 * PATIENCE)  # torch and transformers, twice
     teacher.kill()
     missing = [f"shard-{number:05d}" for number in lesson.logits.missing()]
     assert missing, "the teacher was quicker than its end"
