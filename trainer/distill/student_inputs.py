@@ -91,7 +91,7 @@ def await_description(
     """
     watch = TeacherWatch(folder)
     began, due = time.monotonic(), 0.0
-    while not (folder.path / DATASET).exists():
+    while not folder.is_described:
         waited = time.monotonic() - began
         if stop:
             return False

@@ -107,13 +107,18 @@ class LogitsFolder:
             )
         return self.description
 
+    @property
+    def is_described(self) -> bool:
+        """Whether a teacher has begun here."""
+        return _exists(self.path / DATASET)
+
     def shard_path(self, number: int) -> Path:
         """Return where a shard is, or will be."""
         return self.path / self.description.shards[number].name
 
     def is_there(self, number: int) -> bool:
         """Whether a shard was published, whole or not; its manifest comes last."""
-        return (self.shard_path(number) / storage.MANIFEST).exists()
+        return _exists(self.shard_path(number) / storage.MANIFEST)
 
     def is_complete(self, number: int) -> bool:
         """Whether a shard is there and every file has the size that its manifest names."""
@@ -203,6 +208,8 @@ class LogitsFolder:
         plan = self.description.shards[number]
         aside = self.path / QUARANTINE / f"{plan.name}-{secrets.token_hex(4)}"
         try:
+            for part in (QUARANTINE, REQUESTS):  # a copied folder may lack what was empty
+                (self.path / part).mkdir(exist_ok=True)
             self.shard_path(number).rename(aside)
         except FileNotFoundError:
             return None
@@ -277,3 +284,11 @@ class LogitsFolder:
                 raise
             # No hard links here (exFAT): of two that start in the same moment the later one wins.
             disk.rename(fresh, self.path / DATASET)
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path is there; a share that is gone answers with errors instead."""
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -147,7 +147,11 @@ class TeacherWatch:
     def look(self) -> list[TeacherStatus]:
         """Return every teacher that ever wrote here, by name."""
         now = self._clock()
-        for path in self._folder.glob("*.json"):
+        try:
+            paths = list(self._folder.glob("*.json"))
+        except OSError:  # a share that is gone
+            paths = []
+        for path in paths:
             try:
                 content = path.read_bytes()
                 old = self._seen.get(path.name)

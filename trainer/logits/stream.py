@@ -148,6 +148,8 @@ class ShardStream:
             try:
                 return self._folder.read(number)
             except StorageError as error:
+                if not self._folder.is_there(number):
+                    continue  # gone with its share, or to the quarantine of another student
                 aside = self._folder.quarantine(number, str(error))
                 if aside is not None:
                     self._on_damage(f"{error}; moved to {aside} and asked for again")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +81,64 @@ def test_a_window_is_cut_with_its_targets(teacher: BigramTeacher) -> None:
 
 def nobody(event: str, message: str) -> None:
     raise AssertionError(f"{event}: {message}")
+
+
+def test_a_share_that_answers_with_errors_is_waited_for(
+    teacher: BigramTeacher, logits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is damaged, nothing is moved away, and the order stays what it was."""
+    share = Share(logits)
+    share.mount(monkeypatch)
+    told: list[str] = []
+
+    def on_wait(message: str) -> None:
+        told.append(message)
+        share.away = False
+
+    stream = ShardStream(
+        teacher.folder(logits), seed=3, order=epoch_order, group=2, on_wait=on_wait,
+        on_damage=pytest.fail, poll=0.01,
+    )  # fmt: skip
+    prepare = Preparation(teacher.scheme, DistillationConfig(), 512)
+    steps = batches(stream, PLAN, 0, Position(), prepare)
+    taken = [next(steps).documents]
+    for _ in range(1, PLAN.total_steps):
+        share.away = True  # also between the look for a shard and reading it
+        taken.append(next(steps).documents)
+    share.away = False
+    assert taken == [batch.documents for batch in read(teacher, logits)]
+    assert told
+    assert not list((logits / "quarantine").iterdir())
+
+
+class Share:
+    """Answers each call below a folder with EIO while it is away, but the first one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._late = self._away = False
+
+    @property
+    def away(self) -> bool:
+        return self._away
+
+    @away.setter
+    def away(self, away: bool) -> None:
+        self._away, self._late = away, away
+
+    def mount(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("stat", "open", "rename"):
+            monkeypatch.setattr(Path, name, self._failing(getattr(Path, name)))
+
+    def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def failing(path: Path, *args: Any, **options: Any) -> Any:
+            if self._away and path.is_relative_to(self.folder):
+                if not self._late:
+                    raise OSError(errno.EIO, "Input/output error", str(path))
+                self._late = False
+            return call(path, *args, **options)
+
+        return failing
 
 
 def never(feed: Feed) -> Iterator[Batch]:
