@@ -169,6 +169,16 @@ def test_damage_is_found_set_aside_and_asked_for_again(tmp_path, damage):
     assert folder.quarantine(1, "another student is late") is None, "a whole shard was moved away"
 
 
+def test_a_copy_without_empty_folders_is_as_good(tmp_path):
+    folder = tiny_folder(tmp_path, TOPK)
+    for part in ("quarantine", "requests", "teachers"):
+        (tmp_path / part).rmdir()
+    flip(folder.shard_path(1) / SHARD_FILE)
+    assert folder.requests() == []
+    assert folder.quarantine(1, "flipped") is not None
+    assert folder.requests() == [1]
+
+
 def test_a_shard_of_another_folder_is_damage(tmp_path):
     folder = tiny_folder(tmp_path / "a", TOPK)
     other = tiny_folder(tmp_path / "b", OTHERS["teacher.digest"])
