@@ -140,6 +140,8 @@ def _workspace(model: Architecture, config: RunConfig, element: int, layout_size
     if config.task == "causal-lm":
         # Logits, their softmax and their gradient.
         logits = 3 * 4 * min(LOGIT_ELEMENTS, config.data.max_seq_len * model.vocab_size)
+        if config.method == "full":  # that of the head, before it is added to all gradients
+            logits += 4 * model.vocab_size * model.hidden_size
     linear = max(math.prod(model.linear_shape(linear)) for linear in LINEARS)
     dequantised = linear * element if config.model.quantization == "nf4" else 0
     # Autocast keeps its bf16 copies of trainable weights until backward has used them.
@@ -160,7 +162,10 @@ def _per_token(model: Architecture, config: RunConfig, element: int, recompute: 
             layer += 4 * 2 * hidden
     if config.method == "lora":
         layer += 4 * config.lora.lora_rank * len(config.lora.target_modules)
-    head = element * 4 * hidden
+    # Rows of several samples have a mask, of which each attention makes one of numbers.
+    mask = config.data.max_seq_len if config.training.pack else 0
+    layer += (element + 1) * mask
+    head = element * 4 * hidden + mask
     if recompute:
         return model.num_layers * element * hidden + layer + head
     return model.num_layers * layer + head

@@ -84,6 +84,11 @@ def test_parts(tiny_model: TinyModel, make_config: MakeConfig) -> None:
     card = plan_of(folder, make_config(folder, method="full"), accelerator=True, recompute=True)
     assert card.state == 0
     assert card.per_token < full.per_token
+    heads = [
+        plan_of(folder, make_config(folder, task="causal-lm", method=method)).workspace
+        for method in ("full", "lora")
+    ]
+    assert heads[0] - heads[1] == 4 * 300 * 64  # the gradient of the output layer
 
 
 def test_split_keeps_every_sample_once_within_the_limit() -> None:

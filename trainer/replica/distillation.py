@@ -112,7 +112,7 @@ class _TokenLosses(torch.autograd.Function):
             if hidden_gradient is not None:
                 hidden_gradient[part] = torch.mm(gradient, weight)
             if head_gradient is not None:
-                head_gradient += torch.mm(gradient.T, rows)
+                _add_product(head_gradient, gradient.T, rows)
         ctx.gradients = hidden_gradient, head_gradient
         ctx.mark_non_differentiable(ce, kl)
         return _mixed(ce, kl, mix), ce, kl
@@ -125,6 +125,13 @@ class _TokenLosses(torch.autograd.Function):
         found = [part if part is None else part.mul_(scale) for part in ctx.gradients]
         ctx.gradients = None
         return *found, None, None, None, None, None
+
+
+def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
+    if to.dtype == left.dtype:
+        to.addmm_(left, right)
+    else:  # the sum keeps more digits than the factors
+        to += torch.mm(left, right)
 
 
 def _chunks(count: int, vocabulary: int, soft: SoftRows | None) -> Iterator[slice]:

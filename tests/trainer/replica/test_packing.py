@@ -16,6 +16,7 @@ from trainer.replica.torch_batch import collate
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
     from tests.trainer.replica.conftest import MakeBatch
+    from trainer.replica.torch import TorchReplica
 
 
 def test_samples_are_packed_where_they_first_fit() -> None:
@@ -111,3 +112,38 @@ def test_rows_are_fewer(
     tokens = sum(len(sample.input_ids) for sample in batch)
     assert width <= 64
     assert rows <= -(-tokens // 64) + 1 < 12
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_masks_count_in_the_memory_plan(
+    tiny_model: TinyModel, make_config: MakeConfig, layers: int
+) -> None:
+    """What autograd keeps of a further row, beyond that of a row with one sample."""
+    folder = tiny_model(num_hidden_layers=layers)
+    sizes: dict[bool, tuple[float, int]] = {}
+    for packed in (False, True):
+        config = make_config(folder, task="causal-lm", data__max_seq_len=256, training__pack=packed)
+        replica, _ = start(folder, config)
+        length = 64 if packed else 256
+        sample = Encoded(np.arange(length, dtype=np.int32), np.arange(length, dtype=np.int32))
+        few, more = (saved(replica, [sample] * (rows * 256 // length)) for rows in (2, 4))
+        sizes[packed] = (more - few) / 512, replica._plan.per_token
+    measured = sizes[True][0] - sizes[False][0]
+    planned = sizes[True][1] - sizes[False][1]
+    assert 0 < measured <= planned <= 1.6 * measured
+
+
+def saved(replica: TorchReplica, batch: list[Encoded]) -> int:
+    """Return the bytes that autograd keeps of a batch."""
+    found: dict[int, int] = {}
+    alive: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)  # or its address would be given out again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        replica.accumulate(batch)
+    return sum(found.values())

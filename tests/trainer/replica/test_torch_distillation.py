@@ -1,0 +1,198 @@
+"""The torch replica under a teacher: against transformers and the definition, however it is cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.replica.driving import gradient, relative, start
+from trainer.config import Divergence
+from trainer.data.tokens import IGNORED, Encoded
+from trainer.replica.microbatch import Limit
+from trainer.soft_targets import SoftTargets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.replica.conftest import MakeBatch
+    from trainer.config import RunConfig
+    from trainer.replica.torch import TorchReplica
+
+DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
+VOCABULARY = 300
+
+
+def taught(batch: list[Encoded], temperature: float = 1.0, seed: int = 0) -> list[Encoded]:
+    """Return samples with a teacher who names 1 to 6 tokens at each position, and has a rest."""
+    rng = np.random.default_rng(seed)
+    made: list[Encoded] = []
+    for sample in batch:
+        length = len(sample.input_ids)
+        counts = np.concatenate([[0], rng.integers(1, 7, length - 1)])
+        ids = [rng.choice(VOCABULARY, count, replace=False) for count in counts]
+        buckets = [rng.dirichlet(np.ones(count + 1)) for count in counts[1:]]
+        rest = np.array([0.0, *(p[-1] for p in buckets)])
+        entropy = np.array([0.0, *(-(p * np.log(p)).sum() for p in buckets)])
+        soft = SoftTargets(
+            offsets=np.concatenate([[0], np.cumsum(counts)]),
+            ids=np.concatenate(ids).astype(np.int32),
+            weights=np.concatenate([np.empty(0), *(p[:-1] for p in buckets)]).astype(np.float32),
+            rest=rest.astype(np.float32),
+            entropy=entropy.astype(np.float32),
+            temperature=temperature,
+        )
+        made.append(Encoded(sample.input_ids, sample.labels, soft))
+    return made
+
+
+def distilling(make_config: MakeConfig, folder: Path, **settings: object) -> RunConfig:
+    tree = {"task": "causal-lm", "method": "full", "distillation": {"alpha": 0.7}, **settings}
+    return make_config(folder, **tree)
+
+
+def by_definition(
+    folder: Path, config: RunConfig, replica: TorchReplica, batch: list[Encoded]
+) -> tuple[float, float, np.ndarray]:
+    """Return losses and the gradient by transformers and autograd in fp64, a sample at a time."""
+    import transformers
+
+    settings = config.distillation
+    assert settings is not None
+    alpha, temperature = settings.alpha, settings.temperature
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    ce_sum = kl_sum = 0.0
+    for sample in batch:
+        assert sample.soft is not None
+        ids = torch.tensor(sample.input_ids, dtype=torch.int64)
+        logits = model(input_ids=ids[None]).logits[0]
+        log_q = torch.log_softmax(logits, -1)
+        log_qt = torch.log_softmax(logits / temperature, -1)
+        loss = logits.new_zeros(())
+        for at in np.flatnonzero(sample.labels != IGNORED):
+            span = slice(int(sample.soft.offsets[at]), int(sample.soft.offsets[at + 1]))
+            named = torch.tensor(sample.soft.ids[span], dtype=torch.int64)
+            p = torch.tensor([*sample.soft.weights[span], sample.soft.rest[at]]).double()
+            others = torch.ones(VOCABULARY, dtype=torch.bool).index_fill(0, named, False)
+            row = log_qt[at - 1]
+            log_b = torch.cat([row[named], row[others].logsumexp(0)[None]])
+            log_m = torch.logaddexp(p.log(), log_b) - np.log(2)
+            kl = {
+                "forward": (p * (p.log() - log_b)).sum(),
+                "reverse": (log_b.exp() * (log_b - p.log())).sum(),
+                "jsd": ((p * (p.log() - log_m)).sum() + (log_b.exp() * (log_b - log_m)).sum()) / 2,
+            }[settings.divergence]
+            ce = -log_q[at - 1, ids[at]]
+            loss = loss + alpha * temperature**2 * kl + (1 - alpha) * ce
+            ce_sum, kl_sum = ce_sum + ce.item(), kl_sum + kl.item()
+        loss.backward()
+    flat = np.zeros(replica.layout.size)
+    parameters = dict(model.named_parameters())
+    for slot in replica.layout.tensors():
+        found = parameters[slot.name].grad
+        assert found is not None
+        flat[slot.start : slot.stop] = found.numpy().reshape(-1)
+    return ce_sum, kl_sum, flat
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize(
+    ("model_type", "tied", "temperature"), [("qwen3", True, 1.0), ("llama", False, 2.0)]
+)
+def test_loss_and_gradient_are_those_of_the_definition(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    divergence: Divergence,
+    model_type: str,
+    tied: bool,
+    temperature: float,
+) -> None:
+    folder = tiny_model(model_type, tie_word_embeddings=tied)
+    settings = {"alpha": 0.7, "temperature": temperature, "divergence": divergence}
+    config = distilling(make_config, folder, distillation=settings)
+    replica, _ = start(folder, config)
+    batch = taught(make_batch(5, "causal-lm"), temperature)
+    ce, kl, expected = by_definition(folder, config, replica, batch)
+    flat, result, order = gradient(replica, batch)
+    assert order == list(replica.layout.send_order)
+    assert result.ce_sum == pytest.approx(ce, rel=1e-5)
+    assert result.kl_sum == pytest.approx(kl, rel=1e-5)
+    assert result.loss_sum == pytest.approx(0.7 * temperature**2 * kl + 0.3 * ce, rel=1e-5)
+    error = relative(flat, expected)
+    print(f"the gradient differs by {error:.2e} of its norm")  # noqa: T201
+    assert error < 1e-5  # the contract is 1e-4
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_cutting_and_packing_do_not_matter(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    method: str,
+    dtype: str,
+    pack: bool,
+) -> None:
+    folder = tiny_model(tie_word_embeddings=False)
+    settings = {"method": method, "model__dtype": dtype, "data__max_seq_len": 64}
+    batch = taught(make_batch(8, "causal-lm"))
+    exact = distilling(make_config, folder, **{**settings, "model__dtype": "float32"})
+    expected, theirs, _ = gradient(start(folder, exact)[0], batch)
+    config = distilling(make_config, folder, **settings, training__pack=pack)
+    replica, _ = start(folder, config)
+    within = 1e-6 if dtype == "float32" else 0.05  # bf16 autocast
+    for limit in (Limit(1, 1000), Limit(100, 100), Limit(100, 10_000)):
+        replica.limit = limit
+        flat, result, _ = gradient(replica, batch)
+        assert relative(flat, expected) < within
+        assert result.loss_sum == pytest.approx(theirs.loss_sum, rel=within)
+        assert result.kl_sum == pytest.approx(theirs.kl_sum, rel=within)
+        assert result.weight == theirs.weight
+
+
+def test_without_alpha_a_teacher_is_not_heard(
+    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
+) -> None:
+    """To the bit, by the config and by the call; and what a call says is over with it."""
+    folder = tiny_model()
+    plain = make_batch(6, "causal-lm")
+    batch = taught(plain)
+    replica, _ = start(folder, distilling(make_config, folder))
+    flat, result, _ = gradient(replica, plain)
+    assert (result.ce_sum, result.kl_sum) == (None, None)
+    unheard = replica.forward_backward(batch, lambda *_: None, 0.0)
+    assert np.array_equal(replica.gradient.numpy(), flat)
+    assert (unheard.loss_sum, unheard.kl_sum) == (result.loss_sum, None)
+    deaf, _ = start(folder, distilling(make_config, folder, distillation={"alpha": 0.0}))
+    assert np.array_equal(gradient(deaf, batch)[0], flat)
+    heard = replica.accumulate(batch)
+    assert heard.ce_sum == pytest.approx(result.loss_sum, rel=1e-6)
+    assert heard.loss_sum != pytest.approx(result.loss_sum, rel=1e-2)
+    full = replica.accumulate(batch, 1.0)
+    assert full.loss_sum == full.kl_sum
+
+
+def test_evaluation_is_the_cross_entropy(
+    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
+) -> None:
+    folder = tiny_model()
+    replica, _ = start(folder, distilling(make_config, folder))
+    plain = make_batch(6, "causal-lm")
+    assert replica.evaluate(taught(plain)) == replica.evaluate(plain)
+
+
+def test_samples_without_targets(tiny_model: TinyModel, make_config: MakeConfig) -> None:
+    folder = tiny_model()
+    replica, _ = start(folder, distilling(make_config, folder))
+    ids = np.arange(9, dtype=np.int32)
+    silent = taught([Encoded(ids, np.full(9, IGNORED, np.int32))])
+    flat, result, _ = gradient(replica, silent)
+    assert (result.weight, result.loss_sum) == (0, 0.0)
+    assert not flat.any()
+    lone = taught([Encoded(ids[:1], np.array([IGNORED], np.int32))])
+    assert gradient(replica, lone)[1].weight == 0
