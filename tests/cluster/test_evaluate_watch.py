@@ -119,7 +119,7 @@ def test_two_runners_never_score_one_twice(trainee: Trainee) -> None:
     """Many checkpoints appear at once; the ledger has each of them once, and both had some."""
     runners = [trainee.runner(name) for name in ("first", "second")]
     for process in runners:
-        process.says("no checkpoint there yet")
+        process.says("no checkpoint there, waiting")
     hidden = trainee.folder / "hidden"
     store = trainee.store(hidden)
     names = {trainee.save(store, step).name for step in range(1, 13)}
@@ -226,7 +226,7 @@ def test_the_folder_is_away_for_a_while(trainee: Trainee) -> None:
     runner = trainee.runner("runner")
     wait_for(lambda: trainee.lines, "step 1 is scored", trainee)
     aside = trainee.output.rename(trainee.folder / "aside")
-    runner.says("no checkpoint there yet")
+    runner.says("no checkpoint there, waiting")
     assert not trainee.output.exists(), "nothing is made in its place"
     aside.rename(trainee.output)
     trainee.save(store, 2)
@@ -246,7 +246,7 @@ def test_beside_a_real_run_until_it_is_over(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "trainer.cli", "evaluate", "--watch", str(cluster.output)]
     command += ["--data", str(cluster.bench.validation), "--gpu-backend", "cpu", "--threads", "1"]
     runner = cluster.start("evaluate", [*command, "--every", "0.2"])
-    runner.says("no checkpoint there yet")
+    runner.says("no checkpoint there, waiting")
     coordinator = cluster.coordinator(1)
     worker = cluster.worker(0, "--seconds", "0.02")
     assert [process.wait() for process in (coordinator, worker, runner)] == [0, 0, 0]

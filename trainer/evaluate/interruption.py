@@ -38,11 +38,11 @@ class Interruption:
         """Let a signal, or one that came before, raise `Interrupted` in here."""
         self._open = True
         try:
-            if self._asked.is_set():
-                raise Interrupted
+            self._check()
             yield
         finally:
             self._open = False
+        self._check()  # what runs in here may have swallowed it, as `__del__` and callbacks do
 
     def wait(self, seconds: float) -> None:
         """Sleep.
@@ -52,6 +52,10 @@ class Interruption:
         """
         with self.allowed():
             self._asked.wait(seconds)
+
+    def _check(self) -> None:
+        if self._asked.is_set():
+            raise Interrupted
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -97,6 +97,9 @@ class Runner:
         """Settle the newest checkpoint that is to be had; False when there is none."""
         try:
             found = self._run.checkpoints()
+            if not found:
+                self._say(f"{self._output}: no checkpoint there, waiting")
+                return False
             heads = self._claims.look()
             self._publish(heads)
         except OSError as error:
@@ -106,9 +109,6 @@ class Runner:
         for digest in list(self._unsettled):
             if digest in self._damaged or (digest in heads and heads[digest].state == "done"):
                 del self._unsettled[digest]
-        if not found:
-            self._say(f"{self._output}: no checkpoint there yet, waiting")
-            return False
         newest_first = sorted(self._unsettled.values(), key=lambda c: c.step, reverse=True)
         for checkpoint in newest_first:
             if (claim := self._take(checkpoint)) is not None:

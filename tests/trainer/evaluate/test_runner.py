@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -379,6 +380,18 @@ def test_a_signal_ends_it_at_once_and_gives_the_claim_back(
     assert signal.getsignal(number) == before
 
 
+def test_a_signal_that_a_library_swallows_still_ends_it(run: Run) -> None:
+    digest = checkpoint_digest(run.save(1))
+
+    def swallowing(_: Path) -> None:
+        with suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+    runner(run, Probe(swallowing), once=False).run()
+    assert claims(run).take(digest) is not None
+
+
 def test_it_waits_for_a_run_that_is_not_there_yet(
     tmp_path: Path, model: Path, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -387,7 +400,7 @@ def test_it_waits_for_a_run_that_is_not_there_yet(
     probe = Probe()
 
     def train() -> None:
-        while "no checkpoint there yet" not in caplog.text:
+        while "no checkpoint there, waiting" not in caplog.text:
             time.sleep(0.01)
         run = Run(output, model, make_config)
         run.status("running")
@@ -404,7 +417,7 @@ def test_it_waits_for_a_run_that_is_not_there_yet(
     watching.run()
     training.join()
     assert probe.seen == ["step-000001", "step-000002", "step-000003"]
-    assert caplog.text.count("no checkpoint there yet") == 1
+    assert caplog.text.count("no checkpoint there, waiting") == 1
 
 
 def test_a_folder_of_checkpoints_alone_is_enough(run: Run) -> None:
