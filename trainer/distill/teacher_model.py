@@ -67,7 +67,8 @@ class TeacherModel:
             yield from self._model(ids, use_cache=False).logits[is_read].split(self.rows)
             return
         head = self._model.get_output_embeddings()
-        for part in self._hidden(ids)[is_read].split(self.rows):
+        hidden = self._model.base_model(ids, use_cache=False).last_hidden_state
+        for part in hidden[is_read].split(self.rows):
             yield head(part)
 
     @property
@@ -76,24 +77,27 @@ class TeacherModel:
         elements = LOGIT_ELEMENTS * (1 if self.device.type == "cpu" else 8)
         return max(1, elements // self.vocab_size)
 
-    def _hidden(self, ids: Tensor) -> Tensor:
-        return self._model.base_model(ids, use_cache=False).last_hidden_state
-
     @torch.no_grad()
     def _is_head_alone(self) -> bool:
         """Whether the head on the last hidden states gives the model's very own logits.
 
-        Some models scale or cap what their head gives.
+        Some models scale or cap what their head gives. One short forward tells, since its weights
+        may have to come from a disk.
         """
-        head = self._model.get_output_embeddings()
+        seen: list[Tensor] = []
+        hook = self._model.base_model.register_forward_hook(
+            lambda *call: seen.append(call[-1].last_hidden_state)
+        )
         probe = torch.arange(8, device=self.device)[None] % self.vocab_size
         logits = self._model(probe, use_cache=False).logits
+        hook.remove()
         if logits.shape[-1] != self.vocab_size:
             raise InputError(
                 f"{self._model.name_or_path}: gives {logits.shape[-1]} logits, its config.json"
                 f" says vocab_size {self.vocab_size}"
             )
-        return head is not None and torch.equal(head(self._hidden(probe)), logits)
+        head = self._model.get_output_embeddings()
+        return head is not None and torch.equal(head(seen[0]), logits)
 
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Any:
