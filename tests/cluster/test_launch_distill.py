@@ -191,8 +191,10 @@ def test_down_saves_and_leaves_nothing_and_resume_goes_on(distillation: Distilla
 
 def test_a_teacher_that_cannot_begin_is_named(distillation: Distillation, inputs: Path) -> None:
     """Its tokenizer is another model's: preflight cannot see that, `up` waits and finds out."""
-    other = distillation.folder / "other"
-    write_teacher(other, write_corpus(distillation.folder / "other.jsonl", 3))
+    other, text = distillation.folder / "other", distillation.folder / "other.jsonl"
+    words = [f"{n} {word}" for word in ("zebra", "quokka", "wombat") for n in range(40)]
+    text.write_text("".join(json.dumps({"text": f"the {word} sleeps"}) + "\n" for word in words))
+    write_teacher(other, text)
     distillation.tree["teacher"]["tokenizer"] = str(other)
     distillation.job.write_text(yaml.safe_dump(distillation.tree))
     done = distillation.launch("distill", "up", "--config", str(distillation.job), check=False)

@@ -102,7 +102,7 @@ class Pair:
         return value
 
     def status(self) -> dict[str, Any]:
-        """Return what `launch status` sees; it looks for 3 s, and busy hosts may need longer."""
+        """Return what `launch status` sees in its 3 s; its error when all hosts are too busy."""
         done = self.operator.launch("status", "--json", check=False)
         return json.loads(done.stdout)
 
@@ -144,11 +144,11 @@ def test_a_distillation_over_the_share_that_is_cut_for_half_a_minute(pair: Pair)
     pair.wait(lambda: step() >= 60, "step 60")
     pair.gpu_box.cut()  # share and ssh alike
     time.sleep(30.0)
-    assert pair.status()["state"] == "unknown"
+    pair.wait(lambda: pair.status().get("state") == "unknown", "status tells that nobody knows")
     pair.gpu_box.heal()
 
     status = pair.wait(
-        lambda: tree if (tree := pair.status())["state"] in ("finished", "failed") else {},
+        lambda: tree if (tree := pair.status()).get("state") in ("finished", "failed") else {},
         "the end of the run",
     )
     assert status["state"] == "finished"
