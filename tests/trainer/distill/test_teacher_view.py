@@ -1,0 +1,100 @@
+"""What people see of a teacher: a line now and then, or a bar that is redrawn."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from typing import Any
+
+from trainer.distill.teacher_view import LiveTeacher, PlainTeacher, Tally, open_teacher_view
+from trainer.logits.description import ShardPlan
+
+SHARE = [
+    ShardPlan(number=number, first_document=number, stop_document=number + 1, windows=2, tokens=100)
+    for number in (1, 3, 5, 7)
+]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_was_there_counts_as_done_and_not_as_fast() -> None:
+    clock = Clock()
+    tally = Tally(SHARE, clock)
+    tally.found(SHARE[0])
+    assert (tally.headway.tokens_done, tally.headway.tokens_per_second) == (100, None)
+    clock.now = 60  # loading the model is not scoring
+    tally.begin()
+    clock.now = 65
+    tally.read(50)
+    headway = tally.headway
+    assert (headway.shards_done, headway.shards) == (1, 4)
+    assert (headway.tokens_done, headway.tokens) == (150, 400)
+    assert headway.tokens_per_second == 10
+    assert headway.seconds_left == 25
+    assert str(headway) == "shard 1/4  150/400 tokens  10 tok/s  0:25 left"
+
+
+def test_tokens_are_counted_once_before_and_after_their_shard_is_written() -> None:
+    tally = Tally(SHARE)
+    tally.read(100)
+    assert (tally.headway.tokens_done, tally.headway.shards_done) == (100, 0)
+    tally.written(SHARE[0])
+    assert (tally.headway.tokens_done, tally.headway.shards_done) == (100, 1)
+    tally.lost(SHARE[0])
+    assert (tally.headway.tokens_done, tally.headway.shards_done) == (0, 0)
+    for plan in SHARE:
+        tally.found(plan)
+    assert tally.is_complete
+    assert tally.headway.tokens_done == 400
+
+
+def status(tokens: int, shards: int) -> dict[str, Any]:
+    tally = Tally(SHARE)
+    for plan in SHARE[:shards]:
+        tally.found(plan)
+    tally.read(tokens)
+    return asdict(tally.headway)
+
+
+def test_lines_come_at_their_interval_and_at_the_end() -> None:
+    stream, clock = io.StringIO(), Clock()
+    view = PlainTeacher(stream, interval=5, clock=clock)
+    for now in range(0, 12, 2):
+        clock.now = now
+        view.update(status(now, 0))
+    view.update(status(0, 4))
+    assert stream.getvalue().splitlines() == [
+        "shard 0/4  0/400 tokens",
+        "shard 0/4  6/400 tokens",
+        "shard 4/4  400/400 tokens",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: Any) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    view = LiveTeacher(terminal)
+    view.update(status(40, 1))
+    view.close()
+    assert "shard 1/4  140/400 tokens" in terminal.getvalue()
+    assert "━" in terminal.getvalue()
+
+
+def test_a_stream_that_is_gone_ends_nothing() -> None:
+    stream = io.StringIO()
+    view = open_teacher_view(stream, interval=0)
+    view.update(status(1, 0))
+    stream.close()
+    view.update(status(2, 0))
+    view.close()
