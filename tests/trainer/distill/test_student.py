@@ -18,13 +18,17 @@ from small_model import SIZES, write_data, write_model
 
 from trainer.checkpoint import find_checkpoint, read_progress
 from trainer.config import RunConfig, load
+from trainer.data.samples import Sample
+from trainer.data.tokens import load_dataset
 from trainer.distill.stopping import Stop
 from trainer.distill.student_inputs import FreshStudent
 from trainer.distill.student_run import Device, run_student
 from trainer.errors import InputError, NonFiniteError, RefusedError, UnreachableError
+from trainer.generation import complete
 from trainer.init_model import init_model
 from trainer.logits.scores import Scheme
 from trainer.metrics import read_metrics
+from trainer.replica.sampling import Sampling
 from trainer.scoring import score
 from trainer.status import read_status
 from trainer.trained import load_trained
@@ -148,14 +152,16 @@ def test_a_checkpoint_is_an_ordinary_model(
     ours = score(trained, texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(trained.path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(trained.path)
-    from trainer.data.tokens import load_dataset
-
     ids = load_dataset(texts, trained.path, "causal-lm", None, 512)[0].input_ids
     assert tokenizer.decode(ids).endswith("<|endoftext|>")
     batch = torch.tensor(np.array([ids]), dtype=torch.int64)
     with torch.no_grad():
         loss = theirs(input_ids=batch, labels=batch).loss
     assert ours.loss == pytest.approx(float(loss), rel=1e-5)
+    (completion,) = complete(trained, [Sample("rm -rf")], 6, Sampling(), "cpu", threads=1)
+    prompt = tokenizer("rm -rf", return_tensors="pt")
+    made = theirs.generate(**prompt, max_new_tokens=6, do_sample=False)[0]
+    assert tokenizer.decode(made) == completion.prompt + completion.text
 
 
 def test_a_stopped_run_goes_on_to_the_bit(model: Path, logits: Path, tmp_path: Path) -> None:
