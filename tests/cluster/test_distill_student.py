@@ -131,6 +131,7 @@ def test_killed_then_stopped_then_to_the_end(copied: Lesson, taught: Lesson) -> 
     assert_same_end(copied, taught)
 
 
+@pytest.mark.timeout(600)  # six programs that load torch, one after the other
 def test_a_student_that_is_first_and_a_teacher_that_dies(lesson: Lesson, taught: Lesson) -> None:
     """It waits, learns from what comes, names what is missing, and goes on when that comes."""
     first = lesson.student("--epochs", "2")

@@ -283,16 +283,19 @@ def test_how_a_batch_is_cut_changes_nothing_but_rounding(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(
+    900
+)  # most of a minute of a compiler, on a machine that has nothing else to do
 @pytest.mark.filterwarnings("default")  # torch's compiler warns of its own ways
 def test_compiled_layers_change_nothing_but_rounding(
     model: Path, logits: Path, tmp_path: Path
 ) -> None:
-    losses: list[list[float]] = []
+    figures: list[list[float]] = []
     for compiled in (False, True):
-        course = Course(tmp_path / str(compiled), model, logits, training__max_steps=3)
+        course = Course(tmp_path / str(compiled), model, logits, training__max_steps=1)
         assert course.run(compiled=compiled) == 0
-        losses.append(course.steps())
-    np.testing.assert_allclose(*losses, rtol=1e-4)
+        figures.append(course.steps("loss") + course.steps("kl") + course.steps("grad_norm"))
+    np.testing.assert_allclose(*figures, rtol=1e-4)
 
 
 def test_a_new_model_is_made_once(model: Path, logits: Path, data: Path, tmp_path: Path) -> None:
