@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -160,6 +161,14 @@ def read_status(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
         raise StorageError(f"{path}: not a status of {SCHEMA}")
     return tree  # pyright: ignore[reportUnknownVariableType]
+
+
+def say_last(output: Path, status: Status) -> None:
+    """Write how a run ended that had not begun yet, unless the folder is another run's."""
+    with suppress(StorageError):
+        if read_status(output / STATUS_FILE).get("run_id") != status["run_id"]:
+            return
+    StatusFile(output).update(status)
 
 
 def says_over(path: Path) -> bool:

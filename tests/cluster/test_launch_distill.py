@@ -204,6 +204,23 @@ def test_a_teacher_that_cannot_begin_is_named(distillation: Distillation, inputs
     assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
 
 
+def test_a_student_that_is_refused_sends_everybody_home(
+    distillation: Distillation, inputs: Path
+) -> None:
+    """It finds out once the teacher has said what it writes; nobody waits for it then."""
+    text = distillation.folder / "other.jsonl"
+    text.write_text("".join(json.dumps({"text": f"{n} zebras sleep"}) + "\n" for n in range(99)))
+    other = write_teacher(distillation.folder / "other", text)
+    distillation.tree["student"]["model"] = str(other)
+    distillation.job.write_text(yaml.safe_dump(distillation.tree))
+    up = ["distill", "up", "--config", str(distillation.job)]
+    assert distillation.launch(*up, check=False).returncode in (0, 6)  # whoever is faster
+    ended = distillation.wait_end()
+    assert ended["state"] == "failed"
+    assert {p["name"]: p["exit_code"] for p in ended["processes"]}["student"] == 4
+    assert f"{other}: its tokenizer" in ended["reason"]
+
+
 def test_what_is_missing_is_said_before_anything_starts(distillation: Distillation) -> None:
     distillation.tree["teacher"]["data"] = ["/nowhere/corpus"]
     distillation.job.write_text(yaml.safe_dump(distillation.tree))

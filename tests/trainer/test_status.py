@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trainer.errors import StorageError
-from trainer.status import Status, StatusFile, read_status, says_over
+from trainer.status import Status, StatusFile, read_status, say_last, says_over
 
 
 def status(**changes: Any) -> Status:
@@ -132,3 +132,12 @@ def test_an_attempt_that_failed_is_not_the_end_of_its_run(
     assert not says_over(file.path)
     file.update(status(state=state, exit_code=exit_code))
     assert says_over(file.path) == over
+
+
+def test_an_end_before_the_beginning_never_replaces_another_runs_word(tmp_path: Path):
+    say_last(tmp_path, status(state="failed", exit_code=4))
+    assert says_over(tmp_path / "status.json")
+    say_last(tmp_path, status(run_id="another", state="failed", exit_code=2))
+    assert read_status(tmp_path / "status.json")["run_id"] == "demo-1"
+    say_last(tmp_path, status(state="failed", exit_code=2))
+    assert read_status(tmp_path / "status.json")["exit_code"] == 2

@@ -17,7 +17,7 @@ from trainer.initialization import initial_weights
 from trainer.journal import Journal
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.stream import Position, ShardStream
-from trainer.status import StatusFile, first_status
+from trainer.status import StatusFile, first_status, say_last
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,11 +75,17 @@ def run_student(
         status["reason"] = message
         status_file.update(status)
 
-    if not await_description(folder, teacher_timeout, stop, on_wait):
-        return 0
-    if fresh is not None:
-        fresh.make(config, folder.description)
-    student = _make_student(read_inputs(config, run_id, folder), device, teacher_timeout, stop)
+    try:
+        if not await_description(folder, teacher_timeout, stop, on_wait):
+            return 0
+        if fresh is not None:
+            fresh.make(config, folder.description)
+        student = _make_student(read_inputs(config, run_id, folder), device, teacher_timeout, stop)
+    except TrainerError as error:  # there is no journal yet that would say so
+        status.update(state="failed", reason=str(error), exit_code=error.exit_code)
+        for place in filter(None, (config.output, config.checkpoint.folder)):
+            say_last(Path(place), status)
+        raise
     try:
         reason = student.run()
     except TrainerError as error:
