@@ -90,7 +90,8 @@ class Teaching:
                     break
                 self._score(plan, beat, writer)
             self._finish_writing()
-            self._show(beat)
+            self._on_headway(asdict(self._tally.headway))
+            beat.beat(**self._figures())
             while stay and not self._over():
                 beat.beat(**self._figures(), state="waiting")
                 time.sleep(POLL)

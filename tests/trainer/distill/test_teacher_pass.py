@@ -240,6 +240,8 @@ def test_headway_counts_what_was_there_and_ends_at_the_whole(
     assert last["tokens_done"] == last["tokens"] == LogitsFolder(folder).description.tokens
     done = [each["tokens_done"] for each in seen]
     assert done == sorted(done)
+    (status,) = TeacherWatch(LogitsFolder(folder)).look()
+    assert (status.beat.state, status.beat.shards_done) == ("done", last["shards"])
 
 
 def test_a_trimmed_vocabulary_holds_student_ids_and_counts_the_rest_as_dropped(
