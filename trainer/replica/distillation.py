@@ -61,20 +61,19 @@ def token_losses(
     wanted: Tensor,
     soft: SoftRows | None = None,
     mix: Mix | None = None,
-    dtype: torch.dtype | None = None,
 ) -> Sums:
-    """Return the loss of N target tokens, which alone has a gradient.
+    """Return the losses of N target tokens, with matmuls in the dtype of autocast or of `hidden`.
 
     Args:
         hidden: `[N, D]`, from which the tokens are predicted.
         head: `[V, D]`.
         wanted: int64 `[N]` tokens.
         soft: what a teacher expected, with `mix`; None for cross-entropy alone.
-        dtype: of the matmuls; that of `hidden` when None.
     """
     assert (soft is None) == (mix is None)
-    dtype = dtype or hidden.dtype
-    with torch.autocast(hidden.device.type, enabled=False):
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
         found: Any = _TokenLosses.apply(
             hidden, head, wanted, soft, mix, dtype, torch.is_grad_enabled()
         )
@@ -171,7 +170,7 @@ def row_losses(
     plain = _softmax(logits.clone()) if scaled else None
     student = _softmax(logits.div_(mix.temperature) if scaled else logits, teacher)
     ce = -(plain or student).log(chosen)
-    log_named = named - (student.peak + student.total.log())[teacher.row]
+    log_named = named - student.peak[teacher.row] - student.total.log()[teacher.row]
     buckets = _Buckets(log_named.exp(), log_named, student.rest / student.total)
     kl, pull, slope = _DIVERGENCES[mix.divergence](teacher, buckets)
 
@@ -272,5 +271,5 @@ def _log(probability: Tensor) -> Tensor:
 
 def _mixed(ce: Tensor, kl: Tensor, mix: Mix | None) -> Tensor:
     if mix is None:
-        return ce.clone()
+        return ce.clone()  # autograd wants outputs apart
     return mix.alpha * mix.temperature**2 * kl + (1 - mix.alpha) * ce

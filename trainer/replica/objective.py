@@ -1,4 +1,4 @@
-"""What is minimised: cross-entropy summed over samples or over valid target tokens."""
+"""What is minimised, summed over samples or over valid target tokens."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def language(
         mix: how the batch's soft targets count; None for cross-entropy alone.
     """
     targets = batch.labels[:, 1:]
-    valid = targets != IGNORED
-    with autocast:
-        hidden = _hidden(model, batch)[:, :-1][valid]  # [N, D]: the head runs where it counts
-    dtype = torch.bfloat16 if autocast._enabled else hidden.dtype
+    # Before the forward: finding them makes the host wait for the device.
+    rows, places = (targets != IGNORED).nonzero(as_tuple=True)
+    wanted = targets[rows, places]
     soft = None if mix is None else batch.soft
-    wanted = targets[valid]
-    return token_losses(hidden, model.lm_head.weight, wanted, soft, mix, dtype), len(wanted)
+    with autocast:
+        hidden = _hidden(model, batch)[rows, places]  # [N, D]: the head runs where it counts
+        return token_losses(hidden, model.lm_head.weight, wanted, soft, mix), len(wanted)
 
 
 def _hidden(model: Any, batch: MicroBatch) -> Tensor:

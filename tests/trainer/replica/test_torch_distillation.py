@@ -196,3 +196,23 @@ def test_samples_without_targets(tiny_model: TinyModel, make_config: MakeConfig)
     assert not flat.any()
     lone = taught([Encoded(ids[:1], np.array([IGNORED], np.int32))])
     assert gradient(replica, lone)[1].weight == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_cuda_agrees_with_the_cpu(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    divergence: Divergence,
+    temperature: float,
+) -> None:
+    folder = tiny_model()
+    settings = {"alpha": 0.7, "temperature": temperature, "divergence": divergence}
+    config = distilling(make_config, folder, distillation=settings, training__pack=True)
+    batch = taught(make_batch(8, "causal-lm"), temperature)
+    host, theirs, _ = gradient(start(folder, config)[0], batch)
+    card, mine, _ = gradient(start(folder, config, device="cuda:0")[0], batch)
+    assert relative(card, host) < 0.05  # bf16 autocast
+    assert mine.loss_sum == pytest.approx(theirs.loss_sum, rel=0.02)
