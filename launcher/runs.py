@@ -9,8 +9,7 @@ On every host of a run, below that host's state folder:
 
 The host with motley_coordinator has the first word: its registry knows all runs of the cluster, and
 its `lock` is held while one is being started. While it is away, what the other hosts know can still
-be read. The cluster's CA (`ca/`) lies in the state folder of the launcher's own machine and never
-leaves it.
+be read. The cluster's CA (`ca/`) never leaves the state folder of the launcher's own machine.
 
 The state folder is `motley_state_folder`, else the host's own (`access.default_state_folder`).
 """
@@ -190,9 +189,9 @@ class Registry:
     def keep(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Write a run's files here as well, when the host of this registry has no part in it."""
         if self.hosts and head_of(self.hosts).name not in {host.name for host in run.hosts}:
-            folder = Path(self._place.plan_of(run.run_id)).parent
             for name, content in files.items():
-                self._place.connection.write(f"{folder}/{name}", content)
+                path = Path(self._place.plan_of(run.run_id)).with_name(name)
+                self._place.connection.write(str(path), content)
 
     def get(self, run_id: str) -> Run:
         """Return one run.

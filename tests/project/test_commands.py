@@ -60,7 +60,7 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
     import click
 
     from launcher.cli import cli
-    from launcher.inventory import VARIABLES
+    from launcher.variables import VARIABLES
     from trainer.cli import trainer
 
     def visit(group: click.Group, path: str) -> list[str]:
