@@ -1,0 +1,257 @@
+"""What the eval runner makes of damage, pruning, absence, takeovers and signals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from saved_run import Probe, Run, claims, runner
+
+from trainer.errors import InputError, StorageError
+from trainer.evaluate.claims import Claims
+from trainer.evaluate.results import SCHEMA
+from trainer.evaluate.tasks import Material, make_tasks
+from trainer.state import BEST_EVALUATED, checkpoint_digest
+from trainer.storage import verify
+
+if TYPE_CHECKING:
+    pass
+
+
+def test_a_damaged_checkpoint_is_named_once_and_left_out(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2, 3):
+        run.save(step)
+    store = run.output / "checkpoints"
+    cut, flipped = (
+        store / "step-000002" / "run.json",
+        store / "step-000003" / "optimizer.safetensors",
+    )
+    cut.write_bytes(cut.read_bytes()[:-1])
+    content = bytearray(flipped.read_bytes())
+    content[-1] ^= 1
+    flipped.write_bytes(content)
+    probe = Probe()
+    looks = 0
+
+    def look(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            run.status("finished")
+
+    watching = runner(run, probe, once=False)
+    watching._interruption.wait = look
+    watching.run()
+    assert probe.seen == ["step-000001"]
+    assert [record["step"] for record in run.records] == [1]
+    said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == 2
+    assert "step-000002/run.json: has" in said[0]
+    assert "step-000003/optimizer.safetensors: its bytes are not those" in said[1]
+    assert claims(run).take(checkpoint_digest(flipped.parent)) is not None, "it was given back"
+
+
+def test_a_half_written_checkpoint_is_never_read(run: Run) -> None:
+    whole = run.save(1)
+    half = whole.with_name("step-000002")
+    shutil.copytree(whole, half)
+    (half / "manifest.json").unlink()
+    shutil.copytree(whole, whole.with_name(".tmp-step-000003-abcd"))
+    probe = Probe()
+    runner(run, probe).run()
+    assert probe.seen == ["step-000001"]
+
+
+def test_what_was_pruned_before_its_turn_is_recorded_as_skipped(run: Run) -> None:
+    for step in (1, 2):
+        run.save(step)
+
+    def train_on(_: Path) -> None:
+        if not (run.output / "checkpoints" / "step-000005").exists():
+            for step in (3, 4, 5):
+                run.save(step)
+
+    probe = Probe(train_on)
+    runner(run, probe).run()
+    assert probe.seen == ["step-000002", "step-000005", "step-000004", "step-000003"]
+    states = {record["step"]: (record["state"], record["reason"]) for record in run.records}
+    assert states.pop(1) == ("skipped", "removed before it was scored")
+    assert set(states.values()) == {("scored", None)}
+
+
+def test_what_is_scored_is_pinned_until_the_link_may_show_it(run: Run) -> None:
+    held = run.save(9)
+
+    def train_on(path: Path) -> None:
+        if path == held:
+            for step in (12, 13, 14, 15):
+                run.save(step)
+            verify(held)
+
+    runner(run, Probe(train_on)).run()
+    assert {record["state"] for record in run.records} == {"scored"}
+    assert (held.parent / BEST_EVALUATED).readlink().name == "step-000009"
+    run.save(16)
+    assert held.is_dir(), "pruning keeps what the link shows"
+
+
+def test_where_locks_do_not_reach_a_checkpoint_may_vanish(run: Run, data: Path) -> None:
+    """What was figured out by then counts; what came to nothing says why, and the next is taken."""
+    for step in (1, 2, 3):
+        run.save(step)
+
+    def vanish(path: Path) -> None:
+        if path.name != "step-000001":
+            shutil.rmtree(path)
+            raise StorageError(f"{path}: cannot be read")
+
+    (loss,) = make_tasks("loss", Material(data=[data]))
+    runner(run, loss, Probe(vanish)).run()
+    records = {record["step"]: record for record in run.records}
+    assert [records[step]["state"] for step in (1, 2, 3)] == ["scored"] * 3
+    gone = {"error": "the checkpoint was removed while it was read"}
+    assert records[3]["tasks"]["probe"] == records[2]["tasks"]["probe"] == gone
+    assert records[3]["tasks"]["loss"]["figures"]["loss"] > 0
+    assert (run.output / "checkpoints" / BEST_EVALUATED).readlink().name == "step-000001"
+
+
+def test_a_folder_that_is_away_is_waited_for(run: Run) -> None:
+    run.save(1)
+    aside = run.output.with_name("aside")
+    times: list[float] = []
+
+    def come_back() -> None:
+        time.sleep(0.5)
+        aside.rename(run.output)
+
+    back = threading.Thread(target=come_back)
+
+    def go_away(path: Path) -> None:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            run.output.rename(aside)
+            back.start()
+            verify(path)
+
+    runner(run, Probe(go_away)).run()
+    back.join()
+    assert len(times) == 2
+    assert [record["state"] for record in run.records] == ["scored"]
+
+
+def test_a_result_that_cannot_be_written_yet_is_kept(run: Run) -> None:
+    run.save(1)
+    aside = run.output.with_name("aside")
+
+    def come_back() -> None:
+        time.sleep(0.5)
+        aside.rename(run.output)
+
+    back = threading.Thread(target=come_back)
+
+    def go_away(_: Path) -> None:
+        run.output.rename(aside)
+        back.start()
+
+    probe = Probe(go_away)
+    runner(run, probe).run()
+    back.join()
+    assert probe.seen == ["step-000001"]
+    assert [record["state"] for record in run.records] == ["scored"]
+    assert not aside.exists()
+
+
+def test_a_result_that_comes_after_a_takeover_is_void(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = checkpoint_digest(run.save(1))
+    clock = [0.0]
+    record = {
+        "schema": SCHEMA,
+        "checkpoint": "step-000001",
+        "step": 1,
+        "digest": digest,
+        "runner": "other",
+        "time": 1.0,
+        "rated_by": None,
+        "tasks": {},
+    }
+
+    def taken_over(path: Path) -> None:
+        other = Claims(run.output / "evaluations" / "claims", "other", 0.1, lambda: clock[0])
+        for _ in range(6):
+            other.look()
+            clock[0] += 0.04
+        claim = other.take(digest)
+        assert claim is not None
+        assert claim.deliver(record)
+
+    runner(run, Probe(taken_over)).run()
+    assert "this result is void" in caplog.text
+    assert claims(run).look()[digest].record == record
+    assert run.records == [record]
+
+
+def test_what_a_dead_runner_did_not_list_is_listed(run: Run) -> None:
+    for step in (1, 2):
+        run.save(step)
+    runner(run, Probe()).run()
+    listed = run.records
+    link = run.output / "checkpoints" / BEST_EVALUATED
+    (run.output / "evaluations" / "evaluations.jsonl").unlink()
+    link.unlink()
+    probe = Probe()
+    runner(run, probe, name="second").run()
+    assert probe.seen == []
+    assert sorted(r["step"] for r in run.records) == sorted(r["step"] for r in listed) == [1, 2]
+    assert link.readlink().name == "step-000002"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_at_once_and_gives_the_claim_back(
+    run: Run, number: signal.Signals
+) -> None:
+    digest = checkpoint_digest(run.save(1))
+    before = signal.getsignal(number)
+
+    def interrupted(_: Path) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    began = time.monotonic()
+    runner(run, Probe(interrupted), once=False).run()
+    assert time.monotonic() - began < 30
+    assert claims(run).take(digest) is not None
+    assert not (run.output / "evaluations" / "evaluations.jsonl").exists()
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_a_library_swallows_still_ends_it(run: Run) -> None:
+    digest = checkpoint_digest(run.save(1))
+
+    def swallowing(_: Path) -> None:
+        with suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+    runner(run, Probe(swallowing), once=False).run()
+    assert claims(run).take(digest) is not None
+
+
+def test_a_base_that_is_missing_here_ends_it_and_leaves_the_checkpoint_to_others(
+    run: Run,
+) -> None:
+    digest = checkpoint_digest(run.save(1))
+    with pytest.raises(InputError, match="/nowhere: no such model"):
+        runner(run, Probe(), base="/nowhere").run()
+    assert claims(run).take(digest) is not None

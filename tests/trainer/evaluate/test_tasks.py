@@ -1,0 +1,130 @@
+"""Tasks and the command line: what they need, and what their records hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click.testing
+import pytest
+from saved_run import Probe, Run, runner
+
+from trainer.commands.evaluate import evaluate
+from trainer.errors import InputError
+from trainer.evaluate.tasks import Material, make_tasks
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig
+
+
+def test_a_classifier_is_rated_by_its_accuracy(
+    tmp_path: Path, model: Path, data: Path, make_config: MakeConfig
+) -> None:
+    run = Run(tmp_path / "run", model, make_config, task="classify", num_classes=3)
+    run.save(1)
+    other = data.with_name("other.jsonl")
+    shutil.copy(data, other)
+    runner(run, *make_tasks("loss", Material(data=[data, other]))).run()
+    (record,) = run.records
+    figures = record["tasks"]["loss"]["figures"]
+    assert figures["validation/accuracy"] == figures["other/accuracy"] == record["rating"]
+    assert record["rated_by"] == "loss/validation/accuracy"
+    assert {"validation/loss", "validation/mcc"} < figures.keys()
+
+
+def test_what_needs_a_language_model_says_so_and_costs_no_other_figure(
+    tmp_path: Path, model: Path, data: Path, make_config: MakeConfig
+) -> None:
+    run = Run(tmp_path / "run", model, make_config, task="classify", num_classes=3)
+    run.save(1)
+
+    def defect(_: Path) -> None:
+        raise ZeroDivisionError("by zero")
+
+    tasks = make_tasks("generate,loss", Material(data=[data], prompts=data))
+    runner(run, *tasks, Probe(defect)).run()
+    (record,) = run.records
+    assert record["state"] == "scored"
+    assert "only language models generate" in record["tasks"]["generate"]["error"]
+    assert record["tasks"]["probe"] == {"error": "ZeroDivisionError: by zero"}
+    assert record["tasks"]["loss"]["figures"].keys() == {"loss", "accuracy", "mcc"}
+    assert record["rated_by"] is None, "the first task has no figure, and no other takes its place"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ("loss", "give --data"),
+        ("loss,loss", "'loss' twice"),
+        ("speed", "'speed' is not known"),
+        ("", "'' is not known"),
+        ("generate", "give --prompts"),
+        ("code", "give --problems"),
+    ],
+)
+def test_tasks_that_lack_something_are_refused_at_the_start(tasks: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_tasks(tasks, Material())
+
+
+def test_code_is_not_run_unless_that_is_allowed(tmp_path: Path) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text(json.dumps({"prompt": "", "test": "", "entry_point": "f"}))
+    with pytest.raises(InputError, match="allow it with --run-code"):
+        make_tasks("code", Material(problems=problems))
+    with pytest.raises(InputError, match="give --temperature"):
+        make_tasks("code", Material(problems=problems, run_code=True, samples=2))
+
+
+def test_code_that_a_model_writes_is_run_and_counted(run: Run, tmp_path: Path) -> None:
+    """Of the two problems one is right whatever follows, the other wrong: a mean of one half."""
+    run.save(1)
+    text = 'def f():\n    return 1\n"""'  # what the model adds ends up in a string
+    problems = [
+        {
+            "prompt": text,
+            "test": f'"""\ndef check(f):\n    assert f() == {value}',
+            "entry_point": "f",
+        }
+        for value in (1, 2)
+    ]
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    material = Material(problems=path, run_code=True, samples=2, temperature=1.0, max_new_tokens=4)
+    try:
+        tasks = make_tasks("code", material)
+    except InputError as error:
+        pytest.skip(f"needs bwrap: {error}")
+    runner(run, *tasks).run()
+    (record,) = run.records
+    assert record["tasks"]["code"]["figures"] == {"pass@1": 0.5}
+    assert (record["rated_by"], record["rating"]) == ("code/pass@1", 0.5)
+    right, wrong = record["tasks"]["code"]["samples"]
+    assert (right["passed"], right["reason"]) == (2, "")
+    assert (wrong["passed"], wrong["reason"]) == (0, "AssertionError")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give MODEL or --watch DIR"),
+        (("model", "--watch", "run"), "give MODEL or --watch DIR"),
+        (("model",), "give --data FILE"),
+        (("model", "--data", "a", "--data", "b"), "give --data once"),
+    ],
+)
+def test_what_the_command_line_lacks(arguments: tuple[str, ...], message: str) -> None:
+    result = click.testing.CliRunner().invoke(evaluate, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_the_command_watches(run: Run, data: Path) -> None:
+    run.save(1)
+    arguments = ["--watch", run.output, "--data", data, "--once", "--gpu-backend", "cpu"]
+    arguments += ["--threads", 1, "--runner", "mine"]
+    result = click.testing.CliRunner().invoke(evaluate, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    assert [record["runner"] for record in run.records] == ["mine"]
