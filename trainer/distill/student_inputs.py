@@ -95,14 +95,14 @@ def await_description(
         waited = time.monotonic() - began
         if stop:
             return False
+        if waited >= due:
+            on_wait(f"for {folder.path / DATASET}, {waited:.0f} s so far")
+            due = waited + _TELL
         if watch.quiet() >= timeout:
             raise UnreachableError(
                 f"{folder.path}: no teacher has begun here within {timeout:g} s; start `trainer "
                 f"distill teacher ... --out {folder.path}`"
             )
-        if waited >= due:
-            on_wait(f"for {folder.path / DATASET}, {waited:.0f} s so far")
-            due = waited + _TELL
         time.sleep(_LOOK)
     return True
 

@@ -1,4 +1,4 @@
-"""A student on hand-made logits: what it learns, writes, refuses, waits for and goes on from."""
+"""A student on hand-made logits: what it learns, writes, refuses, and goes on from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,14 @@ import numpy as np
 import pytest
 import torch
 from bigram_teacher import BigramTeacher
-from small_model import SIZES, write_data, write_model
+from course import Course
+from small_model import SIZES, write_data
 
 from trainer.checkpoint import find_checkpoint, read_progress
-from trainer.config import RunConfig, load
 from trainer.data.samples import Sample
 from trainer.data.tokens import load_dataset
-from trainer.distill.stopping import Stop
 from trainer.distill.student_inputs import FreshStudent
-from trainer.distill.student_run import Device, run_student
-from trainer.errors import InputError, NonFiniteError, RefusedError, UnreachableError
+from trainer.errors import InputError, NonFiniteError, RefusedError
 from trainer.generation import complete
 from trainer.init_model import init_model
 from trainer.logits.scores import Scheme
@@ -32,93 +29,6 @@ from trainer.replica.sampling import Sampling
 from trainer.scoring import score
 from trainer.status import read_status
 from trainer.trained import load_trained
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl")
-
-
-@pytest.fixture(scope="module")
-def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("student") / "model", data)
-
-
-@pytest.fixture(scope="module")
-def teacher(model: Path) -> BigramTeacher:
-    return BigramTeacher(model, shards=6, windows=6)
-
-
-@pytest.fixture
-def logits(teacher: BigramTeacher, tmp_path: Path) -> Path:
-    return teacher.write(tmp_path / "logits").path
-
-
-class Course:
-    """One run of a student, in its own output folder."""
-
-    def __init__(self, folder: Path, model: Path, logits: Path, **settings: Any) -> None:
-        self.output = folder
-        self.settings: dict[str, Any] = {
-            "output": str(folder),
-            "model.path": str(model),
-            "data.train": str(logits),
-            "optimizer.learning_rate": 1e-2,
-            "training.batch_size": 5,
-            "training.epochs": 2,
-            "checkpoint.every": 4,
-        }
-        self.settings |= {key.replace("__", "."): value for key, value in settings.items()}
-
-    @property
-    def config(self) -> RunConfig:
-        return load("student", self.settings)
-
-    def run(
-        self,
-        stop: Stop | None = None,
-        timeout: float = 30.0,
-        compiled: bool = False,
-        fresh: FreshStudent | None = None,
-    ) -> int:
-        return run_student(
-            self.config,
-            "run",
-            Device(backend="cpu", threads=1, compiled=compiled),
-            teacher_timeout=timeout,
-            stop=Stop() if stop is None else stop,
-            fresh=fresh,
-        )
-
-    def run_until(self, step: int) -> None:
-        """Stop once a step was done, as a signal would."""
-        stop = StopsAt(self.output, step)
-        assert self.run(stop) == 0
-        assert stop.reason
-
-    def steps(self, key: str = "loss") -> list[Any]:
-        records = read_metrics(self.output / "metrics.jsonl")
-        return [record[key] for record in records if record["kind"] == "step"]
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        records = read_metrics(self.output / "metrics.jsonl")
-        return [record for record in records if record.get("event") == kind]
-
-    def weights(self) -> np.ndarray:
-        return load_trained(self.output).weights
-
-
-class StopsAt(Stop):
-    """Asks for an end when the metrics show a step."""
-
-    def __init__(self, output: Path, step: int) -> None:
-        super().__init__()
-        self._metrics, self._step = output / "metrics.jsonl", step
-
-    def __bool__(self) -> bool:
-        if self._metrics.exists() and f'"step": {self._step},' in self._metrics.read_text():
-            self.ask("enough")
-        return bool(self.reason)
 
 
 def test_it_learns_what_the_teacher_knows(
@@ -151,7 +61,7 @@ def test_a_checkpoint_is_an_ordinary_model(
     trained = load_trained(course.output)
     ours = score(trained, texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(trained.path)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(trained.path)
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(trained.path)
     ids = load_dataset(texts, trained.path, "causal-lm", None, 512)[0].input_ids
     assert tokenizer.decode(ids).endswith("<|endoftext|>")
     batch = torch.tensor(np.array([ids]), dtype=torch.int64)
@@ -182,83 +92,6 @@ def test_a_finished_run_has_nothing_to_do(model: Path, logits: Path, tmp_path: P
     assert [course.run(), course.run()] == [0, 0]
     assert course.steps("step") == [1, 2, 3]
     assert len(course.events("checkpoint")) == 1
-
-
-def test_it_trains_while_the_teacher_writes(
-    model: Path, teacher: BigramTeacher, logits: Path, tmp_path: Path
-) -> None:
-    """Nothing is there at first; shards come late and out of order; the result is the same."""
-    whole = Course(tmp_path / "whole", model, logits)
-    assert whole.run() == 0
-    growing = Course(tmp_path / "growing", model, tmp_path / "growing-logits")
-
-    def write() -> None:
-        for number in (3, 1, 0, 2, 5, 4):
-            time_passes.wait(0.5)
-            teacher.write(tmp_path / "growing-logits", [number])
-
-    time_passes = threading.Event()
-    writer = threading.Thread(target=write)
-    writer.start()
-    assert growing.run() == 0
-    writer.join()
-    assert growing.steps() == whole.steps()
-    reasons = [event["reason"] for event in growing.events("waiting")]
-    assert any("for shard-0000" in reason for reason in reasons)
-    assert max(growing.steps("waited_seconds")) > 0.3
-
-
-def test_a_teacher_that_never_comes(model: Path, tmp_path: Path) -> None:
-    course = Course(tmp_path / "out", model, tmp_path / "logits")
-    with pytest.raises(UnreachableError, match=r"no teacher has begun here within 0\.1 s"):
-        course.run(timeout=0.1)
-    status = read_status(course.output / "status.json")
-    assert status["state"] == "waiting"
-    assert "dataset.json" in status["reason"]
-
-
-def test_a_dead_teacher_is_named_and_what_was_learned_is_saved(
-    model: Path, teacher: BigramTeacher, tmp_path: Path
-) -> None:
-    teacher.write(tmp_path / "logits", range(4))
-    course = Course(tmp_path / "out", model, tmp_path / "logits", checkpoint__every=1000)
-    with pytest.raises(UnreachableError, match="shard-00004 is missing"):
-        course.run(timeout=0.5)
-    learned = course.steps("step")[-1]
-    assert learned == 4 * 6 // 5
-    assert read_progress(find_checkpoint(course.output)).step == learned
-    status = read_status(course.output / "status.json")
-    assert status["state"] == "failed"
-    assert "shard-00004" in status["reason"]
-    teacher.write(tmp_path / "logits", [4, 5])
-    assert course.run() == 0
-    assert course.steps("step")[learned:] == list(range(learned + 1, 17))
-
-
-def test_a_damaged_shard_comes_once_and_last(
-    model: Path, teacher: BigramTeacher, logits: Path, tmp_path: Path
-) -> None:
-    file = logits / "shard-00001" / "logits.parquet"
-    content = bytearray(file.read_bytes())
-    content[100] ^= 1
-    file.write_bytes(content)
-    course = Course(tmp_path / "out", model, logits, training__epochs=1, training__batch_size=6)
-
-    def redo() -> None:
-        while not (logits / "requests" / "shard-00001.json").exists():
-            time_passes.wait(0.05)
-        teacher.write(logits, [1])
-
-    time_passes = threading.Event()
-    writer = threading.Thread(target=redo)
-    writer.start()
-    assert course.run() == 0
-    writer.join()
-    assert len(list((logits / "quarantine").iterdir())) == 1
-    (event,) = course.events("quarantined")
-    assert "shard-00001/logits.parquet: its bytes are not those in the manifest" in event["reason"]
-    assert len(course.steps()) == 6
-    assert not list((logits / "requests").iterdir())
 
 
 def test_a_lora_student(model: Path, logits: Path, data: Path, tmp_path: Path) -> None:

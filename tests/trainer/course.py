@@ -1,0 +1,82 @@
+"""A run of a student in this process, and what it left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config import RunConfig, load
+from trainer.distill.stopping import Stop
+from trainer.distill.student_inputs import FreshStudent
+from trainer.distill.student_run import Device, run_student
+from trainer.metrics import read_metrics
+from trainer.trained import load_trained
+
+
+class Course:
+    """One run of a student, in its own output folder."""
+
+    def __init__(self, folder: Path, model: Path, logits: Path, **settings: Any) -> None:
+        self.output = folder
+        self.settings: dict[str, Any] = {
+            "output": str(folder),
+            "model.path": str(model),
+            "data.train": str(logits),
+            "optimizer.learning_rate": 1e-2,
+            "training.batch_size": 5,
+            "training.epochs": 2,
+            "checkpoint.every": 4,
+        }
+        self.settings |= {key.replace("__", "."): value for key, value in settings.items()}
+
+    @property
+    def config(self) -> RunConfig:
+        return load("student", self.settings)
+
+    def run(
+        self,
+        stop: Stop | None = None,
+        timeout: float = 30.0,
+        compiled: bool = False,
+        fresh: FreshStudent | None = None,
+    ) -> int:
+        return run_student(
+            self.config,
+            "run",
+            Device(backend="cpu", threads=1, compiled=compiled),
+            teacher_timeout=timeout,
+            stop=Stop() if stop is None else stop,
+            fresh=fresh,
+        )
+
+    def run_until(self, step: int) -> None:
+        """Stop once a step was done, as a signal would."""
+        stop = StopsAt(self.output, step)
+        assert self.run(stop) == 0
+        assert stop.reason
+
+    def steps(self, key: str = "loss") -> list[Any]:
+        records = read_metrics(self.output / "metrics.jsonl")
+        return [record[key] for record in records if record["kind"] == "step"]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        records = read_metrics(self.output / "metrics.jsonl")
+        return [record for record in records if record.get("event") == kind]
+
+    def weights(self) -> np.ndarray:
+        return load_trained(self.output).weights
+
+
+class StopsAt(Stop):
+    """Asks for an end when the metrics show a step."""
+
+    def __init__(self, output: Path, step: int) -> None:
+        super().__init__()
+        self._metrics, self._step = output / "metrics.jsonl", step
+
+    def __bool__(self) -> bool:
+        if self._metrics.exists() and f'"step": {self._step},' in self._metrics.read_text():
+            self.ask("enough")
+        return bool(self.reason)
