@@ -28,9 +28,9 @@ from small_teacher import write_corpus, write_teacher
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(2400)]
 
-PATIENCE = 300.0
+PATIENCE = 900.0
 """Seconds that anything may take before a test gives up: three torch processes on two cores."""
-STEPS = 400
+STEPS = 200
 T = TypeVar("T")
 
 
@@ -83,7 +83,7 @@ class Pair:
             "student": {
                 "model": "inputs/student",
                 "training": {"batch_size": 8, "epochs": 100, "max_steps": STEPS},
-                "checkpoint": {"every": 50, "keep_last": 100},
+                "checkpoint": {"every": 20, "keep_last": 100},
             },
             "evaluation": {"data": ["inputs/held-out.jsonl"], "every": 1.0},
         }
@@ -141,7 +141,7 @@ def test_a_distillation_over_the_share_that_is_cut_for_half_a_minute(pair: Pair)
     def step() -> int:
         return (pair.status().get("training") or {}).get("step") or 0
 
-    pair.wait(lambda: step() >= 60, "step 60")
+    pair.wait(lambda: step() >= 40, "step 40")
     pair.gpu_box.cut()  # share and ssh alike
     time.sleep(30.0)
     pair.wait(lambda: pair.status().get("state") == "unknown", "status tells that nobody knows")
@@ -160,6 +160,7 @@ def test_a_distillation_over_the_share_that_is_cut_for_half_a_minute(pair: Pair)
     # Every document once, by both hosts' reading of the same bytes.
     ledgers = [trainer(host, "distill", "verify", "/srv/motley/logits/pair") for host in pair.hosts]
     assert ledgers[0] == ledgers[1]
+    assert "each exactly once" in ledgers[0]
 
     copy = pair.folder / "metrics.jsonl"
     copy.write_text(pair.gpu_box.exec(["cat", f"{status['output']}/metrics.jsonl"]).stdout)
