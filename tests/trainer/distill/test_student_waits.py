@@ -38,13 +38,17 @@ def test_it_trains_while_the_teacher_writes(
     assert max(growing.steps("waited_seconds")) > 0.3
 
 
-def test_a_teacher_that_never_comes(model: Path, tmp_path: Path) -> None:
+def test_a_teacher_that_never_comes(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     course = Course(tmp_path / "out", model, tmp_path / "logits")
     with pytest.raises(UnreachableError, match=r"no teacher has begun here within 0\.1 s"):
         course.run(timeout=0.1)
     status = read_status(course.output / "status.json")
-    assert status["state"] == "waiting"
-    assert "dataset.json" in status["reason"]
+    assert (status["state"], status["exit_code"]) == ("failed", 3)
+    assert "no teacher has begun" in status["reason"]
+    assert f"waiting for {tmp_path / 'logits' / 'dataset.json'}" in caplog.text
 
 
 def test_a_dead_teacher_is_named_and_what_was_learned_is_saved(
