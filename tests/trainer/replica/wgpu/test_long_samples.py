@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 LENGTH = 2304
 ATTENTION = Attention(batch=1, num_heads=4, num_kv_heads=2, length=LENGTH, head_dim=16)
-"""That of the tiny model, whose widest activation is 128 columns."""
+"""That of the tiny model, whose widest activation is 128 columns, also with heads of 32."""
 LEAST = 4 * LENGTH * 128
 """Bytes that a kernel's argument must span."""
 
 
 @pytest.mark.parametrize(
-    ("limit", "windows"),
+    ("limit", "windows", "head_dim"),
     [
-        pytest.param(None, 2, id="a head at a time"),
-        pytest.param(LEAST, 2 * 36, id="128 rows at a time"),
+        pytest.param(None, 2, 16, id="a head at a time"),
+        pytest.param(LEAST, 2 * 36, 16, id="128 rows at a time"),
+        pytest.param(None, 2, 32, id="forward in one kernel, where it serves"),
     ],
 )
 def test_loss_and_gradients_are_those_of_torch(
@@ -38,8 +39,9 @@ def test_loss_and_gradients_are_those_of_torch(
     make_config: MakeConfig,
     limit: int | None,
     windows: int,
+    head_dim: int,
 ) -> None:
-    folder = tiny_model()
+    folder = tiny_model(head_dim=head_dim)
     config = make_config(folder, task="causal-lm", data__max_seq_len=LENGTH)
     ids = np.random.default_rng(4).integers(0, 300, LENGTH).astype(np.int32)
     labels = ids.copy()
