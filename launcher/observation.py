@@ -71,9 +71,8 @@ class RunView:
         """What is said of a process besides that it runs: `state`, `tokens_per_second`, ..."""
         match process.role:
             case "worker":
-                return next(
-                    (w for w in self.members if w["rank"] == process.rank), dict[str, Any]()
-                )
+                found = [w for w in self.members if w.get("rank") == process.rank]
+                return found[0] if found else {}
             case "student":
                 return self.training or {}
             case _:
