@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from small_teacher import SCHEMES, TOPK
 from torch import Tensor
 
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher import Teacher, emulates_bf16
 from trainer.distill.teacher_model import TeacherModel
 from trainer.distill.windows import Piece
 from trainer.errors import InputError, NonFiniteError
@@ -190,3 +190,22 @@ def test_a_model_that_cannot_be_loaded_is_named(tiny_model: Any, tmp_path: Path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(InputError, match="cannot be loaded"):
         TeacherModel(tmp_path, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "emulates"),
+    [
+        ({"architecture": "x86_64", "avx2": True, "avx512_bf16": False}, True),
+        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, False),
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": True}, False),
+        ({"architecture": "aarch64"}, False),
+    ],
+)
+def test_a_cpu_without_bf16_is_known(capabilities: dict[str, Any], emulates: bool) -> None:
+    assert emulates_bf16(capabilities) == emulates
+
+
+def test_torch_tells_what_this_cpu_can() -> None:
+    found = torch.cpu.get_capabilities()
+    if found["architecture"] == "x86_64":
+        assert found.keys() >= {"avx512_bf16", "amx_bf16"}
