@@ -158,6 +158,7 @@ def test_from_up_to_the_last_score(distillation: Distillation) -> None:
     assert run_id in distillation.launch("runs").stdout
     assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
     distillation.check_whole(run_id, 60)
+    assert not (distillation.folder / "state" / "ca").exists()  # without sockets no certificates
 
 
 def test_a_killed_teacher_and_a_killed_student_go_on(distillation: Distillation) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher.cli import run
 from launcher.configuration import resolve_job
 from launcher.devices import Device
 from launcher.distillation import place_distillation
@@ -19,6 +20,7 @@ from trainer import distill_job
 from trainer.distill_job import DistillJob
 from trainer.errors import InputError
 
+ROOT = Path(__file__).parents[2]
 RUN = "distill-20261121-200000-7f3a"
 SETTING = Setting(
     run_id=RUN, trainer_command=("/venv/bin/trainer",), state_folder="/state", routes={}
@@ -102,6 +104,27 @@ def test_each_host_finds_the_share_at_its_own_place() -> None:
         "logits": "/mnt/motley/logits/first",
         "checkpoints": f"/mnt/motley/checkpoints/{RUN}",
     }
+
+
+def test_the_shipped_job_on_the_reference_inventory(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `--dry-run` prints; no host is asked, since the inventory lists their devices."""
+    inventory = ROOT / "inventory" / "hosts.yml"
+    arguments = ["distill", "up", "-i", str(inventory), "--config", "albor-350m", "--dry-run"]
+    assert run([*arguments, "--set", "name=mine"]) == 0
+    hosts = capsys.readouterr().out.split("\n\n")
+    assert [text.splitlines()[0] for text in hosts if text.strip()] == [
+        "# intel (SSH to 192.168.50.20)",
+        "# lambda (SSH to 192.168.50.30)",
+    ]
+    assert [line for line in hosts[0].splitlines()[1:] if line[0] == "#"] == [
+        "# teacher-0",
+        "# evaluator",
+    ]
+    assert (
+        "--student-config albor-350m --tokenizer /var/lib/motley/inputs/tokenizer-32k" in hosts[1]
+    )
+    assert "--gpu-backend cuda --gpus 0000:01:00.0" in hosts[1]
+    assert "/srv/motley/checkpoints/mine-20" in hosts[1]
 
 
 def test_the_inventory_has_the_last_word() -> None:
