@@ -12,7 +12,6 @@ Prints ratios and writes benchmarks/results/distill-PART.json.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -129,30 +128,39 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
                     pass
 
         def scored() -> None:
+            for batch in pieces:
+                teacher.score(batch)
+
+        def written() -> None:
             with tempfile.TemporaryDirectory(dir=scratch) as place:
                 folder = LogitsFolder(Path(place))
                 folder.describe(description)
                 with ThreadPoolExecutor(1) as writer:  # as `trainer.distill.teaching` does
-                    written = [
+                    shards_written = [
                         writer.submit(folder.write, number, teacher.score(batch))
                         for number, batch in enumerate(pieces)
                     ]
-                    for each in written:
+                    for each in shards_written:
                         each.result()
 
-        times = interleaved({"bare": bare, "scored": scored}, arguments.repeats)
+        times = interleaved({"bare": bare, "scored": scored, "written": written}, arguments.repeats)
     body, head = parameters(model)
+    figures = {
+        "tokens": shards * arguments.tokens,
+        "body_parameters": body,
+        "head_parameters": head,
+    }
+    usual = "one that ends with logits"
     compare(
         report,
         "a forward with scoring and writing",
-        times["scored"],
-        "one that ends with logits",
+        times["written"],
+        usual,
         times["bare"],
         target=1.05,
-        tokens=shards * arguments.tokens,
-        body_parameters=body,
-        head_parameters=head,
+        **figures,
     )
+    compare(report, "a forward with scoring", times["scored"], usual, times["bare"], **figures)
     report.add(Ratio("the head's share of the forward", head / (body + head), "its products"))
 
 
@@ -302,12 +310,18 @@ def interleaved(candidates: dict[str, Callable[[], object]], repeats: int) -> di
 
 
 def compare(
-    report: Report, name: str, ours: Times, against: str, theirs: Times, target: float, **more: Any
+    report: Report,
+    name: str,
+    ours: Times,
+    against: str,
+    theirs: Times,
+    target: float | None = None,
+    **more: Any,
 ) -> None:
     """Report wall time against a target, and beside it what other processes disturb less."""
     figures = {"ours": asdict(ours), "theirs": asdict(theirs), **more}
     wall, processor = (
-        statistics.median(np.divide(getattr(ours, kind), getattr(theirs, kind)))
+        float(np.median(np.divide(getattr(ours, kind), getattr(theirs, kind))))
         for kind in ("wall", "processor")
     )
     report.add(Ratio(name, wall, against, target=target), **figures)
