@@ -119,7 +119,7 @@ def test_how_a_batch_is_cut_changes_nothing_but_rounding(
 @pytest.mark.timeout(
     900
 )  # most of a minute of a compiler, on a machine that has nothing else to do
-@pytest.mark.filterwarnings("default")  # torch's compiler warns of its own ways
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own ways
 def test_compiled_layers_change_nothing_but_rounding(
     model: Path, logits: Path, tmp_path: Path
 ) -> None:
