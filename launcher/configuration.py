@@ -144,14 +144,16 @@ def _without(config: AnyConfig, key: str) -> AnyConfig:
     *parents, leaf = key.split(".")
     for parent in parents:
         section = section.setdefault(parent, {}) if isinstance(section, dict) else None  # pyright: ignore
-    if not isinstance(section, dict):
-        raise ConfigError(f"--set {key}=null: there is no such setting")
-    section[leaf] = None
-    try:
-        return type(config).model_validate(tree)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]["msg"]
-        raise ConfigError(f"--set {key}=null: {first[0].lower()}{first[1:]}") from None
+    if isinstance(section, dict):
+        section[leaf] = None
+        try:
+            return type(config).model_validate(tree)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+        if first["type"] != "extra_forbidden":
+            reason = first["msg"]
+            raise ConfigError(f"--set {key}=null: {reason[0].lower()}{reason[1:]}")
+    raise ConfigError(f"--set {key}=null: there is no such setting")
 
 
 def _absolute(path: str, folder: Path) -> str:
