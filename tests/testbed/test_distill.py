@@ -82,7 +82,7 @@ class Pair:
             },
             "student": {
                 "model": "inputs/student",
-                "training": {"batch_size": 8, "epochs": 100, "max_steps": STEPS},
+                "training": {"batch_size": 32, "epochs": 100, "max_steps": STEPS},
                 "checkpoint": {"every": 20, "keep_last": 100},
             },
             "evaluation": {"data": ["inputs/held-out.jsonl"], "every": 1.0},
