@@ -13,6 +13,7 @@ from launcher.content import digests
 from launcher.devices import available_memory
 from launcher.host_checks import check_folder
 from launcher.hub import cache_folder, cached_snapshot, is_offline
+from launcher.logits_folder import DATASET, check_logits
 from launcher.plan import LaunchPlan
 from launcher.preflight import Finding
 from trainer import layout as trainer_layout
@@ -101,6 +102,16 @@ def _absent_model(path: str) -> Finding:
         f"no model folder {path}, so it is taken for a hub name and not checked",
         "the trainer will fetch it, which can take long the first time",
     )
+
+
+def check_training_data(path: Path, *, taught: bool) -> Finding:
+    """Whether what a run learns from is there: a file, or a teacher's logits for one `taught`."""
+    if taught:
+        return check_logits(path)
+    if os.access(path / DATASET, os.F_OK):
+        detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
+        return Finding("fail", detail, "say how to learn from them: --set distillation.alpha=0.7")
+    return check_data(path, "--data FILE")
 
 
 def check_data(path: Path, remedy: str) -> Finding:

@@ -52,8 +52,8 @@ class _Input:
 
     check: str
     path: str
+    question: str
     arguments: dict[str, Any]
-    """Of the question of the check's name."""
     content: str
     """The question for its digests."""
     subject: dict[str, Any]
@@ -101,18 +101,16 @@ def compare_content(
 
 def _inputs(config: RunConfig, settings: dict[str, Any]) -> list[_Input]:
     model = {"config": settings}
-    wanted = [_Input("model", config.model.path, model, "model_content", model)]
-    remedies = {
-        "data": (config.data.train, "--data FILE"),
-        "validation": (
-            config.data.validation,
-            "--set data.validation=FILE, or =null for none",
-        ),
-    }
-    for check, (path, remedy) in remedies.items():
-        if path is not None:
-            arguments = {"path": path, "remedy": remedy}
-            wanted.append(_Input(check, path, arguments, "file_content", {"path": path}))
+    wanted = [_Input("model", config.model.path, "model", model, "model_content", model)]
+    train, validation = config.data.train, config.data.validation
+    taught = config.distillation is not None
+    content = "logits_content" if taught else "file_content"
+    asked = {"path": train, "taught": taught}
+    wanted.append(_Input("data", train, "training_data", asked, content, {"path": train}))
+    if validation is not None:
+        place = {"path": validation}
+        asked = {**place, "remedy": "--set data.validation=FILE, or =null for none"}
+        wanted.append(_Input("validation", validation, "data", asked, "file_content", place))
     return wanted
 
 
@@ -120,7 +118,6 @@ def _input_probes(
     wanted: _Input, plan: LaunchPlan, found: Survey, names: Sequence[str]
 ) -> list[Probe]:
     head = plan.leader.host
-    question = "data" if wanted.check == "validation" else wanted.check
     contents = {
         name: Content(
             found.connections[name],
@@ -131,7 +128,7 @@ def _input_probes(
     }
     probes: list[Probe] = []
     for name in names:
-        ask = partial(ask_finding, found.connections[name], question, wanted.arguments)
+        ask = partial(ask_finding, found.connections[name], wanted.question, wanted.arguments)
         same_files = found.identities[name] == found.identities.get(head) or (
             _is_shared(wanted.path, plan.host(name), plan.host(head))
         )

@@ -73,6 +73,18 @@ def _file_content(path: str, state_folder: str) -> dict[str, str]:
     return content.digests([Path(path)], Path(state_folder))
 
 
+def _logits_content(path: str, state_folder: str) -> dict[str, str]:
+    from launcher import logits_folder
+
+    return logits_folder.logits_content(Path(path), Path(state_folder))
+
+
+def _training_data(path: str, taught: bool) -> Finding:
+    from launcher import job_checks
+
+    return job_checks.check_training_data(Path(path), taught=taught)
+
+
 def _data(path: str, remedy: str) -> Finding:
     from launcher import job_checks
 
@@ -129,6 +141,8 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "model_folder": _model_folder,
     "text": _text,
     "file_content": _file_content,
+    "logits_content": _logits_content,
+    "training_data": _training_data,
     "data": _data,
     "output": _output,
     "memory": _memory,

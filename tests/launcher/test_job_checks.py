@@ -9,7 +9,14 @@ from hollow_model import make_model
 
 from launcher.devices import Device
 from launcher.inventory import Host
-from launcher.job_checks import check_data, check_memory, check_model, check_output, model_content
+from launcher.job_checks import (
+    check_data,
+    check_memory,
+    check_model,
+    check_output,
+    check_training_data,
+    model_content,
+)
 from launcher.placement import Setting, place
 from trainer.config import load
 
@@ -42,6 +49,24 @@ def test_a_missing_data_file_and_a_missing_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     broken = load("quickstart", {"model.path": str(tmp_path)})
     assert check_model(broken).status == "fail"
+
+
+def test_training_data_is_a_file_without_a_teacher_and_its_folder_with_one(tmp_path: Path) -> None:
+    file, logits = tmp_path / "train.jsonl", tmp_path / "logits"
+    file.write_text('{"text": "a"}\n')
+    logits.mkdir()
+    assert check_training_data(file, taught=False).status == "ok"
+    assert "is a directory" in check_training_data(logits, taught=False).detail
+    (logits / "dataset.json").write_text('{"shards": []}')
+    assert check_training_data(logits, taught=True).status == "ok"
+    unsaid = check_training_data(logits, taught=False)
+    assert unsaid.status == "fail"
+    assert "has no section `distillation`" in unsaid.detail
+    assert unsaid.remedy.endswith("--set distillation.alpha=0.7")
+    unfit = check_training_data(file, taught=True)
+    assert unfit.status == "fail"
+    assert "data.train is a folder of logits" in unfit.detail
+    assert unfit.remedy == "give --data DIR, or --set distillation=null"
 
 
 def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> None:

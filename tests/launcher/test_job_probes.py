@@ -1,11 +1,16 @@
 """Model and data: the same content everywhere, each host's digests asked for once."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "trainer"))
+
+from tiny_logits import SCHEMES, tiny_description, tiny_folder
 
 from launcher.access import LocalConnection
 from launcher.devices import Device
@@ -19,6 +24,8 @@ from launcher.survey import Survey
 from trainer.config import load
 
 FINE = Finding("ok", "/data/train.jsonl")
+LESSON = {"task": "causal-lm", "distillation.alpha": 0.7}
+"""What makes a run one that learns from a teacher."""
 
 
 class Counting(LocalConnection):
@@ -79,6 +86,7 @@ def test_a_host_that_goes_away_meanwhile(tmp_path: Path) -> None:
     assert finding.detail.endswith("cannot be compared with intel's: host a: no answer")
 
 
+@pytest.mark.parametrize("job", [{"num_classes": 2}, LESSON], ids=["alone", "taught"])
 @pytest.mark.parametrize(
     ("shared", "folder", "compared"),
     [
@@ -88,7 +96,7 @@ def test_a_host_that_goes_away_meanwhile(tmp_path: Path) -> None:
     ],
 )
 def test_what_lies_on_the_share_is_one_file(
-    shared: str | None, folder: str, compared: bool
+    shared: str | None, folder: str, compared: bool, job: dict[str, Any]
 ) -> None:
     """Hashing it on every host would read the same gigabytes over the network again and again."""
     cpu = (Device("cpu", "cpu"),)
@@ -97,7 +105,7 @@ def test_what_lies_on_the_share_is_one_file(
         replace(host, share_folder=shared) for host in (head, Host(name="b", devices=cpu))
     )
     paths = {"model.path": f"{folder}/model", "data.train": f"{folder}/t", "data.validation": None}
-    config = load("quickstart", {**paths, "output": "/out"})
+    config = load(None, {**paths, **job, "output": "/out"})
     here = describe()
     found = Survey(
         hosts=hosts,
@@ -106,8 +114,54 @@ def test_what_lies_on_the_share_is_one_file(
     )
     setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
     probes = job_probes(place(hosts, config, None, setting), config, found, ["a", "b"])
-    model = next(probe for probe in probes if (probe.name, probe.host) == ("model", "b"))
-    assert (model.deadline > 100.0) is compared
+    deadlines = {probe.name: probe.deadline for probe in probes if probe.host == "b"}
+    for name in ("model", "data"):
+        assert (deadlines[name] > 100.0) is compared
+
+
+def test_a_folder_of_logits_is_compared_by_its_shards(tmp_path: Path) -> None:
+    class Elsewhere(LocalConnection):
+        """A host with a folder of its own at the path that the job names."""
+
+        def __init__(self, folder: Path) -> None:
+            self.folder = folder
+
+        def ask(
+            self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = 1.0
+        ) -> Any:
+            own = {"path": str(self.folder), "state_folder": str(tmp_path / "state")}
+            given = dict(arguments or {})
+            return super().ask(name, given | {key: own[key] for key in own if key in given})
+
+    description = tiny_description(SCHEMES["topk"])
+    folders = {name: tiny_folder(tmp_path / name, description) for name in "abcd"}
+    folders["c"].shard_path(2).rename(tmp_path / "moved")
+    other = tiny_folder(tmp_path / "other", replace(description, seed=8))
+    folders["d"].shard_path(0).rename(tmp_path / "replaced")
+    other.shard_path(0).rename(folders["d"].shard_path(0))
+    cpu = (Device("cpu", "cpu"),)
+    head = Host(name="a", coordinator=True, bind_address="10.0.0.1", devices=cpu)
+    hosts = (head, *(Host(name=name, devices=cpu) for name in "bcd"))
+    paths = {"model.path": "/srv/model", "data.train": "/srv/logits", "output": "/out"}
+    config = load(None, {**paths, **LESSON})
+    here = describe()
+    found = Survey(
+        hosts=hosts,
+        machines={name: replace(here, identity=name) for name in "abcd"},
+        connections={name: Elsewhere(folders[name].path) for name in "abcd"},
+    )
+    setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+    probes = job_probes(place(hosts, config, None, setting), config, found, list("abcd"))
+    findings = {probe.host: probe.ask() for probe in probes if probe.name == "data"}
+    assert [findings[name].status for name in "abcd"] == ["ok", "ok", "fail", "fail"]
+    whole = "3 shards of a teacher's logits"
+    assert findings["a"].detail == f"{folders['a'].path}, {whole}"
+    assert findings["b"].detail == f"{folders['b'].path}, {whole}, the same as on a"
+    assert findings["c"].detail.endswith(
+        "1 of 3 shards are missing or damaged, such as shard-00002"
+    )
+    assert findings["d"].detail.endswith(f"{whole}: has another shard-00000 than a")
+    assert "launch sync inputs" in findings["d"].remedy
 
 
 def test_units_are_asked_about_every_folder_of_the_run() -> None:

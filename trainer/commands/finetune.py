@@ -32,7 +32,7 @@ _OVERRIDES = {
 @click.option("--task", type=click.Choice(["classify", "causal-lm"]))
 @click.option("--method", type=click.Choice(["lora", "full"]))
 @click.option("--num-classes", type=int, help="Classes of a classify task.")
-@click.option("--data", metavar="FILE", help="Training data, JSON Lines.")
+@click.option("--data", metavar="FILE|DIR", help="JSON Lines, or a folder of a teacher's logits.")
 @click.option("--validation", metavar="FILE", help="Held-out data, JSON Lines.")
 @click.option("--max-seq-len", type=int, help="Tokens; longer samples are cut.")
 @click.option("--epochs", type=int)
@@ -66,7 +66,7 @@ _OVERRIDES = {
 def finetune(
     source: str | None, settings: tuple[str, ...], run_id: str | None, role: str, **flags: Any
 ) -> None:
-    """Fine-tune MODEL_DIR on JSON Lines data.
+    """Fine-tune MODEL_DIR on JSON Lines data, or on what a teacher says of it.
 
     Without --role it runs alone; `--role coordinator` starts the server, and one worker for
     each of --gpus; `--role worker` joins a coordinator.
