@@ -286,15 +286,19 @@ def remove(disk: Disk, folder: Path) -> bool:
     return True
 
 
-def sweep(disk: Disk, parent: Path) -> None:
-    """Remove what writers that died left behind; bring back what one had just set aside."""
-    for path in sorted(parent.glob(".old-*")):
+def sweep(disk: Disk, parent: Path, name: str = "*") -> None:
+    """Remove what writers that died left behind; bring back what one had just set aside.
+
+    `name` narrows it to one folder: where locks do not reach other hosts, only the one writer of
+    that folder knows that nobody is at work there.
+    """
+    for path in sorted(parent.glob(f".old-{name}-*")):
         original = path.with_name(path.name.removeprefix(".old-").rpartition("-")[0])
         if original.exists():
             remove(disk, path)
         else:
             disk.rename(path, original)
-    for path in parent.glob(".tmp-*"):
+    for path in parent.glob(f".tmp-{name}-*"):
         remove(disk, path)
     for pattern in (".link-*", ".probe-*"):
         for path in parent.glob(pattern):

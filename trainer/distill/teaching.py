@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.distill.assignment import Assignment
-from trainer.distill.interruption import Stopped
 from trainer.distill.teacher_view import Headway, Tally
 from trainer.errors import StorageError
+from trainer.interruption import Interrupted
 from trainer.logits.description import ShardPlan
 from trainer.logits.heartbeat import INTERVAL, TeacherBeat
 
@@ -71,12 +71,12 @@ class Teaching:
         Raises:
             NonFiniteError: the model computes NaN or Inf.
             StorageError: a shard could not be written; nothing half-written is left.
-            Stopped: the pass was stopped; a shard that was scored is written first.
+            Interrupted: the pass was stopped; a shard that was scored is written first.
         """
         with TeacherBeat(self._folder, self._name) as beat:
             try:
                 self._pass(beat, stay)
-            except Stopped:
+            except Interrupted:
                 if self._tally.is_complete:
                     beat.done()
                 raise

@@ -18,9 +18,9 @@ from trainer import storage
 from trainer.errors import StorageError, TrainerError
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.claims import Claim, Claims, Head
-from trainer.evaluate.interruption import Interrupted, Interruption
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
 from trainer.evaluate.watched import Checkpoint, WatchedRun
+from trainer.interruption import Interrupted, Interruption
 from trainer.replica.wgpu.failures import LostError
 from trainer.trained import Trained, load_trained
 
@@ -79,8 +79,8 @@ class Runner:
         with self._interruption.installed():
             try:
                 self._watch()
-            except Interrupted:
-                logger.info("stopped by a signal")
+            except Interrupted as reason:
+                logger.info("%s", reason)
             finally:
                 self._results.close()
 

@@ -94,7 +94,6 @@ class LogitsFolder:
         storage.prepare_folder(self.path)
         for part in (TEACHERS, REQUESTS, QUARANTINE):
             (self.path / part).mkdir(exist_ok=True)
-        storage.sweep(disk or Disk(), self.path)
         if not (self.path / DATASET).exists():
             self._create(wanted.to_json().encode(), disk or Disk())
         self._known = None
@@ -240,6 +239,7 @@ class LogitsFolder:
     def _publish(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
         writer: FolderWriter | None = None
         try:
+            storage.sweep(disk, self.path, plan.name)  # what an attempt that died left behind
             writer = FolderWriter(disk, self.path, plan.name)
             writer.add(SHARD_FILE, [content])
             writer.publish()

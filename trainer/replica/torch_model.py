@@ -17,6 +17,8 @@ from trainer.errors import InputError
 from trainer.layout import GradientLayout
 
 HEADS = ("score", "lm_head")
+NF4_BLOCK = 64
+"""Consecutive weights that share a scale."""
 
 
 def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.Module:
@@ -61,6 +63,8 @@ def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.M
                 f"{model_dir}: the base model alone does not fit on {device}"
             ) from None
         raise InputError(f"{model_dir}: cannot be loaded: {_first_line(error)}") from None
+    if config.model.quantization == "nf4" and device.type == "cpu":
+        _check_nf4_widths(model, model_dir)
     model.requires_grad_(full)
     if not full:
         _add_lora(model, config)
@@ -119,6 +123,20 @@ def flatten(model: nn.Module, layout: GradientLayout, device: torch.device) -> T
         view.copy_(parameters[slot.name].detach())
         parameters[slot.name].data = view
     return flat
+
+
+def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
+    """Refuse what bitsandbytes 0.50 misreads on CPUs: rows that do not end with a block.
+
+    It packs them right and unpacks other weights, off by more than the largest of a block.
+    """
+    for name, module in model.named_modules():
+        width = getattr(module, "in_features", 0)
+        if hasattr(module, "support_avx512bf16_for_cpu") and width % NF4_BLOCK:
+            raise InputError(
+                f"{model_dir}: {name} is {width} wide; nf4 on the CPU needs a multiple"
+                f" of {NF4_BLOCK}: set model.quantization none, or take a GPU"
+            )
 
 
 def _add_lora(model: nn.Module, config: RunConfig) -> None:

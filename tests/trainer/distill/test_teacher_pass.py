@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from small_teacher import (
 )
 
 from trainer.distill.assignment import assign
-from trainer.distill.interruption import Interruption, Stopped
 from trainer.distill.teacher import Teacher
 from trainer.distill.teaching import Teaching
 from trainer.distill.windows import Windows
 from trainer.errors import InputError, RefusedError
+from trainer.interruption import Interrupted, Interruption
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.heartbeat import TeacherWatch
 from trainer.logits.ledger import verdicts
@@ -210,7 +211,7 @@ def test_a_pass_that_is_stopped_writes_what_it_has_and_another_goes_on(
 
     def stop_in_the_third_shard(headway: Any) -> None:
         if headway["tokens_done"] > sum(s.tokens for s in assignment.folder.description.shards[:2]):
-            interruption.ask("stopped by SIGTERM")
+            signal.raise_signal(signal.SIGTERM)
 
     teaching = Teaching(
         assignment,
@@ -218,7 +219,7 @@ def test_a_pass_that_is_stopped_writes_what_it_has_and_another_goes_on(
         on_headway=stop_in_the_third_shard,
         check=interruption.check,
     )
-    with pytest.raises(Stopped):
+    with pytest.raises(Interrupted), interruption.installed(), interruption.allowed():
         teaching.run()
     written = shards(tmp_path / "logits")
     assert sorted(written) == ["shard-00000", "shard-00001"]

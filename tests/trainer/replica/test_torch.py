@@ -10,6 +10,7 @@ import torch
 
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, start
 from trainer.data.tokens import Encoded
+from trainer.errors import InputError
 from trainer.replica.base import StepResult
 from trainer.replica.microbatch import Limit
 
@@ -162,6 +163,14 @@ def test_nf4_gradients_are_near_those_of_the_unquantised_base(
         for kind in ("none", "nf4")
     ]
     assert relative(found[1], found[0]) < 0.35
+
+
+def test_nf4_of_a_width_that_bitsandbytes_misreads_is_refused(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    folder = tiny_model(intermediate_size=96)
+    with pytest.raises(InputError, match=r"down_proj is 96 wide; nf4 on the CPU needs a multiple"):
+        start(folder, make_config(folder, model__quantization="nf4"))
 
 
 def test_weights_written_are_weights_used(

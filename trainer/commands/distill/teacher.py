@@ -11,8 +11,8 @@ from trainer.config import Backend
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.distill.interruption import Interruption
     from trainer.distill.teacher import Teacher
+    from trainer.interruption import Interruption
     from trainer.logits.scores import Kind
 
 
@@ -158,15 +158,14 @@ def teacher(model: str, **options: Any) -> None:
         raise InputError(f"--name {options['name']}: it becomes a file's name, so no slash")
     if "," in options["gpu"]:
         raise InputError("--gpus: one teacher takes one GPU; start several with --workers I/N")
-    from trainer.distill.interruption import Interruption, Stopped
-    from trainer.roles import on_signal
+    from trainer.interruption import Interrupted, Interruption
 
     interruption = Interruption()
-    on_signal(interruption.ask)
     try:
-        _teach(model, interruption, **options)
-    except Stopped as stopped:
-        click.echo(f"{stopped}; the same command goes on from here", err=True)
+        with interruption.installed(), interruption.allowed():
+            _teach(model, interruption, **options)
+    except Interrupted as reason:
+        click.echo(f"{reason}; the same command goes on from here", err=True)
 
 
 def _teach(

@@ -1,4 +1,4 @@
-"""How SIGTERM ends a runner at once, but never between the two halves of something."""
+"""How SIGTERM ends a computation of minutes at once, but never between the halves of something."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from types import FrameType
 
 
 class Interrupted(BaseException):
-    """The runner was asked to end; not an Exception, so that no task takes it for its own."""
+    """Somebody asked to stop; not an Exception, so that nothing that catches errors holds it up."""
 
 
 class Interruption:
-    """SIGTERM and SIGINT, which interrupt only where they are let in."""
+    """SIGTERM and SIGINT, which interrupt the main thread only where they are let in.
+
+    A forward ends between two of its operations. What must be finished, such as writing a shard,
+    stands outside or belongs into another thread.
+    """
 
     def __init__(self) -> None:
         self._asked = threading.Event()
+        self._reason = ""
         self._open = False
 
     @contextmanager
@@ -38,11 +43,11 @@ class Interruption:
         """Let a signal, or one that came before, raise `Interrupted` in here."""
         self._open = True
         try:
-            self._check()
+            self.check()
             yield
         finally:
             self._open = False
-        self._check()  # what runs in here may have swallowed it, as `__del__` and callbacks do
+        self.check()
 
     def wait(self, seconds: float) -> None:
         """Sleep.
@@ -53,13 +58,15 @@ class Interruption:
         with self.allowed():
             self._asked.wait(seconds)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal came: finalisers and callbacks may have swallowed it."""
         if self._asked.is_set():
-            raise Interrupted
+            raise Interrupted(self._reason)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del frame
+        self._reason = self._reason or f"stopped by {signal.Signals(number).name}"
         self._asked.set()
         if self._open:
             self._open = False  # the second signal must not disturb what the first one began
-            raise Interrupted
+            raise Interrupted(self._reason)
