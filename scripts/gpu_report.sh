@@ -18,12 +18,15 @@ try() {
 }
 try trainer autotune --gpu "$gpu"
 try python benchmarks/wgpu_gemm.py --gpu "$gpu" ${2:+--peak "$2"}
+try python benchmarks/wgpu_attention.py --gpu "$gpu"
 for tokens in 256 512; do
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape layer --tokens "$tokens"
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 0.6b --tokens "$tokens" --against $against
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 4b --tokens "$tokens" --against $against
 done
-# Every kernel and model on this card, then workers on Vulkan and the CPU with equal hashes.
-try pytest -q tests/trainer/replica/wgpu tests/contracts/test_f_dp_001_wgpu_processes.py
+# Every kernel and model on this card, then workers on Vulkan and the CPU with equal hashes; torch's
+# own CUDA tests run where there is a CUDA card.
+try pytest -q tests/trainer/replica tests/contracts/test_f_dp_001_wgpu_processes.py \
+    tests/contracts/test_f_dp_001_wgpu_distillation.py
 
 [ ${#failed[@]} = 0 ] || { printf '\nfailed:\n'; printf '  %s\n' "${failed[@]}"; exit 1; }
