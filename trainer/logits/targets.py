@@ -17,6 +17,8 @@ from trainer.soft_targets import SoftTargets
 _NO_TAIL = 2.0**-10
 """Share of the tail inside the student's vocabulary below which there is nobody to give it to;
 twice the rounding of what is stored."""
+_NEVER = -200.0
+"""A logarithm whose fp32 power is 0: what has no probability must not make 0 x Inf."""
 
 
 def targets(
@@ -74,12 +76,18 @@ def _sampled(scores: Scores, temperature: float) -> SoftTargets:
 
 
 def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
+    """Return all tokens: so many that the step notices, hence in fp32 and mostly in place."""
     assert scores.logprobs is not None
-    at = _positions(scores)
-    weights = np.exp(exponent * scores.logprobs.astype(np.float64))
-    weights /= _sums(weights, at, scores)[at]
-    entropy = _sums(_surprise(weights), at, scores)
-    return _result(scores.offsets, scores.ids, weights, None, entropy, temperature)
+    rows = len(scores.tail) - 1  # position 0 has no entries
+    log_w = scores.logprobs.reshape(rows, len(scores.ids) // max(1, rows)) * exponent
+    log_w -= log_w.max(1, initial=-np.inf, keepdims=True)
+    np.maximum(log_w, _NEVER, out=log_w)
+    weights = np.exp(log_w)
+    total = weights.sum(1, keepdims=True)
+    weights /= total
+    log_w *= weights
+    entropy = np.concatenate([[0], np.log(total[:, 0]) - log_w.sum(1)])
+    return _result(scores.offsets, scores.ids, weights.reshape(-1), None, entropy, temperature)
 
 
 def _drawn(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
@@ -159,7 +167,7 @@ def _surprise(weights: NDArray[np.float64]) -> NDArray[np.float64]:
 def _result(
     offsets: NDArray[np.int64],
     ids: NDArray[np.int32],
-    weights: NDArray[np.float64],
+    weights: NDArray[np.floating],
     rest: NDArray[np.float64] | None,
     entropy: NDArray,
     temperature: float,
@@ -167,7 +175,7 @@ def _result(
     return SoftTargets(
         offsets=offsets,
         ids=ids,
-        weights=weights.astype(np.float32),
+        weights=weights.astype(np.float32, copy=False),
         rest=np.zeros(len(entropy), np.float32) if rest is None else rest.astype(np.float32),
         entropy=entropy.astype(np.float32),
         temperature=temperature,

@@ -166,18 +166,19 @@ def row_losses(
         return RowLosses(-student.log(chosen), gradient.new_zeros(()), gradient)
 
     scaled = mix.temperature != 1
-    named = logits.view(-1)[teacher.at] / mix.temperature
+    log_named = teacher.get(logits) / mix.temperature
     plain = _softmax(logits.clone()) if scaled else None
     student = _softmax(logits.div_(mix.temperature) if scaled else logits, teacher)
     ce = -(plain or student).log(chosen)
-    log_named = named - student.peak[teacher.row] - student.total.log()[teacher.row]
+    for part in (student.peak, student.total.log()):
+        log_named.sub_(teacher.spread(part))
     buckets = _Buckets(log_named.exp(), log_named, student.rest / student.total)
     kl, pull, slope = _DIVERGENCES[mix.divergence](teacher, buckets)
 
     strength, hard = mix.alpha * mix.temperature, 1 - mix.alpha
     shared = 0.0 if scaled else hard  # at temperature 1 both losses have one softmax
     gradient = student.powers.mul_(((strength * slope + shared) / student.total)[:, None])
-    gradient.view(-1)[teacher.at] = strength * pull + shared * buckets.named
+    teacher.put(gradient, pull.mul_(strength).add_(buckets.named, alpha=shared))
     if plain is not None:
         gradient.add_(plain.powers.mul_((hard / plain.total)[:, None]))
     gradient.view(-1)[target] -= hard
@@ -207,10 +208,10 @@ def _softmax(logits: Tensor, teacher: SoftChunk | None = None) -> _Softmax:
     if teacher is None:
         total = powers.sum(-1)
         return _Softmax(powers, peak, total, total)
-    named = powers.view(-1)[teacher.at]
-    powers.view(-1)[teacher.at] = 0
+    named = teacher.sum(teacher.get(powers))
+    teacher.put(powers, 0)
     rest = powers.sum(-1)
-    return _Softmax(powers, peak, rest + teacher.sum(named), rest)
+    return _Softmax(powers, peak, rest + named, rest)
 
 
 class _Buckets(NamedTuple):
@@ -234,7 +235,7 @@ def _forward(teacher: SoftChunk, student: _Buckets) -> _Slopes:
     named = teacher.sum(teacher.weights * student.log_named)
     kl = -named - teacher.rest * rest.log() - teacher.entropy
     mass = teacher.sum(teacher.weights) + teacher.rest
-    pull = student.named * mass[teacher.row] - teacher.weights
+    pull = (student.named * teacher.spread(mass)).sub_(teacher.weights)
     return kl, pull, mass - teacher.rest / rest
 
 
@@ -242,7 +243,7 @@ def _reverse(teacher: SoftChunk, student: _Buckets) -> _Slopes:
     g = student.log_named - _log(teacher.weights)
     g_rest = _log(student.rest) - _log(teacher.rest)
     kl = teacher.sum(student.named * g) + student.rest * g_rest
-    return kl, student.named * (g - kl[teacher.row]), g_rest - kl
+    return kl, g.sub_(teacher.spread(kl)).mul_(student.named), g_rest - kl
 
 
 def _jsd(teacher: SoftChunk, student: _Buckets) -> _Slopes:
@@ -254,7 +255,7 @@ def _jsd(teacher: SoftChunk, student: _Buckets) -> _Slopes:
     to_teacher = teacher.sum(teacher.weights * (log_p - log_m)) + teacher.rest * (
         log_p_rest - log_m_rest
     )
-    pull = student.named * (g - to_student[teacher.row])
+    pull = g.sub_(teacher.spread(to_student)).mul_(student.named)
     return to_student + to_teacher / 2, pull, g_rest - to_student
 
 
@@ -266,7 +267,7 @@ _DIVERGENCES: dict[Divergence, Callable[[SoftChunk, _Buckets], _Slopes]] = {
 
 
 def _log(probability: Tensor) -> Tensor:
-    return probability.clamp(min=_LEAST).log()
+    return probability.clamp(min=_LEAST).log_()
 
 
 def _mixed(ce: Tensor, kl: Tensor, mix: Mix | None) -> Tensor:

@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class SoftChunk:
+class NamedTokens:
     """What a teacher expected at n target tokens: e entries, in order of the tokens."""
 
     at: Tensor
@@ -34,9 +34,52 @@ class SoftChunk:
     entropy: Tensor
     """`[n]`"""
 
+    def get(self, matrix: Tensor) -> Tensor:
+        """Return the entries `[e]` of a matrix `[n, V]`."""
+        return matrix.view(-1)[self.at]
+
+    def put(self, matrix: Tensor, values: Tensor | float) -> None:
+        """Write the entries of a matrix `[n, V]`."""
+        matrix.view(-1)[self.at] = values
+
     def sum(self, values: Tensor) -> Tensor:
         """Return the sums `[n]` of values `[e]`, added up in one order on every device."""
         return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values `[n]` as each entry meets them."""
+        return values[self.row]
+
+
+@dataclass(frozen=True)
+class AllTokens:
+    """The same where each of the n tokens has every entry by id: `[e]` is `[n, V]`, no indices."""
+
+    weights: Tensor
+    """`[n, V]`"""
+    rest: Tensor
+    """`[n]`"""
+    entropy: Tensor
+    """`[n]`"""
+
+    def get(self, matrix: Tensor) -> Tensor:
+        """Return the matrix `[n, V]` itself, which has nothing but entries."""
+        return matrix
+
+    def put(self, matrix: Tensor, values: Tensor | float) -> None:
+        """Overwrite a matrix `[n, V]`."""
+        matrix[:] = values
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sums `[n]` of values `[n, V]`."""
+        return values.sum(-1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values `[n]` as each entry meets them."""
+        return values[:, None]
+
+
+SoftChunk = NamedTokens | AllTokens
 
 
 @dataclass(frozen=True)
@@ -67,16 +110,26 @@ class SoftRows:
         """Return some of the tokens, beside their logits `[n, V]` and in their dtype."""
         offsets = self.offsets[part.start : part.stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
-        lengths = torch.from_numpy(np.diff(offsets)).to(logits.device, non_blocking=True)
-        rows = torch.arange(len(lengths), device=logits.device)
-        row = torch.repeat_interleave(rows, lengths, output_size=last - first)
-        ids = self.ids[first:last].to(logits.device, non_blocking=True)
+        ids, counts = self.ids[first:last], np.diff(offsets)
         weights, rest, entropy = (
             values.to(logits, non_blocking=True)
             for values in (self.weights[first:last], self.rest[part], self.entropy[part])
         )
-        at = row * logits.shape[1] + ids
-        return SoftChunk(at, row, lengths, weights, rest, entropy)
+        if _are_all(ids, counts, logits.shape[1]):
+            return AllTokens(weights.view(logits.shape), rest, entropy)
+        lengths = torch.from_numpy(counts).to(logits.device, non_blocking=True)
+        rows = torch.arange(len(lengths), device=logits.device)
+        row = torch.repeat_interleave(rows, lengths, output_size=last - first)
+        at = row * logits.shape[1] + ids.to(logits.device, non_blocking=True)
+        return NamedTokens(at, row, lengths, weights, rest, entropy)
+
+
+def _are_all(ids: Tensor, counts: NDArray[np.int64], vocabulary: int) -> bool:
+    """Return whether every position names all tokens by id."""
+    if not (counts == vocabulary).all():
+        return False
+    every = torch.arange(vocabulary, dtype=ids.dtype)
+    return torch.equal(ids.view(-1, vocabulary), every.expand(len(counts), -1))
 
 
 @dataclass(frozen=True)
@@ -145,7 +198,8 @@ def soft_rows(samples: Sequence[Encoded]) -> SoftRows:
         assert soft is not None, "a sample has no soft targets"
         wanted = sample.labels != IGNORED
         lengths = np.diff(soft.offsets)
-        entries = np.repeat(wanted, lengths)
+        all_wanted = not lengths[~wanted].any()  # as of whole distributions, large to pick from
+        entries = slice(None) if all_wanted else np.repeat(wanted, lengths)
         offsets.append(lengths[wanted])
         columns.append(
             (soft.ids[entries], soft.weights[entries], soft.rest[wanted], soft.entropy[wanted])

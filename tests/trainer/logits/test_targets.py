@@ -1,5 +1,7 @@
 """What a student compares with: sums, exactness, unbiasedness, other temperatures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_logits import SCHEMES, VOCABULARY, draw_logits, score
@@ -157,6 +159,21 @@ def test_a_very_high_temperature_flattens():
     scheme = SCHEMES["full"]
     soft = targets(score(draw_logits(rng, 10), scheme, rng), scheme, 1000.0, "forward")
     np.testing.assert_allclose(dense(soft)[1:], 1 / VOCABULARY, rtol=2e-2)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_full_has_tokens_without_probability(temperature):
+    """As float16 stores the logarithm of what is next to nothing; and a window of one token."""
+    logits = np.zeros((1, VOCABULARY))
+    scheme, rng = SCHEMES["full"], np.random.default_rng(0)
+    scores = score(logits, scheme, rng)
+    logprobs = np.where(np.arange(VOCABULARY) == 3, 0, -np.inf)
+    scores = replace(scores, logprobs=logprobs.astype(np.float32))
+    soft = targets(scores, scheme, temperature, "forward")
+    np.testing.assert_array_equal(soft.weights, np.arange(VOCABULARY) == 3)
+    np.testing.assert_array_equal(soft.entropy, 0)
+    alone = targets(score(logits[:0], scheme, rng), scheme, temperature, "forward")
+    assert (len(alone.weights), alone.entropy.tolist()) == (0, [0])
 
 
 def test_no_divergence_is_negative():
