@@ -56,6 +56,8 @@ def main() -> None:
             taken += [
                 piece for piece in pieces(path.read_text("utf-8", "replace")) if piece.strip()
             ]
+        # Mixed, since a student reads them in this order and its steps should resemble each other.
+        taken.sort(key=lambda text: hashlib.sha256(text.encode()).digest())
     parts["teacher"] = parts["student"] + parts.pop("rest")
     for part, texts in parts.items():
         lines = (json.dumps({"text": text}) + "\n" for text in texts)
