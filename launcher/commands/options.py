@@ -91,7 +91,9 @@ def config_options(command: Command) -> Command:
             click.option(
                 "--model", metavar="DIR|NAME", help="The base model: a folder or a hub name."
             ),
-            click.option("--data", metavar="FILE", help="The training data (data.train)."),
+            click.option(
+                "--data", metavar="PATH", help="Training data: JSON Lines, or a folder of logits."
+            ),
             click.option("--output", "-o", metavar="DIR", help="The output folder."),
         )
     ):
