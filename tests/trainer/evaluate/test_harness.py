@@ -95,9 +95,9 @@ def test_a_task_that_lm_eval_does_not_know(tmp_path: Path, questions: list[Any])
 
 
 @pytest.mark.skipif(installed, reason="needs lm-eval not to be there")
-def test_without_lm_eval_its_tasks_are_refused(tmp_path: Path) -> None:
+def test_without_lm_eval_its_tasks_are_refused() -> None:
     with pytest.raises(InputError, match=r"pip install 'motley\[lm-eval\]'"):
-        harness(tmp_path, "arc_easy")
+        make_tasks("lm-eval:arc_easy", Material())
 
 
 def _likeliest(model: Path, line: dict[str, Any]) -> int:
