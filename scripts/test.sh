@@ -10,8 +10,8 @@ lint() {
 }
 fast() {
     # By file, since the tests of one share their models. Two processes: torch's own threads wait.
-    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not cluster and not testbed' -n 2 --dist loadfile \
-        --ignore tests/trainer/replica/wgpu
+    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not slow and not cluster and not testbed' -n 2 \
+        --dist loadfile --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
     # Apart, since every process compiles its kernels anew; they skip where there is no Vulkan.
@@ -19,7 +19,7 @@ vulkan() {
 }
 cluster() {
     # Two at a time: they mostly wait. By file, since a file's tests may share one run.
-    "$bin/pytest" -m cluster -n 2 --dist loadfile
+    "$bin/pytest" -m 'cluster or slow' -n 2 --dist loadfile --durations=15
 }
 testbed() {
     # In one process: the hosts share a lab, and the machine's cores.

@@ -159,6 +159,7 @@ def test_a_memory_hog(sandbox: Sandbox) -> None:
     assert not sandbox.run("x = []\nwhile True: x.append(bytearray(10**6))").passed
 
 
+@pytest.mark.slow
 def test_endless_programs() -> None:
     try:
         sandbox = Sandbox(Limits(cpu_seconds=1, seconds=4))
