@@ -40,7 +40,7 @@ score() { # SCHEME FLAG...
 learn() { # NAME SEED LOGITS ALPHA
     aside "$1-$2" trainer distill student --teacher-logits "$out/logits/$3" \
         --student-config scripts/demo_distill_student.json --tokenizer $out/tokenizer \
-        --validation $out/data/validation.jsonl --alpha "$4" --epochs 3 --batch-size 8 \
+        --validation $out/data/validation.jsonl --alpha "$4" --epochs 2 --batch-size 8 \
         --learning-rate 4e-3 --max-seq-len 512 --set "training.seed=$2" --set checkpoint.every=100 \
         --set checkpoint.keep_last=10 -o "$out/students/$1-$2" --gpu-backend cpu --threads 1
 }
