@@ -29,7 +29,6 @@ hosts() {
     # Of the test bed what a run of .ci/run has time for: one cluster, from bare hosts through the
     # recipe to a trained model. The faults and all that provisions hosts of its own: testbed.
     "$bin/pytest" -m testbed -s --durations=12 tests/testbed/test_training.py
-}.py
 }
 
 summary=() failed=0
