@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,9 @@ from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.loader import load_frozen, take_frozen
 from trainer.replica.wgpu.memory import Pool
+
+if TYPE_CHECKING:
+    from tests.conftest import TinyModel
 
 NF4_FILE = "motley-nf4-float32.safetensors"
 
@@ -86,8 +90,14 @@ def test_shards_and_a_bare_prefix(model: Path, device: Device) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_nf4_is_that_of_the_torch_replica(
-    model: Path, device: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel,
+    tmp_path: Path,
+    device: Device,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    model = tmp_path / "model"  # a copy: the NF4 file is kept beside the weights
+    shutil.copytree(tiny_model(), model)
     monkeypatch.setattr(nf4_file, "_STEP", 640)
     monkeypatch.setattr(loader, "_STEP", 512)
     config = config_of(model, dtype=dtype, quantization="nf4", task="causal-lm")
