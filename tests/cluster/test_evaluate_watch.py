@@ -85,7 +85,10 @@ class Trainee:
 
     def wait_held_by(self, name: str) -> None:
         """Wait until a runner is at work; loading torch alone takes it a while from here on."""
-        held = lambda: [claim for claim in self.claims("held") if claim["runner"] == name]  # noqa: E731
+
+        def held() -> bool:
+            return any(claim["runner"] == name for claim in self.claims("held"))
+
         wait_for(held, f"{name} has a claim", self)
 
     def logs(self) -> str:

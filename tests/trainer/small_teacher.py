@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import small_model
 import torch
 
 from trainer.data.documents import Documents
@@ -14,18 +16,10 @@ from trainer.distill.assignment import Assignment, Wish, assign
 from trainer.distill.teacher import Teacher, open_teacher
 from trainer.distill.teaching import Teaching
 from trainer.distill.trimming import trim
-from trainer.init_model import ModelSizes, init_model
+from trainer.init_model import init_model
 from trainer.logits.scores import Scheme
 
-SIZES = ModelSizes(
-    hidden_size=32,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    intermediate_size=64,
-    vocab_size=400,
-)
+SIZES = replace(small_model.SIZES, vocab_size=400)
 TOPK = Scheme(kind="topk", top_k=8, tail_samples=4)
 SCHEMES = {"topk": TOPK, "sampled": Scheme(kind="sampled"), "full": Scheme(kind="full")}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from trainer.commands.distill.place import place_options
 from trainer.config import Backend
 from trainer.errors import RefusedError
 
@@ -29,15 +30,7 @@ from trainer.errors import RefusedError
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the sample."
 )
-@click.option("--gpus", "gpu", metavar="GPU", default="", help="Index, UUID or PCI address.")
-@click.option(
-    "--gpu-backend",
-    "backend",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-)
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@place_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
     folder: Path,

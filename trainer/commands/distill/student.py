@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainer import config as run_config
+from trainer.commands.distill.place import place_options
 from trainer.commands.overrides import setting
 from trainer.errors import InputError
 
@@ -56,11 +57,7 @@ _OVERRIDES = {
 @click.option("-o", "--output", metavar="DIR", help="Checkpoints, metrics and status go here.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other setting.")
 @click.option("--run-id", help="Name of the run; a restart with the same one resumes it.")
-@click.option("--gpus", default="", metavar="GPU", help="One device, such as 0 or a UUID.")
-@click.option(
-    "--gpu-backend", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True
-)
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@place_options
 @click.option("--compile", "compiled", is_flag=True, help="Compile the layers by torch.compile.")
 @click.option(
     "--teacher-timeout", type=click.FloatRange(min=0), default=120.0, show_default=True,
@@ -72,16 +69,16 @@ def student(
     tokenizer: str | None,
     settings: tuple[str, ...],
     run_id: str | None,
-    gpus: str,
-    gpu_backend: run_config.Backend,
+    gpu: str,
+    backend: run_config.Backend,
     threads: int | None,
     compiled: bool,
     teacher_timeout: float,
     **flags: Any,
 ) -> None:
     """Train a student on a folder of teacher logits, also while it is being written."""
-    if "," in gpus:
-        raise InputError(f"--gpus {gpus}: a student trains on one device")
+    if "," in gpu:
+        raise InputError(f"--gpus {gpu}: a student trains on one device")
     if (shape is None) != (tokenizer is None) or (shape and flags["student"]):
         raise InputError("give --student MODEL, or --student-config and --tokenizer")
     if source == _PRESET and not (flags["logits"] and (flags["student"] or shape)):
@@ -104,7 +101,7 @@ def student(
     fresh = (
         FreshStudent(shape=shape, tokenizer_dir=Path(tokenizer)) if shape and tokenizer else None
     )
-    device = Device(backend=gpu_backend, gpu=gpus, threads=threads, compiled=compiled)
+    device = Device(backend=backend, gpu=gpu, threads=threads, compiled=compiled)
     code = run_student(
         config,
         run_id or config.name,

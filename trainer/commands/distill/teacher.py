@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainer.commands.distill.place import place_options
 from trainer.config import Backend
 from trainer.errors import InputError
 
@@ -133,15 +134,7 @@ class Share(click.ParamType):
     help="End early once this status.json says that the student's run is over.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of draws.")
-@click.option("--gpus", "gpu", metavar="GPU", default="", help="Index, UUID or PCI address.")
-@click.option(
-    "--gpu-backend",
-    "backend",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-)
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@place_options
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float32"]),
