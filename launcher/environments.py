@@ -245,9 +245,6 @@ class Pip:
         target = ("--python", str(python)) if python else ()
         command = [str(self._python), "-m", "pip", *target, "--no-input"]
         command += ["--disable-pip-version-check", verb, "--quiet"]
-        if verb == "install":
-            # Not compiled: of the 1.9 GB that would take half a minute, a run imports a fraction.
-            command.append("--no-compile")
         # /tmp may be memory, and torch's wheels are large.
         environment = {**os.environ, "TMPDIR": str(self._scratch)}
         return _call([*command, *arguments], environment, _PIP_DEADLINE)

@@ -62,7 +62,6 @@ write_stamp() { printf '%s\n' "$1" "$kind" "$PWD" >"$stamp"; }
 pip() {
     local quiet=-qq
     [ -t 2 ] && quiet='' # a terminal sees the downloads progress
-    # Not compiled: of the 1.9 GB that would take half a minute, a run imports a fraction.
     "$VENV/bin/python" -m pip install --no-input --no-compile --disable-pip-version-check $quiet "$@" >&2
 }
 
@@ -121,6 +120,10 @@ fi
 install_torch
 echo "torch==$TORCH_VERSION" >"$VENV/constraints.txt"
 pip --constraint "$VENV/constraints.txt" --editable '.[dev]'
+# Here, since pip would use one core; and a process may be told to leave no bytecode, as containers
+# like to: each would then spend as long on compiling torch's sources as on running them. The few
+# files that are no Python are templates.
+"$VENV/bin/python" -m compileall -qq -j 0 "$VENV"/lib/python3*/site-packages || true
 
 write_stamp "$wanted"
 say "done in $((SECONDS - started)) s: $("$VENV/bin/python" --version), torch for $kind, tools in $VENV/bin"
