@@ -2,7 +2,7 @@
 
     python benchmarks/distill.py bytes [--tokens 2048]
     python benchmarks/distill.py codings [--tokens 1024]
-    python benchmarks/distill.py scoring [--layers 28] [--tokens 512] [--repeats 3]
+    python benchmarks/distill.py scoring [--hidden-size 2048] [--tokens 512] [--repeats 3]
     python benchmarks/distill.py step [--tokens 256] [--repeats 5]
     python benchmarks/distill.py loader [--tokens 16384]
 
@@ -53,13 +53,13 @@ def main() -> int:
     for name, settings in {
         "bytes": {"tokens": 2048},
         "codings": {"tokens": 1024},
-        "scoring": {"tokens": 512, "layers": 28, "repeats": 3},
+        "scoring": {"tokens": 512, "hidden_size": 2048, "repeats": 3},
         "step": {"tokens": 256, "repeats": 5},
         "loader": {"tokens": 16384, "repeats": 3},
     }.items():
         part = parts.add_parser(name)
         for setting, default in settings.items():
-            part.add_argument(f"--{setting}", type=int, default=default)
+            part.add_argument(f"--{setting.replace('_', '-')}", type=int, default=default)
     arguments = parser.parse_args()
     report = Report(f"distill-{arguments.part}")
     measure = {
@@ -105,8 +105,13 @@ def measure_bytes(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def scoring(report: Report, arguments: argparse.Namespace) -> None:
-    """What scoring and writing add to a forward that ends with logits."""
-    model = {**_QWEN3, "num_hidden_layers": arguments.layers}
+    """What scoring and writing add to a forward that ends with logits.
+
+    What they cost at a position depends on the vocabulary alone, so the ratio falls with the
+    teacher's size: hidden size 1024 is Qwen3-0.6B, 2048 is Qwen3-1.7B.
+    """
+    hidden = arguments.hidden_size
+    model = {**_QWEN3, "hidden_size": hidden, "intermediate_size": 3 * hidden}
     with tempfile.TemporaryDirectory() as scratch:
         teacher_model = random_model(Path(scratch) / "teacher", model)
         ids = np.arange(VOCAB_SIZE, dtype=np.int32)
@@ -147,6 +152,7 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
     body, head = parameters(model)
     figures = {
         "tokens": shards * arguments.tokens,
+        "hidden_size": hidden,
         "body_parameters": body,
         "head_parameters": head,
     }
@@ -246,10 +252,9 @@ def loader(report: Report, arguments: argparse.Namespace) -> None:
     )
 
 
-_QWEN3: dict[str, Any] = {  # Qwen3-0.6B
+_QWEN3: dict[str, Any] = {  # what Qwen3-0.6B and 1.7B have in common
     "model_type": "qwen3",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 128,

@@ -108,7 +108,7 @@ if [ ! -x "$VENV/bin/python" ]; then
     else
         say "  1. torch $TORCH_VERSION for CPU, to train (190 MB to download, 0.9 GB on disk)"
     fi
-    say "  2. what Motley imports, and its developer tools: docs/dependencies.md says why (about 300 MB to download, 1 GB on disk)"
+    say "  2. what Motley imports, and its developer tools: docs/dependencies.md says why (about 300 MB to download, 1.4 GB on disk)"
     mkdir -p "$VENV"
     write_stamp unfinished
     "$python" -m venv "$VENV"

@@ -1,9 +1,9 @@
 """Logits of a teacher become the part of its distribution that a scheme keeps.
 
-Every pass over the vocabulary costs as much as a few layers of a small teacher, so there are few:
-one softmax, one look for the largest, one sum. The vocabulary is seen as B x M strided blocks:
-the k largest of all lie in the k blocks with the largest maxima, and a draw first takes a block by
-its sum, then a token in it. Both are exact.
+Every pass over the vocabulary costs as much as a layer of a small teacher, so there are few, and
+few rows at a time, which the caches hold. The vocabulary is seen as B x M strided blocks: the k
+largest of all lie in the k blocks with the largest maxima, and a draw first takes a block by its
+sum, then a token in it. Both are exact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLOOR = -1e30  # instead of -Inf: what has no probability must not make 0 x Inf
 _NOTHING = 1e-30  # mass below which there is nothing to spread over, and nothing to draw
 _WORD = (1 << 64) - 1
 _STREAM = int.from_bytes(b"draws", "little")  # keeps these draws apart from others of the seed
-_CPU_ELEMENTS = 1 << 21  # of a working buffer: what the caches of a few cores hold together
+_CPU_ELEMENTS = 1 << 20  # of a working buffer for each thread: what the caches hold
 _DEVICE_ELEMENTS = 1 << 27
 
 
@@ -108,16 +108,17 @@ class Scorer:
     def _score(self, logits: Tensor, points: Tensor) -> tuple[Tensor, ...]:
         """Score as many rows as a buffer holds; returns the fields of `Rows`."""
         log_p, p = self._probabilities(logits)
-        kept = self._largest(log_p)
-        kept_log_p, kept_p = log_p.gather(1, kept), p.gather(1, kept)
+        kept = _largest(log_p, self._kept)
+        kept_log_p, kept_p = log_p.gather(1, kept).clamp_(min=_FLOOR), p.gather(1, kept)
         p.scatter_(1, kept, 0.0)
-        below, known = p.sum(1), kept_p.sum(1)
+        masses = p.unflatten(1, (BLOCK, -1)).sum(1)
+        below, known = masses.sum(1), kept_p.sum(1)
         dropped = (1 - known - below).clamp_(min=0)
         if self._size == self._vocab_size:
             dropped.zero_()
-        drawn = self._draw(p, points)
+        drawn = self._draw(p, masses, points)
         drawn_log_p = log_p.gather(1, drawn.clamp(min=0))
-        p_log_p = p.mul_(log_p).sum(1)
+        p_log_p = p.mul_(log_p).nansum(1)  # 0 x -Inf is 0; of true NaN the masses tell
         tail = below + dropped
         if self._scheme.kind == "topk":
             # The tail is spread over the tokens below in proportion; without any, over the kept.
@@ -130,7 +131,7 @@ class Scorer:
             if self._scheme.kind == "sampled":
                 tail = torch.ones_like(tail)
             else:
-                kept_log_p, tail = log_p[:, : self._size].clone(), dropped
+                kept_log_p, tail = log_p[:, : self._size].clamp(min=_FLOOR), dropped
         return kept.int(), kept_log_p, drawn.int(), drawn_log_p, tail, dropped, entropy
 
     def _probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +142,7 @@ class Scorer:
         if self._scheme.temperature != 1:
             log_p.div_(self._scheme.temperature)
         torch.softmax(log_p, 1, out=p)
-        log_p.sub_((log_p.amax(1) - p.amax(1).log())[:, None]).clamp_(min=_FLOOR)
+        log_p.sub_((log_p.amax(1) - p.amax(1).log())[:, None])
         if self._ids is None:
             log_p[:, self._size :], p[:, self._size :] = _FLOOR, 0.0
             return log_p, p
@@ -150,29 +151,19 @@ class Scorer:
         own_p[:, : self._size] = p.index_select(1, self._ids)
         return own_log_p, own_p
 
-    def _largest(self, log_p: Tensor) -> Tensor:
-        """Return the tokens to keep, the most likely first, `[n, K]`."""
-        blocks = log_p.unflatten(1, (BLOCK, log_p.shape[1] // BLOCK))
-        width = blocks.shape[2]
-        if width <= self._kept:
-            return log_p.topk(self._kept, 1).indices
-        best = blocks.amax(1).topk(self._kept, 1).indices
-        inside = blocks.gather(2, best[:, None].expand(-1, BLOCK, -1)).flatten(1)
-        place = inside.topk(self._kept, 1).indices
-        return place // self._kept * width + best.gather(1, place % self._kept)
-
-    def _draw(self, p: Tensor, points: Tensor) -> Tensor:
+    def _draw(self, p: Tensor, masses: Tensor, points: Tensor) -> Tensor:
         """Return tokens by the inverse of the distribution function, `[n, D]`.
 
         Args:
             p: unnormalised; a token without mass is never drawn.
+            masses: its sums over the blocks, `[n, M]`.
             points: fp64 in [0, 1), `[n, D]`.
         """
         if self.draws == 0:
             return points.long()
-        blocks = p.unflatten(1, (BLOCK, p.shape[1] // BLOCK))
+        blocks = p.unflatten(1, (BLOCK, -1))
         width = blocks.shape[2]
-        masses = blocks.sum(1).double()
+        masses = masses.double()
         sums = masses.cumsum(1)
         targets = points * sums[:, -1:]
         block = torch.searchsorted(sums, targets, right=True).clamp_(max=width - 1)
@@ -183,6 +174,18 @@ class Scorer:
         # Rounding may put a point on the block's end: its last token with mass is meant.
         place = torch.minimum((inside <= into[:, None] * total).sum(1), (inside < total).sum(1))
         return torch.where(sums[:, -1:] > _NOTHING, place * width + block, -1)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Return the columns of the `count` largest of each row, the largest first, `[n, count]`."""
+    blocks = values.unflatten(1, (BLOCK, -1))
+    width = blocks.shape[2]
+    if width <= count:
+        return values.topk(count, 1).indices
+    best = blocks.amax(1).topk(count, 1).indices
+    inside = blocks.gather(2, best[:, None].expand(-1, BLOCK, -1)).flatten(1)
+    place = inside.topk(count, 1).indices
+    return place // count * width + best.gather(1, place % count)
 
 
 def _entropy(p_log_p: Tensor, mass: Tensor, scale: Tensor) -> Tensor:
