@@ -188,6 +188,20 @@ def test_tokens_with_a_logit_of_minus_infinity_are_impossible_and_harmless() -> 
         assert not np.any((ids >= 10) & (ids < 200))
 
 
+@pytest.mark.parametrize("scheme", [TOPK, SAMPLED, FULL], ids=lambda scheme: scheme.kind)
+def test_fewer_possible_tokens_than_are_kept(scheme: Scheme) -> None:
+    logits = np.full((POSITIONS, VOCAB), -np.inf, np.float32)
+    logits[:, [3, 5]] = 1.0
+    scores = score_rows(scheme, IN_ORDER, logits).scores(with_logprobs=True)
+    assert scores.logprobs is not None
+    assert np.isfinite(scores.logprobs).all()
+    possible = np.isin(scores.ids, [3, 5])
+    assert possible.any()
+    np.testing.assert_allclose(scores.logprobs[possible], np.log(0.5), atol=1e-6)
+    assert np.exp(scores.logprobs[~possible]).sum() == 0
+    np.testing.assert_allclose(scores.entropy[1:], np.log(2), atol=1e-6)
+
+
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf])
 def test_a_logit_that_is_no_number_shows(spoilt: float) -> None:
     logits = random_logits()
