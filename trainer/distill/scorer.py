@@ -8,6 +8,7 @@ sum, then a token in it. Both are exact.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 """Tokens in a block; near the square root of V / k both levels of a search cost the same."""
-_FLOOR = -1e30  # instead of -Inf: what has no probability must not make 0 x Inf
+_FLOOR = -1e30  # of an impossible token; columns of padding have -Inf, so they are never kept
 _NOTHING = 1e-30  # mass below which there is nothing to spread over, and nothing to draw
 _WORD = (1 << 64) - 1
 _STREAM = int.from_bytes(b"draws", "little")  # keeps these draws apart from others of the seed
@@ -78,7 +79,7 @@ class Scorer:
 
         def buffers(columns: int) -> tuple[Tensor, Tensor]:
             shape = (rows, -(-columns // BLOCK) * BLOCK)
-            log_p = torch.full(shape, _FLOOR, dtype=torch.float32, device=device)
+            log_p = torch.full(shape, -math.inf, dtype=torch.float32, device=device)
             return log_p, torch.zeros_like(log_p)  # the columns of padding stay as they are
 
         self._whole = buffers(vocab_size)
@@ -109,7 +110,7 @@ class Scorer:
         """Score as many rows as a buffer holds; returns the fields of `Rows`."""
         log_p, p = self._probabilities(logits)
         kept = _largest(log_p, self._kept)
-        kept_log_p, kept_p = log_p.gather(1, kept).clamp_(min=_FLOOR), p.gather(1, kept)
+        kept_log_p, kept_p = log_p.gather(1, kept), p.gather(1, kept)
         p.scatter_(1, kept, 0.0)
         masses = p.unflatten(1, (BLOCK, -1)).sum(1)
         below, known = masses.sum(1), kept_p.sum(1)
@@ -118,7 +119,7 @@ class Scorer:
             dropped.zero_()
         drawn = self._draw(p, masses, points)
         drawn_log_p = log_p.gather(1, drawn.clamp(min=0))
-        p_log_p = p.mul_(log_p).nansum(1)  # 0 x -Inf is 0; of true NaN the masses tell
+        p_log_p = p[:, : self._size].mul_(log_p[:, : self._size]).sum(1)  # 0 x -Inf is NaN
         tail = below + dropped
         if self._scheme.kind == "topk":
             # The tail is spread over the tokens below in proportion; without any, over the kept.
@@ -131,7 +132,7 @@ class Scorer:
             if self._scheme.kind == "sampled":
                 tail = torch.ones_like(tail)
             else:
-                kept_log_p, tail = log_p[:, : self._size].clamp(min=_FLOOR), dropped
+                kept_log_p, tail = log_p[:, : self._size].clone(), dropped
         return kept.int(), kept_log_p, drawn.int(), drawn_log_p, tail, dropped, entropy
 
     def _probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,8 +144,9 @@ class Scorer:
             log_p.div_(self._scheme.temperature)
         torch.softmax(log_p, 1, out=p)
         log_p.sub_((log_p.amax(1) - p.amax(1).log())[:, None])
+        log_p[:, : self._vocab_size].clamp_(min=_FLOOR)
         if self._ids is None:
-            log_p[:, self._size :], p[:, self._size :] = _FLOOR, 0.0
+            log_p[:, self._size :], p[:, self._size :] = -math.inf, 0.0
             return log_p, p
         own_log_p, own_p = (buffer[:count] for buffer in self._own)
         own_log_p[:, : self._size] = log_p.index_select(1, self._ids)

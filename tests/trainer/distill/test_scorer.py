@@ -195,6 +195,7 @@ def test_fewer_possible_tokens_than_are_kept(scheme: Scheme) -> None:
     scores = score_rows(scheme, IN_ORDER, logits).scores(with_logprobs=True)
     assert scores.logprobs is not None
     assert np.isfinite(scores.logprobs).all()
+    assert scores.ids.max() < len(IN_ORDER)
     possible = np.isin(scores.ids, [3, 5])
     assert possible.any()
     np.testing.assert_allclose(scores.logprobs[possible], np.log(0.5), atol=1e-6)
