@@ -152,13 +152,13 @@ def _evaluator_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ..
     }
     values = evaluation.model_dump(include={"samples", "max_new_tokens", "temperature", "every"})
     base = _adapted(job)
-    gpu = () if seat.device.backend == "cpu" else ("--gpu", seat.device.id)
     return (
         *("evaluate", "--watch", where.watched(host), "--tasks", ",".join(evaluation.tasks)),
         *(word for path in evaluation.data for word in ("--data", where.own(host, path))),
         *_flags({"base": base and where.own(host, base), **files, **values}),
         *(("--run-code",) if evaluation.run_code else ()),
-        *("--runner", seat.name, "--gpu-backend", seat.device.backend, *gpu),
+        *("--runner", seat.name),
+        *_device_words(seat.device),
     )
 
 
@@ -218,7 +218,7 @@ def _flags(values: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _device_words(device: Device) -> tuple[str, ...]:
-    gpu = () if device.backend == "cpu" else ("--gpus", device.id)
+    gpu = () if device.backend == "cpu" else ("--gpu", device.id)
     return ("--gpu-backend", device.backend, *gpu)
 
 

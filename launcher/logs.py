@@ -29,6 +29,8 @@ POLL = 0.2
 _FIRST_RETRY = 0.5
 _LONGEST_RETRY = 15.0
 _OTHERS_EVERY = 2.0
+_LOOK = 1.0
+"""Seconds of one wait: Ctrl-C in the moment before a wait shows at its end only."""
 _AHEAD = 16
 """Pages that may be read before they are printed."""
 
@@ -207,7 +209,10 @@ class LogReader:
             arguments = (self._cockpit, followed, events)
             threading.Thread(target=_watch_others, args=arguments, daemon=True).start()
         while open_logs:
-            event = events.get()
+            try:
+                event = events.get(timeout=_LOOK)
+            except queue.Empty:
+                continue
             if event.note is not None:
                 announce(event.note)
             elif event.error is not None:

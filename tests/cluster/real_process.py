@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -15,6 +16,17 @@ from typing import Protocol, TypeVar
 PATIENCE = 90.0
 """Seconds that anything may take before a test gives up: far more than it needs when idle."""
 _Value = TypeVar("_Value")
+
+
+def signal_aside(pid: int, number: signal.Signals) -> None:
+    """Let another thread than the main one take a signal, which then does not end a wait.
+
+    A signal that comes just before the main thread begins to wait has the same effect, for once in
+    a thousand times.
+    """
+    threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
+    aside = next(thread for thread in threads if thread != pid)
+    assert ctypes.CDLL(None, use_errno=True).tgkill(pid, aside, number) == 0, ctypes.get_errno()
 
 
 class Logged(Protocol):

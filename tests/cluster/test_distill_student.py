@@ -237,7 +237,7 @@ def test_wrong_words_cost_one_line(lesson: Lesson) -> None:
     calls: list[tuple[list[str], str]] = [
         ([], "give --teacher-logits DIR, and --student MODEL"),
         (["--student", "x", "--student-config", "y"], "give --student MODEL, or --student-config"),
-        (["--teacher-logits", "x", "--student", "y", "--gpus", "0,1"], "trains on one device"),
+        (["--teacher-logits", "x", "--student", "y", "--gpu", "0,1"], "trains on one device"),
         (["--teacher-logits", "x", "--student", "y", "--alpha", "2"], "distillation.alpha: "),
     ]
     for flags, words in calls:

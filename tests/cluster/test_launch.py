@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_process import signal_aside
 
 from launcher.processes import find_run, identify
 
@@ -283,6 +284,18 @@ def test_ctrl_c_on_a_view_never_stops_the_run(cluster: Cluster, view: list[str])
     status = cluster.status()
     assert status["state"] == "running"
     assert [process["attempt"] for process in status["processes"]] == [1, 1, 1]
+
+
+def test_ctrl_c_in_the_moment_before_a_wait_is_not_lost(cluster: Cluster) -> None:
+    """The log of a process that says nothing more: nothing else would end the wait."""
+    assert cluster.up().returncode == 0
+    looking = cluster.open([*LAUNCH, "logs", "worker-0", "-f"])
+    assert looking.stdout is not None
+    looking.stdout.readline()
+    signal_aside(looking.pid, signal.SIGINT)
+    _, error = looking.communicate(timeout=60)
+    assert looking.returncode == 130
+    assert "goes on. Back: launch" in error
 
 
 def test_a_killed_worker_comes_back_and_its_log_is_followed(cluster: Cluster) -> None:

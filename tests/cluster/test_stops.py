@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from real_cluster import STEPS, Cluster, wait_for
+from real_process import signal_aside
 
 pytestmark = pytest.mark.cluster
 
@@ -73,6 +74,16 @@ def test_sigterm_to_a_worker_lets_it_leave(cluster: Cluster) -> None:
     assert "SIGTERM" in cluster.wait_event("lost", rank=1)["reason"]
     assert [coordinator.wait(), workers[0].wait()] == [0, 0]
     cluster.check_contracts([0])
+
+
+def test_sigterm_in_the_moment_before_a_worker_waits_is_not_lost(cluster: Cluster) -> None:
+    coordinator = cluster.coordinator(2)  # so the only worker waits for another one
+    worker = cluster.worker(0)
+    cluster.wait_event("joined", rank=0)
+    signal_aside(worker.pid, signal.SIGTERM)
+    assert worker.wait() == 0
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.wait() == 0
 
 
 def test_a_port_in_use(cluster: Cluster) -> None:

@@ -78,7 +78,7 @@ def test_the_reference_cluster_needs_no_word_about_roles() -> None:
         "cuda",
         None,
     )
-    assert flags(plan.leader, "--gpus") == ["GPU-4090"]
+    assert flags(plan.leader, "--gpu") == ["GPU-4090"]
     assert (plan.port, plan.bind_address, plan.workers) == (None, "", ())
     assert all(not process.names and not process.address for process in plan.processes)
     assert LaunchPlan.from_json(plan.to_json()) == plan
@@ -123,7 +123,7 @@ def test_the_shipped_job_on_the_reference_inventory(capsys: pytest.CaptureFixtur
     assert (
         "--student-config albor-350m --tokenizer /var/lib/motley/inputs/tokenizer-32k" in hosts[1]
     )
-    assert "--gpu-backend cuda --gpus 0000:01:00.0" in hosts[1]
+    assert "--gpu-backend cuda --gpu 0000:01:00.0" in hosts[1]
     assert "/srv/motley/checkpoints/mine-20" in hosts[1]
 
 

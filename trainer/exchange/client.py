@@ -32,6 +32,8 @@ CONNECT = 5.0
 _TRANSIENT = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """A connection that merely broke during TLS: the coordinator may be restarting."""
 _FIRST_BACKOFF, _MAX_BACKOFF = 0.1, 3.0
+_WAIT = 1.0
+"""Seconds of one wait of the main thread: a signal in the moment before shows at its end only."""
 _LOOK = 0.1
 
 
@@ -79,7 +81,10 @@ class WorkerClient:
     def next_event(self) -> Event | None:
         """Wait for the next event of the present membership."""
         while True:
-            session, event = self._events.get()
+            try:
+                session, event = self._events.get(timeout=_WAIT)
+            except queue.Empty:
+                continue
             if isinstance(event, Exception):
                 raise event
             if session is None:

@@ -11,7 +11,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def place_options(command: _Command) -> _Command:
-    """Add --gpus (as `gpu`), --gpu-backend (as `backend`) and --threads; torch alone, no wgpu."""
+    """Add --gpu, --gpu-backend (as `backend`) and --threads; torch alone, no wgpu."""
     for option in (
         click.option("--threads", type=click.IntRange(min=1), help="CPU threads."),
         click.option(
@@ -22,8 +22,7 @@ def place_options(command: _Command) -> _Command:
             show_default=True,
         ),
         click.option(
-            "--gpus",
-            "gpu",
+            "--gpu",
             metavar="GPU",
             default="",
             help="One device: its index, UUID or PCI address.",

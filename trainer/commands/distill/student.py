@@ -78,7 +78,7 @@ def student(
 ) -> None:
     """Train a student on a folder of teacher logits, also while it is being written."""
     if "," in gpu:
-        raise InputError(f"--gpus {gpu}: a student trains on one device")
+        raise InputError(f"--gpu {gpu}: a student trains on one device")
     if (shape is None) != (tokenizer is None) or (shape and flags["student"]):
         raise InputError("give --student MODEL, or --student-config and --tokenizer")
     if source == _PRESET and not (flags["logits"] and (flags["student"] or shape)):

@@ -150,7 +150,7 @@ def teacher(model: str, **options: Any) -> None:
     if "/" in (options["name"] or ""):
         raise InputError(f"--name {options['name']}: it becomes a file's name, so no slash")
     if "," in options["gpu"]:
-        raise InputError("--gpus: one teacher takes one GPU; start several with --workers I/N")
+        raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
     from trainer.interruption import Interrupted, Interruption
 
     interruption = Interruption()
