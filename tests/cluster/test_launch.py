@@ -263,9 +263,17 @@ def test_down_ends_a_start_that_is_under_way(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "view", [["logs", "worker-0", "-f"], ["cluster", "status", "--watch"], ["up", "--wait"]]
+    ("view", "press"),
+    [
+        (["logs", "worker-0", "-f"], os.kill),
+        (["logs", "worker-0", "-f"], signal_aside),  # nothing else ends this wait
+        (["cluster", "status", "--watch"], os.kill),
+        (["up", "--wait"], os.kill),
+    ],
 )
-def test_ctrl_c_on_a_view_never_stops_the_run(cluster: Cluster, view: list[str]) -> None:
+def test_ctrl_c_on_a_view_never_stops_the_run(
+    cluster: Cluster, view: list[str], press: Callable[[int, signal.Signals], None]
+) -> None:
     if view == ["up", "--wait"]:
         looking = cluster.open(cluster.up_command("--wait"))
         until(lambda: cluster.runs() and cluster.status()["state"] == "running", "training")
@@ -277,25 +285,13 @@ def test_ctrl_c_on_a_view_never_stops_the_run(cluster: Cluster, view: list[str])
         looking = cluster.open([*LAUNCH, *view])
         assert looking.stdout is not None
         looking.stdout.readline()
-    os.kill(looking.pid, signal.SIGINT)
+    press(looking.pid, signal.SIGINT)
     _, error = looking.communicate(timeout=60)
     assert looking.returncode == 130
     assert "goes on. Back: launch" in error
     status = cluster.status()
     assert status["state"] == "running"
     assert [process["attempt"] for process in status["processes"]] == [1, 1, 1]
-
-
-def test_ctrl_c_in_the_moment_before_a_wait_is_not_lost(cluster: Cluster) -> None:
-    """The log of a process that says nothing more: nothing else would end the wait."""
-    assert cluster.up().returncode == 0
-    looking = cluster.open([*LAUNCH, "logs", "worker-0", "-f"])
-    assert looking.stdout is not None
-    looking.stdout.readline()
-    signal_aside(looking.pid, signal.SIGINT)
-    _, error = looking.communicate(timeout=60)
-    assert looking.returncode == 130
-    assert "goes on. Back: launch" in error
 
 
 def test_a_killed_worker_comes_back_and_its_log_is_followed(cluster: Cluster) -> None:
