@@ -13,7 +13,9 @@ from saved_run import Probe, Run, runner
 
 from trainer.commands.evaluate import evaluate
 from trainer.errors import InputError
+from trainer.evaluate.base import Compute
 from trainer.evaluate.tasks import Material, make_tasks
+from trainer.trained import load_trained
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig
@@ -32,6 +34,20 @@ def test_a_classifier_is_rated_by_its_accuracy(
     assert figures["validation/accuracy"] == figures["other/accuracy"] == record["rating"]
     assert record["rated_by"] == "loss/validation/accuracy"
     assert {"validation/loss", "validation/mcc"} < figures.keys()
+
+
+def test_vulkan_comes_to_the_figures_of_the_cpu(
+    tmp_path: Path, model: Path, data: Path, make_config: MakeConfig
+) -> None:
+    from trainer.replica.wgpu.adapter import adapters
+
+    if not adapters():
+        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
+    run = Run(tmp_path / "run", model, make_config)
+    trained = load_trained(run.save(1))
+    (task,) = make_tasks("loss", Material(data=[data]))
+    ours, theirs = (task.run(trained, Compute(name, threads=1)) for name in ("wgpu", "cpu"))
+    assert ours.figures == pytest.approx(theirs.figures, rel=1e-5)
 
 
 def test_what_needs_a_language_model_says_so_and_costs_no_other_figure(
