@@ -209,9 +209,9 @@ def main() -> int:
     try:
         end = worker.run()
     except TrainerError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - a program
+        print(error, file=sys.stderr)
         return error.exit_code
-    print(end.reason, file=sys.stderr)  # noqa: T201 - a program
+    print(end.reason, file=sys.stderr)
     return end.exit_code
 
 

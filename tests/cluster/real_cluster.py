@@ -86,7 +86,7 @@ def cluster(bench: Bench, tmp_path: Path) -> Iterator[Cluster]:
         yield made
     finally:
         made.end()
-        print(made.logs())  # noqa: T201 - pytest shows it beside a failure
+        print(made.logs())
 
 
 class Cluster:

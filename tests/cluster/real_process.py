@@ -21,8 +21,7 @@ _Value = TypeVar("_Value")
 def signal_aside(pid: int, number: signal.Signals) -> None:
     """Let another thread than the main one take a signal, which then does not end a wait.
 
-    A signal that comes just before the main thread begins to wait has the same effect, for once in
-    a thousand times.
+    Rarely, one that comes just before the main thread begins to wait has the same effect.
     """
     threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
     aside = next(thread for thread in threads if thread != pid)

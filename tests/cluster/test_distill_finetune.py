@@ -63,7 +63,7 @@ def lesson(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     finally:
         for run in (made.alone, made.two):
             run.end()
-            print(run.logs())  # noqa: T201 - pytest shows it beside a failure
+            print(run.logs())
 
 
 def losses(run: Cluster, kind: str = "step") -> np.ndarray:
@@ -74,7 +74,7 @@ def test_one_and_two_workers_have_one_loss_curve(lesson: Lesson) -> None:
     """The share of the divergence changes with the step alone, whoever computes it."""
     one = losses(lesson.alone)
     error = np.abs(losses(lesson.two) / one - 1).max()
-    print(f"the loss differs by at most {error:.2e} of it")  # noqa: T201 - for -s
+    print(f"the loss differs by at most {error:.2e} of it")
     assert error < 1e-4
     # The teacher is the student: nothing diverges at first, and later cross-entropy has most say.
     ce = losses(lesson.alone, "validation")[-1]
@@ -91,7 +91,7 @@ def test_unequal_shares_give_the_gradient_of_one_worker(lesson: Lesson) -> None:
     )
     scale = np.abs(first["first_moment"]).max()
     error = np.abs(other["first_moment"] - first["first_moment"]).max() / scale
-    print(f"the gradient differs by at most {error:.2e} of its largest")  # noqa: T201 - for -s
+    print(f"the gradient differs by at most {error:.2e} of its largest")
     assert error < 1e-6
 
 

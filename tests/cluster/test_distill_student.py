@@ -94,7 +94,7 @@ def lesson(bench: Bench, tmp_path: Path) -> Iterator[Lesson]:
         yield made
     finally:
         made.end()
-        print(made.logs())  # noqa: T201 - pytest shows it beside a failure
+        print(made.logs())
 
 
 @pytest.fixture

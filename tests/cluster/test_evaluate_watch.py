@@ -115,7 +115,7 @@ def trainee(bench: Bench, tmp_path: Path) -> Iterator[Trainee]:
     finally:
         for process in made.processes:
             process.end()
-        print(made.logs())  # noqa: T201 - pytest shows it beside a failure
+        print(made.logs())
 
 
 def test_two_runners_never_score_one_twice(trainee: Trainee) -> None:

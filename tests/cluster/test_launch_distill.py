@@ -137,7 +137,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def distillation(tmp_path: Path, inputs: Path) -> Iterator[Distillation]:
     made = Distillation(tmp_path, inputs)
     yield made
-    print(made.logs())  # noqa: T201 - pytest shows it beside a failure
+    print(made.logs())
     made.launch("cluster", "down", "--all", check=False)
 
 

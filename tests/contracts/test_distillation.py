@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  # its usual name
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -91,7 +91,7 @@ def test_no_divergence_is_negative(divergence: Divergence, kept: int, scale: flo
     wanted = torch.zeros(pairs, dtype=torch.int64)
     teacher = soft.chunk(slice(0, pairs), logits)
     kl = row_losses(logits, wanted, teacher, Mix(0.5, 1.0, divergence)).kl
-    print(f"the least of {pairs} is {float(kl.min()):.3g}")  # noqa: T201 - for -s
+    print(f"the least of {pairs} is {float(kl.min()):.3g}")
     assert kl.shape == (pairs,)
     assert float(kl.min()) >= -1e-7
 
@@ -177,7 +177,7 @@ def test_the_gradient_is_that_of_the_definition(
     sums = token_losses(single[0], single[1], wanted, soft, mix)
     for mine, theirs in zip(torch.autograd.grad(sums.loss, single), expected, strict=True):
         error = relative(mine.double(), theirs)
-        print(f"the gradient differs by {error:.2e} of its norm")  # noqa: T201 - for -s
+        print(f"the gradient differs by {error:.2e} of its norm")
         assert error < 1e-5  # the contract is 1e-4
     for found, known in ((sums.loss, loss), (sums.ce, ce), (sums.kl, kl)):
         assert found.item() == pytest.approx(known.item(), rel=1e-5)
@@ -253,7 +253,7 @@ def test_draws_give_the_full_gradient_on_average(scheme: Scheme) -> None:
     if scheme.kind == "topk":
         exactly = error.gather(1, theirs.topk(scheme.top_k).indices)
         assert float(exactly.abs().max()) < 1e-6
-    print(f"mean square {float(deviation.square().mean()):.2f} of {len(deviation)}")  # noqa: T201 - for -s
+    print(f"mean square {float(deviation.square().mean()):.2f} of {len(deviation)}")
     assert 0.7 < float(deviation.square().mean()) < 1.4
     assert float(deviation.abs().max()) < 5
     spread = float(values.std()) / math.sqrt(repeats)

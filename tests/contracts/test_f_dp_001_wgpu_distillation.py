@@ -52,7 +52,7 @@ def runs(
     finally:
         for run in made:
             run.end()
-            print(run.logs())  # noqa: T201 - pytest shows it beside a failure
+            print(run.logs())
 
 
 def test_both_hold_the_same_weights_after_every_step(runs: tuple[Cluster, Cluster]) -> None:
@@ -70,5 +70,5 @@ def test_both_hold_the_same_weights_after_every_step(runs: tuple[Cluster, Cluste
 def test_the_loss_curve_is_that_of_torch_alone(runs: tuple[Cluster, Cluster]) -> None:
     one, both = (np.array([step["loss"] for step in run.records("step")]) for run in runs)
     error = np.abs(both / one - 1).max()
-    print(f"the loss differs by at most {error:.2e} of it")  # noqa: T201 - for pytest -s
+    print(f"the loss differs by at most {error:.2e} of it")
     assert error < 1e-4

@@ -46,7 +46,7 @@ def mixed(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
         yield run
     finally:
         run.end()
-        print(run.logs())  # noqa: T201 - pytest shows it beside a failure
+        print(run.logs())
 
 
 def test_all_hold_the_same_weights_after_every_step(mixed: Cluster) -> None:
@@ -68,7 +68,7 @@ def test_the_loss_curve_is_that_of_one_torch_worker(
             np.array([step["loss"] for step in run.records("step")]) for run in (alone, mixed)
         )
         error = np.abs(three / one - 1).max()
-        print(f"the loss differs by at most {error:.2e} of it")  # noqa: T201 - for pytest -s
+        print(f"the loss differs by at most {error:.2e} of it")
         assert error < 1e-2  # the contract, F-DP-005
         assert CUDA or error < 1e-4  # what fp32 everywhere gives; CUDA multiplies in bf16
     finally:

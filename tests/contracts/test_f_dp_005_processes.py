@@ -62,7 +62,7 @@ def runs(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
     finally:
         for run in made:
             run.end()
-            print(run.logs())  # noqa: T201 - pytest shows it beside a failure
+            print(run.logs())
 
 
 def losses(run: Cluster) -> np.ndarray:
@@ -74,7 +74,7 @@ def test_one_two_and_three_workers_have_one_loss_curve(runs: Runs) -> None:
     assert one[-STEPS:].mean() < one[:STEPS].mean()
     for run in (runs.two, runs.three):
         error = np.abs(losses(run) / one - 1).max()
-        print(f"{run.run_id}: the loss differs by at most {error:.2e} of it")  # noqa: T201
+        print(f"{run.run_id}: the loss differs by at most {error:.2e} of it")
         assert error < 1e-2  # the contract
         assert error < 1e-4  # what equal arithmetic gives, with room to spare
 
@@ -86,7 +86,7 @@ def test_unequal_shares_give_the_gradient_of_one_worker(runs: Runs) -> None:
     for run in (runs.two, runs.three):
         other = load_file(run.output / "checkpoints" / "step-000001" / "optimizer.safetensors")
         error = np.abs(other["first_moment"] - first["first_moment"]).max() / scale
-        print(f"{run.run_id}: the gradient differs by at most {error:.2e} of its largest")  # noqa: T201
+        print(f"{run.run_id}: the gradient differs by at most {error:.2e} of its largest")
         assert error < 1e-6
 
 

@@ -43,7 +43,7 @@ def test_the_readmes_command_line_survives_a_killed_worker(cluster: Cluster) -> 
     assert lost["step"] >= step
     assert workers_of(coordinator.pid)[1] != before[1]
     load = os.getloadavg()[0]
-    print(  # noqa: T201 - for who wants the figures: pytest -s
+    print(
         f"after kill -9: next commit {committed['time'] - killed_at:.2f} s, "
         f"rejoined {back['time'] - killed_at:.2f} s (load {load:.1f})"
     )

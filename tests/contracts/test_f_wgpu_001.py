@@ -42,5 +42,5 @@ def test_products_match_the_cpu(device: Device, kind: Kind) -> None:
     back = expected @ weight_read.astype(np.float64)
     for mine, right in ((device.read(y), expected), (device.read(dx), back)):
         error = np.abs(mine - right).max() / np.abs(right).max()
-        print(f"{kind}: off by {error:.1e} of the largest")  # noqa: T201 - the figure, for who asks with pytest -s
+        print(f"{kind}: off by {error:.1e} of the largest")
         assert error < 1e-4, f"{kind}: off by {error:.1e} of the largest"

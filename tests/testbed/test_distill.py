@@ -134,7 +134,7 @@ def test_a_distillation_over_the_share_that_is_cut_for_half_a_minute(pair: Pair)
     assert [detail.endswith("the same as on lambda") for detail in met] == [True]
 
     begun = pair.operator.json("distill", "up", "--config", str(job))
-    print(f"distill up: {begun['timings']}")  # noqa: T201 - for who wants the figures: pytest -s
+    print(f"distill up: {begun['timings']}")
     where = {process["name"]: process["host"] for process in begun["processes"]}
     assert where == {"student": "lambda", "teacher-0": "intel", "evaluator": "intel"}
 
@@ -154,7 +154,7 @@ def test_a_distillation_over_the_share_that_is_cut_for_half_a_minute(pair: Pair)
     assert status["state"] == "finished"
     assert {p["name"]: p["state"] for p in status["processes"]} == dict.fromkeys(where, "exited")
     attempts = {p["name"]: p["attempt"] for p in status["processes"]}
-    print(f"attempts: {attempts}")  # noqa: T201 - whether the cut cost the student a restart
+    print(f"attempts: {attempts}")
     assert (attempts["teacher-0"], attempts["evaluator"]) == (1, 1)
 
     # Every document once, by both hosts' reading of the same bytes.

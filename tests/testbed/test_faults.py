@@ -49,7 +49,7 @@ def test_a_cut_cable(cluster: Cluster, run: Running) -> None:
     run.wait_steps()
     began = time.monotonic()
     run.wait_status(coordinator="running", worker_1="unreachable", worker_2="running")
-    print(f"status beside a host that is away: {time.monotonic() - began:.1f} s")  # noqa: T201
+    print(f"status beside a host that is away: {time.monotonic() - began:.1f} s")
     cluster.w1.heal()
     run.wait_event("rejoined", since=returns, rank=1)
     run.wait_whole()
@@ -118,7 +118,7 @@ def test_an_nfs_server_that_stops(cluster: Cluster, run: Running) -> None:
         run.wait_steps(40)  # two checkpoints are due
         began = time.monotonic()
         run.wait_status()
-        print(f"status beside a dead NFS server: {time.monotonic() - began:.1f} s")  # noqa: T201
+        print(f"status beside a dead NFS server: {time.monotonic() - began:.1f} s")
     finally:
         cluster.w2.exec(["systemctl", "kill", "--signal=SIGCONT", "nfs-ganesha"])
     saved = len(run.events("checkpoint"))

@@ -34,7 +34,7 @@ def test_every_check_of_the_doctor_passes(cluster: Cluster) -> None:
 def test_a_run_from_up_to_its_checkpoints_on_the_share(cluster: Cluster) -> None:
     operator = cluster.operator
     run = Running.start(cluster, "--set", "training.max_steps=60", "--wait")
-    print(f"cluster up: {run.timings}")  # noqa: T201 - for who wants the figures: pytest -s
+    print(f"cluster up: {run.timings}")
     status = operator.status()
     assert (status["state"], status["live"]) == ("finished", False)
     assert {process["host"] for process in status["processes"]} == {"head", "w1", "w2"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from trainer.commands.place import place_options
 from trainer.config import Backend
 
 _Path = click.Path(path_type=Path)
@@ -17,15 +18,7 @@ _Path = click.Path(path_type=Path)
 @click.argument("model", type=_Path, required=False)
 @click.option("--data", type=_Path, multiple=True, help="JSON Lines; with --watch also several.")
 @click.option("--base", help="The base model of an adapter, when it is not where it was.")
-@click.option(
-    "--gpu-backend",
-    "backend",
-    type=click.Choice(["auto", "cuda", "wgpu", "cpu"]),
-    default="auto",
-    show_default=True,
-)
-@click.option("--gpu", default="", help="Index, UUID, PCI address or name; default: the first.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@place_options("auto", "cuda", "wgpu", "cpu")
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as trained.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", type=_Path, metavar="DIR", help="Score the checkpoints of this run.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from trainer.commands.place import place_options
 from trainer.config import Backend
 
 
@@ -26,15 +27,7 @@ from trainer.config import Backend
 @click.option("--top-p", type=float, help="Draw among the likeliest of this joint probability.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--base", help="The base model of an adapter, when it is not where it was.")
-@click.option(
-    "--gpu-backend",
-    "backend",
-    type=click.Choice(["auto", "cuda", "wgpu", "cpu"]),
-    default="auto",
-    show_default=True,
-)
-@click.option("--gpu", default="", help="Index, UUID, PCI address or name; default: the first.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.")
+@place_options("auto", "cuda", "wgpu", "cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt.")
 def generate(
     model: Path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # its usual name
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.replica.distillation import Mix, Sums, token_losses

@@ -123,7 +123,7 @@ def test_loss_and_gradient_are_those_of_the_definition(
     assert result.kl_sum == pytest.approx(kl, rel=1e-5)
     assert result.loss_sum == pytest.approx(0.7 * temperature**2 * kl + 0.3 * ce, rel=1e-5)
     error = relative(flat, expected)
-    print(f"the gradient differs by {error:.2e} of its norm")  # noqa: T201 - for -s
+    print(f"the gradient differs by {error:.2e} of its norm")
     assert error < 1e-5  # the contract is 1e-4
 
 

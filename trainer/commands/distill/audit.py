@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from trainer.commands.distill.place import place_options
+from trainer.commands.place import place_options
 from trainer.config import Backend
 from trainer.errors import RefusedError
 
@@ -30,7 +30,7 @@ from trainer.errors import RefusedError
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the sample."
 )
-@place_options
+@place_options("auto", "cuda", "cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
     folder: Path,

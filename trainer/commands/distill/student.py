@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from trainer import config as run_config
-from trainer.commands.distill.place import place_options
 from trainer.commands.overrides import setting
+from trainer.commands.place import place_options
 from trainer.errors import InputError
 
 _PRESET = "student"
@@ -57,7 +57,7 @@ _OVERRIDES = {
 @click.option("-o", "--output", metavar="DIR", help="Checkpoints, metrics and status go here.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other setting.")
 @click.option("--run-id", help="Name of the run; a restart with the same one resumes it.")
-@place_options
+@place_options("auto", "cuda", "cpu")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the layers by torch.compile.")
 @click.option(
     "--teacher-timeout", type=click.FloatRange(min=0), default=120.0, show_default=True,

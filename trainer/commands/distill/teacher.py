@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.commands.distill.place import place_options
+from trainer.commands.place import place_options
 from trainer.config import Backend
 from trainer.errors import InputError
 
@@ -134,7 +134,7 @@ class Share(click.ParamType):
     help="End early once this status.json says that the student's run is over.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of draws.")
-@place_options
+@place_options("auto", "cuda", "cpu")
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float32"]),

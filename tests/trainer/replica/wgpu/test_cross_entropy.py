@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  # its usual name
+import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, leaf, run
 from trainer.replica.wgpu.array import Array

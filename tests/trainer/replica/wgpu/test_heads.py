@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  # its usual name
+import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run

@@ -74,7 +74,7 @@ def test_qwen3_4b_in_nf4_fits_8_gb(tmp_path: Path, make_config: MakeConfig, task
     kept, computed_twice = (
         count(folder, config, layout, 1, recompute=again) for again in (False, True)
     )
-    print(f"{task}: {kept}; with gradient checkpointing {computed_twice}")  # noqa: T201
+    print(f"{task}: {kept}; with gradient checkpointing {computed_twice}")
     assert kept.total < 8e9
     assert computed_twice.total < 4.5e9
     linears = 36 * (2 * 4096 * 2560 + 2 * 1024 * 2560 + 3 * 9728 * 2560)

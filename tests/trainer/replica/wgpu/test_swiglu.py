@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  # its usual name
+import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
 from trainer.replica.wgpu.array import Array
