@@ -12,27 +12,38 @@ TORCH           ?= auto
 TORCH_VERSION   := 2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# The soak: how long, which faults, and how many (12 a minute by default).
+MINUTES ?= 10
+SEED    ?= 0
+FAULTS  ?=
+
 # The demo's Vulkan device: `software` takes Mesa's llvmpipe (no GPU needed, and slow).
 VULKAN ?=
 
 export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-distill test test-fast testbed lint bench clean
+.PHONY: help setup lock demo demo-distill test test-fast testbed soak lint bench clean
 
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
+	@echo "make lock       after a change of pyproject.toml: write launcher/locks (UPGRADE=1: newest versions)"
 	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
 	@echo "make demo-distill  a teacher, its student and an eval runner at once, to a table of losses"
 	@echo "make test       quick lint, the fast tests, the wgpu engine, real processes"
 	@echo "make test-fast  quick lint and the fast tests"
 	@echo "make testbed    the tests with booted Debian hosts: root, and minutes (docs/testing.md)"
+	@echo "make soak       one run among faults: MINUTES=60 SEED=7 FAULTS=1000 (docs/testing.md)"
 	@echo "make lint       format, lint, types, import rules, recipes"
 	@echo "make bench      every benchmark, one after the other; JSON in benchmarks/results/"
 	@echo "make clean      remove caches, build products and the demo's output (not .venv)"
 
 setup:
 	@bash scripts/setup.sh
+
+# The environment that is there serves: it may not fit the new locks until the next `make setup`.
+lock:
+	@$(BIN)/python scripts/lock.py $(if $(UPGRADE),--upgrade)
 
 demo: setup
 	@bash scripts/demo.sh
@@ -45,6 +56,9 @@ test: setup
 
 testbed: setup
 	@bash scripts/test.sh testbed
+
+soak: setup
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS))
 
 test-fast: setup
 	@bash scripts/test.sh lint fast
@@ -61,5 +75,5 @@ bench: setup
 	@bash scripts/bench.sh
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo demo-distill
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo demo-distill soak
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

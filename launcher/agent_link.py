@@ -28,6 +28,8 @@ SILENCE = 12.0
 
 _MOST_NOISE = 50
 """Lines before the hello that are kept: what a login shell's start-up files say."""
+_LONGEST_NOISE = 1000
+"""Bytes of such a line."""
 
 
 class Pipe(Protocol):
@@ -200,7 +202,7 @@ class AgentLink:
             self.hello = frame
             self._greeted.set()
         else:
-            self.noise.append(line.decode(errors="replace"))
+            self.noise.append(line[:_LONGEST_NOISE].decode(errors="replace"))
 
     def _ping(self) -> None:
         while not self._ended.wait(PING):

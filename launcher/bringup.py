@@ -22,10 +22,12 @@ from launcher.fleet import REACH, ask_hosts
 from launcher.inspection import inspect
 from launcher.inventory import Host
 from launcher.joining import Report, wait_until_joined
+from launcher.kept_configs import keep_config
 from launcher.observation import OVER, live_runs
 from launcher.placement import Setting, place
 from launcher.plan import LaunchPlan, ProcessPlan
 from launcher.preflight import Check
+from launcher.received import receive
 from launcher.runs import Place, Registry, Run, authority_folder, new_run_id
 from launcher.session_spec import RestartPolicy
 from launcher.stopwatch import Stopwatch
@@ -73,7 +75,7 @@ def make_plan(
     `expect_workers` is of a fine-tune; a distillation says itself how many teachers it wants.
     """
     script = Path(sys.executable).with_name("trainer")
-    command = (str(script),) if script.exists() else (sys.executable, "-m", "trainer.cli")
+    command = (str(script),) if script.exists() else (sys.executable, "-P", "-m", "trainer.cli")
     setting = Setting(
         run_id=run_id or new_run_id(job.name),
         trainer_command=command,
@@ -122,7 +124,9 @@ def bring_up(
                 refuse_failures(checks, report)
                 watch.lap("preflight")
                 begun = True
-                _deliver(run, record, job.to_yaml().encode(), registry)
+                config = job.to_yaml().encode()
+                keep_config(run.run_id, config)
+                _deliver(run, record, config, registry)
                 watch.lap("certificates and files")
                 _start(run, patience)
                 watch.lap("start")
@@ -171,7 +175,9 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
         )
 
     def wanted(place: Place) -> list[str]:
-        return place.connection.ask("wanted_runs") if place.connection.units else []
+        if not place.connection.units:
+            return []
+        return receive(list[str], place.connection.ask("wanted_runs"), "wanted_runs")
 
     # Runs that ended by themselves: their units need not be started at boot any more.
     ids = registry.ask(wanted, REACH).require().values()
@@ -192,11 +198,12 @@ def _deliver(run: Run, record: bytes, config: bytes, registry: Registry) -> None
         PreflightError: a host does not take a file; nothing was started.
         UnreachableError: a host does not answer any more.
     """
-    leafs = _leafs([process for process in run.plan.processes if process.names])
+    named = [process for process in run.plan.processes if process.names]
+    leafs = _leafs(run.run_id, named)
 
     def write(host: Host, connection: Connection) -> None:
-        folder = run.folder(host.name)
-        connection.remove(run.mark(host.name))  # of an earlier life of a resumed run
+        folder = run.folder(host, connection)
+        connection.remove(run.mark(host, connection))  # of an earlier life of a resumed run
         if host.name == run.head.name:
             for place in run.plan.leader.writes.values():
                 _reopen(connection, f"{place}/status.json")
@@ -218,12 +225,12 @@ def _reopen(connection: Connection, status: str) -> None:
         connection.write(status, json.dumps({**tree, "state": "waiting"}).encode())
 
 
-def _leafs(processes: Sequence[ProcessPlan]) -> dict[str, Credentials]:
+def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentials]:
     """Return fresh certificates for those who open or accept connections."""
     if not processes:
         return {}
     authority = Authority.open(authority_folder())
-    return {p.name: authority.issue(identity_of(p), p.names) for p in processes}
+    return {p.name: authority.issue(identity_of(run_id, p.rank), p.names) for p in processes}
 
 
 def _start(run: Run, join_deadline: float) -> None:
@@ -234,7 +241,7 @@ def _start(run: Run, join_deadline: float) -> None:
     leader = run.plan.leader
 
     def start(host: Host, connection: Connection) -> None:
-        supervisor = supervise(connection, run.run_id, restart)
+        supervisor = supervise(connection, run.run_id, restart, run.folder(host, connection))
         for process in run.plan.processes:
             if process.host == host.name:
                 # An evaluator is not done when its student is: the last checkpoints are left.

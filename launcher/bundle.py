@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.certificates import COORDINATOR, Authority, rank_identity
+from launcher.certificates import Authority, identity_of
 from launcher.errors import ConfigError
 from launcher.files import write_atomically
 
@@ -36,9 +36,15 @@ class Bundle:
 
 
 def write_bundle(
-    authority: Authority, folder: Path, ranks: int, hosts: Sequence[str], *, replace: bool
+    authority: Authority,
+    folder: Path,
+    run_id: str,
+    ranks: int,
+    hosts: Sequence[str],
+    *,
+    replace: bool,
 ) -> Bundle:
-    """Write a bundle for a coordinator and `ranks` workers, all of it or nothing.
+    """Write a bundle for the coordinator and `ranks` workers of a run, all of it or nothing.
 
     `hosts` are the names and addresses under which any of them is reached. With `replace` a
     bundle that is there makes way; a folder with anything else in it never does.
@@ -50,8 +56,8 @@ def write_bundle(
         _require_host(host)
     folder = folder.expanduser().resolve()
     _require_place(folder, replace=replace)
-    identities = {"coordinator": COORDINATOR}
-    identities |= {f"rank-{rank}": rank_identity(rank) for rank in range(ranks)}
+    identities = {"coordinator": identity_of(run_id, None)}
+    identities |= {f"rank-{rank}": identity_of(run_id, rank) for rank in range(ranks)}
     names = tuple(dict.fromkeys(hosts))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

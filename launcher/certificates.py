@@ -1,7 +1,7 @@
 """The cluster's own certificate authority, and a fresh leaf for every process of a run.
 
 P-256 everywhere. The CA's key never leaves the launcher; a process gets `ca.pem`, `cert.pem` and
-`key.pem`. Who a process is stands in the leaf's SAN as a URI, so a rank cannot be borrowed.
+`key.pem`. Its run and its role stand in the leaf's SAN as a URI, so neither can be borrowed.
 Leafs carry subject and authority key identifiers: Python 3.13 refuses chains without them.
 """
 
@@ -15,6 +15,7 @@ import os
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -23,12 +24,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from launcher.errors import ConfigError
 from launcher.files import write_atomically
-from launcher.plan import ProcessPlan
 
-COORDINATOR = "urn:motley:coordinator"
 CLOCK_SKEW = datetime.timedelta(hours=1)
 """Hosts whose clocks run behind by less than this still accept a fresh leaf."""
 LEAF_LIFETIME = datetime.timedelta(days=30)
+_LONGEST_NAME = 64  # of a common name: X.520, ub-common-name
 CA_LIFETIME = datetime.timedelta(days=3650)
 
 
@@ -115,9 +115,7 @@ class Authority:
         `names` are the IP addresses and host names under which others reach the process.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name(
-            [x509.NameAttribute(NameOID.COMMON_NAME, identity.removeprefix("urn:motley:"))]
-        )
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity[-_LONGEST_NAME:])])
         alternatives: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity)]
         alternatives += [_general_name(name) for name in names]
         issuer_id = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
@@ -153,14 +151,10 @@ def _alone_in(folder: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-def identity_of(process: ProcessPlan) -> str:
-    """Return the URI that names a process in its certificate."""
-    return COORDINATOR if process.rank is None else rank_identity(process.rank)
-
-
-def rank_identity(rank: int) -> str:
-    """Return the URI of the worker of a rank."""
-    return f"urn:motley:rank:{rank}"
+def identity_of(run_id: str, rank: int | None) -> str:
+    """Return the URI that names the worker of a rank, or the coordinator, in its certificate."""
+    role = "coordinator" if rank is None else f"rank:{rank}"
+    return f"urn:motley:run:{quote(run_id, safe='')}:{role}"
 
 
 def _builder(

@@ -25,9 +25,17 @@ def adopt_orphans() -> None:
 
 
 def start_child(
-    argv: Sequence[str], folder: str, environment: Mapping[str, str], output: BinaryIO
+    argv: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    output: BinaryIO,
+    *,
+    keep: int,
 ) -> subprocess.Popen[bytes]:
     """Start a program as the leader of a new group; it is killed when this process dies.
+
+    Args:
+        keep: a descriptor that it inherits under the same number.
 
     Raises:
         OSError: it cannot be started.
@@ -48,13 +56,14 @@ def start_child(
         cwd=folder,
         env=environment,
         process_group=0,
+        pass_fds=(keep,),
         preexec_fn=before_exec,
     )
 
 
-def reap(pid: int) -> int | None:
-    """Collect every ended child; return how `pid` ended, None while it runs."""
-    ended: int | None = None
+def reap() -> dict[int, int]:
+    """Collect every ended child; return how each ended, by pid."""
+    ended: dict[int, int] = {}
     while True:
         try:
             found, status = os.waitpid(-1, os.WNOHANG)
@@ -62,8 +71,7 @@ def reap(pid: int) -> int | None:
             return ended
         if found == 0:
             return ended
-        if found == pid:
-            ended = os.waitstatus_to_exitcode(status)
+        ended[found] = os.waitstatus_to_exitcode(status)
 
 
 def signal_group(group: int, number: int) -> None:
@@ -72,15 +80,25 @@ def signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def kill_orphans() -> None:
-    """End what children left behind outside of their groups, once it has come to this process."""
+def kill_orphans(spare: int | None = None) -> dict[int, int]:
+    """End what children left behind outside of their groups, once it has come to this process.
+
+    Args:
+        spare: a child that goes on.
+
+    Returns:
+        How each ended, by pid.
+    """
     children = Path(f"/proc/self/task/{os.getpid()}/children")
+    ended: dict[int, int] = {}
     for _ in range(100):
         left = children.read_text(encoding="ascii").split() if children.exists() else []
+        left = [int(pid) for pid in left if int(pid) != spare]
         if not left:
-            return
+            break
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         signal.sigtimedwait({signal.SIGCHLD}, 0.1)
-        reap(-1)
+        ended |= reap()
+    return ended

@@ -11,6 +11,7 @@ import click
 
 from launcher.commands.lazy import LazyGroup
 from launcher.errors import InterruptedStartError, LauncherError
+from launcher.terminal import visible
 
 _CLUSTER = "launcher.commands.cluster"
 _STATUS = (f"{_CLUSTER}:status", "Show the run that is up, or the latest one.")
@@ -118,7 +119,8 @@ def run(arguments: list[str]) -> int:
         return 0
     except Exception as error:  # a defect: people get one line, developers the traceback
         if os.environ.get("MOTLEY_DEBUG"):
-            traceback.print_exc()
+            for text in traceback.format_exc().splitlines():
+                sys.stderr.write(f"{visible(text)}\n")
         hint = "set MOTLEY_DEBUG=1 for the traceback"
         return _fail(arguments, f"a defect in Motley: {type(error).__name__}: {error} ({hint})", 1)
     return result if isinstance(result, int) else 0
@@ -126,7 +128,8 @@ def run(arguments: list[str]) -> int:
 
 def _fail(arguments: list[str], message: str, code: int, details: tuple[str, ...] = ()) -> int:
     line = " ".join(message.split())
-    sys.stderr.write("".join(f"{text}\n" for text in (f"launch: {line}", *details)))
+    shown = [visible(text) for text in (f"launch: {line}", *details)]
+    sys.stderr.write("".join(f"{text}\n" for text in shown))
     if "--json" in arguments:
         tree = {"schema": "motley.error/1", "error": line, "details": details, "exit_code": code}
         sys.stdout.write(json.dumps(tree) + "\n")

@@ -41,6 +41,11 @@ def connect(host: Host) -> Connection:
         if not sys.platform.startswith("linux"):
             raise UnreachableError(f"host {host.name}: hosts need Linux, this is {sys.platform}")
         return LocalConnection()
+    if host.connection == "none":
+        raise UnreachableError(
+            f"host {host.name}: the run's plan names it and the inventory does not; give the "
+            "inventory that has it: --inventory FILE"
+        )
     with _POOL.guard:
         place = _POOL.places.setdefault(_key(host), _Place())
     with place.guard:

@@ -1,8 +1,9 @@
 """Python environments of a host: torch and everything else that Motley imports, without Motley.
 
-Versions of Motley that need the same packages share one, so an update takes seconds. An environment
-is complete once its `environment.json` is there; what an interruption left has none. Standard
-library only: this runs straight from a wheel on a bare host.
+What is in one is decided by the locks that a wheel of Motley carries: exact versions with their
+hashes, and nothing beside them. Versions of Motley with equal locks share one, so an update takes
+seconds. An environment is complete once its `environment.json` is there; what an interruption left
+has none. Standard library only: this runs straight from a wheel on a bare host.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, Literal
@@ -37,17 +38,21 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _SIZES = {"cuda": 9.0e9, "cpu": 2.5e9, None: 0.6e9}
 """Bytes that making an environment takes, with the downloads that pip unpacks beside it."""
 _PIP_DEADLINE = 3600.0
+_TORCH_EXTRAS = frozenset({"trainer"})
+"""Extras that need torch, whose builds have locks of their own."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What an environment is made of."""
 
-    requirements: tuple[str, ...]
-    """For pip, as the wheel's metadata states them, environment markers included."""
+    packages: str
+    """A requirements file for pip: `name==version; marker --hash=...`, without comments."""
     extras: tuple[str, ...]
     torch: Torch | None
     """Which build of torch; None where none is required."""
+    torch_lock: str
+    """The same for that build, which may come from an index of its own."""
     python: str
     """`3.11`: packages of one minor version of Python do not load in another."""
     machine: str
@@ -55,7 +60,7 @@ class Recipe:
     @property
     def key(self) -> str:
         """The environment's name: what is equal here is equal there."""
-        parts = [*self.requirements, f"torch {self.torch}", self.python, self.machine]
+        parts = [self.packages, self.torch_lock, f"torch {self.torch}", self.python, self.machine]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     @property
@@ -71,7 +76,8 @@ class WheelFacts:
     path: Path
     version: str
     sha256: str
-    requires: tuple[str, ...]
+    locks: Mapping[str, str]
+    """Each lock in it by its name: that of an extra, or `torch-BUILD`."""
     requires_python: str
 
     @property
@@ -83,8 +89,8 @@ class WheelFacts:
         """Return what these extras of the wheel need on this machine.
 
         Raises:
-            ConfigError: this Python is too old, there is no such extra, or torch is needed and its
-                build is not named.
+            ConfigError: this Python is too old, there is no lock for an extra, or torch is needed
+                and its build is not named.
         """
         oldest = re.search(r">=(\d+)\.(\d+)", self.requires_python)
         if oldest and sys.version_info < (int(oldest[1]), int(oldest[2])):
@@ -93,32 +99,22 @@ class WheelFacts:
                 f"{oldest[1]}.{oldest[2]} or newer; install one and start this with it"
             )
         wanted = tuple(sorted(set(extras)))
-        found = tuple(sorted(set(self._requirements(frozenset(wanted)))))
-        needs_torch = any(_name(requirement) == "torch" for requirement in found)
-        if needs_torch and torch not in ("cpu", "cuda"):
-            raise ConfigError("torch is among the requirements: say which build, cpu or cuda")
+        unknown = [extra for extra in wanted if extra not in self.locks]
+        if unknown:
+            raise ConfigError(f"{self.path.name} has no lock for extra {', '.join(unknown)}")
         build: Torch | None = None
-        if needs_torch:
+        if _TORCH_EXTRAS.intersection(wanted):
+            if torch not in ("cpu", "cuda"):
+                raise ConfigError("torch is among the requirements: say which build, cpu or cuda")
             build = "cuda" if torch == "cuda" else "cpu"
-        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        return Recipe(found, wanted, build, python, platform.machine())
-
-    def _requirements(self, extras: frozenset[str], base: bool = True) -> list[str]:
-        known = {extra for _, extra in map(_split_extra, self.requires) if extra}
-        if extras - known:
-            raise ConfigError(f"{self.path.name} has no extra {', '.join(sorted(extras - known))}")
-        result: list[str] = []
-        for line in self.requires:
-            requirement, extra = _split_extra(line)
-            if not (extra in extras if extra else base):
-                continue
-            own = re.fullmatch(r"motley\[([\w, -]+)\]", requirement)
-            if own is None:
-                result.append(requirement)
-            else:  # an extra that includes others of this same wheel
-                inner = frozenset(name.strip() for name in own[1].split(","))
-                result += self._requirements(inner, base=False)
-        return result
+        return Recipe(
+            packages="".join(self.locks[extra] for extra in wanted),
+            extras=wanted,
+            torch=build,
+            torch_lock=self.locks[f"torch-{build}"] if build else "",
+            python=f"{sys.version_info[0]}.{sys.version_info[1]}",
+            machine=platform.machine(),
+        )
 
 
 def read_wheel(path: Path) -> WheelFacts:
@@ -130,11 +126,14 @@ def read_wheel(path: Path) -> WheelFacts:
     try:
         data = path.read_bytes()
         with zipfile.ZipFile(path) as archive:
-            names = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
-            text = archive.read(names[0]).decode()
+            names = archive.namelist()
+            metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+            text = archive.read(metadata).decode()
+            found = [re.fullmatch(r"launcher/locks/([\w-]+)\.txt", name) for name in names]
+            locks = {one[1]: archive.read(one[0]).decode() for one in found if one}
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (zipfile.BadZipFile, IndexError, UnicodeDecodeError):
+    except (zipfile.BadZipFile, StopIteration, UnicodeDecodeError):
         raise ConfigError(f"{path}: not a wheel, or damaged") from None
     headers = HeaderParser().parsestr(text)
     if headers["Name"] != "motley":
@@ -143,7 +142,7 @@ def read_wheel(path: Path) -> WheelFacts:
         path=path.absolute(),
         version=headers["Version"],
         sha256=hashlib.sha256(data).hexdigest(),
-        requires=tuple(" ".join(line.split()) for line in headers.get_all("Requires-Dist") or ()),
+        locks={name: _without_comments(lock) for name, lock in locks.items()},
         requires_python=headers.get("Requires-Python", ""),
     )
 
@@ -153,7 +152,8 @@ def make_environment(folder: Path, recipe: Recipe, index: str, report: Report) -
 
     Raises:
         PreflightError: Python's venv module or disk space is missing.
-        LauncherError: pip failed; its last words are in the details.
+        LauncherError: pip failed, or a file is not the one that was locked; pip's last lines are
+            in the details.
     """
     free = shutil.disk_usage(folder.parent).free
     if free < recipe.size:
@@ -162,14 +162,26 @@ def make_environment(folder: Path, recipe: Recipe, index: str, report: Report) -
             f"{recipe.size / 1e9:.1f} GB; make room"
         )
     build = f"torch for {recipe.torch} and " if recipe.torch else ""
-    report(f"making environment {recipe.key}: {build}{len(recipe.requirements)} requirements")
+    report(f"making environment {recipe.key}: {build}{recipe.packages.count('==')} packages")
     make_venv(folder, with_pip=True)
     pip = Pip(folder, folder.parent.parent / "tmp", report)
+    lock, torch_lock = folder / "lock.txt", folder / "lock-torch.txt"
+    lock.write_text(recipe.packages, encoding="utf-8")
     if recipe.torch:
-        _install_torch(pip, recipe, index)
-    if recipe.requirements:
-        pip.run("install", *recipe.requirements)
-    tree = {"schema": ENVIRONMENT_SCHEMA, "key": recipe.key, **asdict(recipe)}
+        torch_lock.write_text(recipe.torch_lock, encoding="utf-8")
+        # The same decision as that of `make setup`.
+        elsewhere = recipe.torch == "cpu" and not pip.offers(torch_lock)
+        pip.run("install", *_locked(torch_lock), index=index if elsewhere else None)
+    if recipe.packages:
+        pip.run("install", *_locked(lock))
+    tree = {
+        "schema": ENVIRONMENT_SCHEMA,
+        "key": recipe.key,
+        "extras": recipe.extras,
+        "torch": recipe.torch,
+        "python": recipe.python,
+        "machine": recipe.machine,
+    }
     write_atomically(folder / ENVIRONMENT_FILE, json.dumps(tree, indent=1).encode(), 0o644)
 
 
@@ -190,7 +202,7 @@ def make_venv(folder: Path, with_pip: bool) -> None:
         LauncherError: it failed; its last words are in the details.
     """
     base = getattr(sys, "_base_executable", sys.executable)
-    command = [base, "-m", "venv", *(() if with_pip else ("--without-pip",)), str(folder)]
+    command = [base, "-P", "-m", "venv", *(() if with_pip else ("--without-pip",)), str(folder)]
     result = _call(command, dict(os.environ), 300.0)
     if result.returncode != 0:
         python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -202,7 +214,10 @@ def make_venv(folder: Path, with_pip: bool) -> None:
 def python_runs(folder: Path) -> bool:
     """Whether an environment's Python starts: an upgrade of the system may have taken it away."""
     try:
-        return _call([str(folder / "bin/python"), "-c", ""], dict(os.environ), 60.0).returncode == 0
+        return (
+            _call([str(folder / "bin/python"), "-P", "-c", ""], dict(os.environ), 60.0).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -220,46 +235,47 @@ class Pip:
         self._scratch = scratch
         self._report = report
 
-    def offers(self, requirement: str) -> bool:
-        """Whether the configured indexes have it for this Python."""
-        arguments = ("--no-deps", "--dry-run", requirement)
-        return self._call("install", arguments).returncode == 0
+    def offers(self, lock: Path) -> bool:
+        """Whether the configured indexes have what a lock names, for this Python."""
+        return self._call("install", ("--dry-run", *_locked(lock)), {}).returncode == 0
 
-    def run(self, verb: str, *arguments: str, python: Path | None = None) -> None:
-        """Run pip, for another environment's Python if asked.
+    def run(
+        self, verb: str, *arguments: str, python: Path | None = None, index: str | None = None
+    ) -> None:
+        """Run pip: for another environment's Python, or with another main index, if asked.
 
         Raises:
             LauncherError: it failed; its last words are in the details.
         """
         self._report(f"pip {verb} {' '.join(arguments)}")
-        result = self._call(verb, arguments, python)
+        # An index's address may hold a password, and arguments can be read by every user.
+        variables = {"PIP_INDEX_URL": index} if index else {}
+        result = self._call(verb, arguments, variables, python)
         if result.returncode != 0:
             lines = [line for line in result.stdout.splitlines() if line.startswith("ERROR")]
             reason = lines[-1] if lines else f"exit code {result.returncode}"
             raise LauncherError(f"pip {verb} failed: {reason}", _last(result.stdout))
 
     def _call(
-        self, verb: str, arguments: Sequence[str], python: Path | None = None
+        self,
+        verb: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        python: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         self._scratch.mkdir(parents=True, exist_ok=True)
         target = ("--python", str(python)) if python else ()
-        command = [str(self._python), "-m", "pip", *target, "--no-input"]
+        command = [str(self._python), "-P", "-m", "pip", *target, "--no-input"]
         command += ["--disable-pip-version-check", verb, "--quiet"]
         # /tmp may be memory, and torch's wheels are large.
-        environment = {**os.environ, "TMPDIR": str(self._scratch)}
+        environment = {**os.environ, "TMPDIR": str(self._scratch), **variables}
         return _call([*command, *arguments], environment, _PIP_DEADLINE)
 
 
-def _install_torch(pip: Pip, recipe: Recipe, index: str) -> None:
-    """Install the wanted build of torch: the same decision as `make setup`."""
-    wanted = next(r for r in recipe.requirements if _name(r) == "torch")
-    exact = re.fullmatch(r"torch==([\w.]+)", wanted)
-    if recipe.torch == "cuda" or exact is None:
-        pip.run("install", wanted)
-    elif pip.offers(f"torch=={exact[1]}+cpu"):
-        pip.run("install", f"torch=={exact[1]}+cpu")
-    else:  # its dependencies come from the usual index with the rest
-        pip.run("install", "--no-deps", "--index-url", index, wanted)
+def _locked(lock: Path) -> tuple[str, ...]:
+    """Return pip's arguments for a lock: the files that it names as wheels, and nothing else."""
+    rules = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
+    return (*rules, "--requirement", str(lock))
 
 
 def _call(
@@ -279,14 +295,9 @@ def _call(
     )
 
 
-def _split_extra(line: str) -> tuple[str, str | None]:
-    """Split `x; marker and extra == "y"` into `x; marker` and `y`, as setuptools writes it."""
-    found = re.search(r"(?:;| and) extra == [\"']([\w-]+)[\"']$", line)
-    return (line[: found.start()].strip(), found[1]) if found else (line, None)
-
-
-def _name(requirement: str) -> str:
-    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower()
+def _without_comments(lock: str) -> str:
+    lines = (line for line in lock.splitlines() if not line.lstrip().startswith("#"))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _last(text: str) -> list[str]:

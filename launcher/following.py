@@ -101,13 +101,13 @@ def _print_changes(telemetry: Telemetry) -> None:
             lines[process.name] = f"{process.name} on {process.host}: {state.state}{attempt}"
         for key, line in lines.items():
             if said.get(key) != line:
-                sys.stdout.write(f"{line}\n")
+                render.say(line)
         said = lines
         for failure in snapshot.failures:
             if failure not in shown:
-                sys.stdout.write("".join(f"{line}\n" for line in failure.text))
+                for line in failure.text:
+                    render.say(line)
         shown = snapshot.failures
-        sys.stdout.flush()
         if is_over(view):
             return telemetry.close()
         time.sleep(LOOK_EVERY)

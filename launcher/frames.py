@@ -121,7 +121,9 @@ def to_error(tree: dict[str, Any], host: str) -> Exception:
     found: Any = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, LauncherError):
         line = text if host in text else f"host {host}: {text}"
-        return found(line, [str(detail) for detail in tree.get("details") or ()])
+        details = tree.get("details")
+        listed = cast("list[Any]", details) if isinstance(details, list) else []
+        return found(line, [str(each) for each in listed])
     if kind == "ValueError":
         return ValueError(f"host {host}: {text}")
     return RuntimeError(f"host {host}: its agent has a defect: {text}")

@@ -89,7 +89,7 @@ def check_cuda(python: str | None, cards: Sequence[str]) -> Finding:
         return Finding("warn", "not checked: there is no Python beside the trainer's program")
     try:
         done = subprocess.run(
-            [python, "-c", _CUDA_PROBE],
+            [python, "-P", "-c", _CUDA_PROBE],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(cards)},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print({"schema": BEGUN_SCHEMA, **asdict(me)})
     try:
         tree = _run(installation, options)
-    except LauncherError as error:
+    except (LauncherError, OSError) as problem:
+        error = _told(problem)
         text = "\n".join([str(error), *error.details])
         sys.stderr.write(f"launcher.installation: {text}\n")
         failure = {"schema": "motley.error/1", "error": str(error), "details": error.details}
@@ -44,6 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     _print({"schema": RESULT_SCHEMA, **tree})
     return 0
+
+
+def _told(problem: LauncherError | OSError) -> LauncherError:
+    if isinstance(problem, LauncherError):
+        return problem
+    return PreflightError(f"{problem.filename or 'this host'}: {problem.strerror or problem}")
 
 
 def _run(installation: Installation, options: argparse.Namespace) -> dict[str, Any]:

@@ -31,7 +31,8 @@ class Host:
     """A machine of the cluster, as the inventory describes it. Holds no secrets."""
 
     name: str
-    connection: Literal["local", "ssh"] = "ssh"
+    connection: Literal["local", "ssh", "none"] = "ssh"
+    """`none`: a run names it and the inventory does not, so nothing is known of how to reach it."""
     address: str | None = None
     """ansible_host: how the launcher reaches it."""
     ssh_port: int | None = None
@@ -83,7 +84,7 @@ def load_inventory(
     request = {"source": str(path), "pattern": limit, "extra": dict(extra or {})}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "launcher.rendering"],
+            [sys.executable, "-P", "-m", "launcher.rendering"],
             input=json.dumps(request),
             capture_output=True,
             text=True,

@@ -19,6 +19,7 @@ from launcher.errors import LauncherError
 from launcher.inventory import Host
 from launcher.plan import LaunchPlan
 from launcher.preflight import DEADLINE, Finding, Probe, ask_finding, question_probe
+from launcher.received import receive
 from launcher.survey import Survey
 from launcher.units import unit_of
 from trainer.config import RunConfig
@@ -42,7 +43,7 @@ class Content:
         """Return the digests by file name; empty when the host does not have the files."""
         with self._asked:
             if self._digests is None:
-                self._digests = dict(self._ask())
+                self._digests = receive(dict[str, str], self._ask(), "digests")
             return self._digests
 
 
@@ -90,7 +91,7 @@ def compare_content(
         return finding
     try:
         mine, theirs = own.get(), reference.get()
-    except (LauncherError, OSError) as error:
+    except (LauncherError, OSError, ValueError) as error:
         return Finding("fail", f"{finding.detail}: cannot be compared with {head}'s: {error}")
     if not mine or not theirs:  # the trainer will fetch it, or the coordinator's check says more
         return finding

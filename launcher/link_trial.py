@@ -13,6 +13,7 @@ from launcher.errors import LauncherError
 from launcher.link_checks import Crossing, Listening
 from launcher.plan import LaunchPlan
 from launcher.preflight import Finding, Probe
+from launcher.received import receive
 
 SLOW = 100e6
 """bit/s below which a link is said to be slow: a 5 MB gradient takes half a second there."""
@@ -62,8 +63,8 @@ class LinkTrial:
         }
         try:
             answer = self._ask(self._plan.leader.host, "listen", arguments)
-            self._listening = Listening(answer["problem"], answer["remedy"], tuple(answer["heard"]))
-        except (LauncherError, OSError) as error:
+            self._listening = receive(Listening, answer, "listen")
+        except (LauncherError, OSError, ValueError) as error:
             self._listening = Listening(str(error))
         finally:
             self._listened.set()
@@ -81,7 +82,7 @@ class LinkTrial:
             "name": host,
             "deadline": self._deadline,
         }
-        crossing = Crossing(**self._ask(host, "connect", arguments))
+        crossing = receive(Crossing, self._ask(host, "connect", arguments), "connect")
         if crossing.stage == "done":
             return judge(crossing, host, target, self._plan, heard=True)
         # Only the other end knows whether there was anybody to connect to.

@@ -24,6 +24,7 @@ class LogMarks:
         self._marks = log.with_name(marks_name(log.name))
         self._size: int = -1
         self._taken = float("-inf")
+        self._torn = False
 
     def take(self, unless_younger_than: float = 0.0) -> None:
         """Note the size now; nothing when it is as it was, or the last mark is that young."""
@@ -34,8 +35,11 @@ class LogMarks:
             size = self._log.stat().st_size if self._log.exists() else 0
             if size == self._size and unless_younger_than:
                 return
+            # A full disk takes a part of a line, which the next one must not go on with.
+            begin = "\n" if self._torn else ""
+            line = f"{begin}{time.time():.3f} {size}\n".encode()
             with self._marks.open("ab", buffering=0) as stream:
-                stream.write(f"{time.time():.3f} {size}\n".encode())
+                self._torn = stream.write(line) < len(line)
             self._size, self._taken = size, now
 
 

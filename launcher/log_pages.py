@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from launcher.plan import ProcessPlan
 from launcher.supervisor import Supervisor
+from launcher.terminal import visible_lines
 
 PIECE = 1 << 20
+LONGEST = 16 << 20
+"""Bytes of a line beyond which it is shown in parts."""
 _BACK = 1 << 16
 
 
@@ -40,6 +43,8 @@ class LogPages:
             data = self._read(offset, limit)
             at_end = len(data) < limit
             cut = len(data) if whole and at_end else data.rfind(b"\n") + 1
+            if not cut and len(data) >= LONGEST:
+                cut = len(data)
             if cut:
                 lines = data[:cut].split(b"\n")
                 if lines[-1] == b"":
@@ -54,7 +59,7 @@ class LogPages:
         """Return where the last `count` lines begin."""
         start = end = self._supervisor.log_size(self._process, self._attempt)
         data = b""
-        while start > 0 and data.removesuffix(b"\n").count(b"\n") < count:
+        while end - start < min(end, LONGEST) and data.removesuffix(b"\n").count(b"\n") < count:
             before = start
             start = max(0, start - max(_BACK, end - start))
             data = self._read(start, before - start)[: before - start] + data
@@ -91,9 +96,10 @@ def last_lines(
         pages = LogPages(supervisor, process, number)
         offset = pages.offset_of_tail(4 * count)  # blank lines say nothing
         lines = [
-            line.decode(errors="replace")
+            line
             for page in pages.pages(offset, whole=True)
-            for line in page.lines
+            for written in page.lines
+            for line in visible_lines(written)
             if line.strip()
         ]
         if lines:

@@ -23,6 +23,7 @@ from launcher.log_pages import LogPages, Page
 from launcher.observation import Cockpit
 from launcher.plan import ProcessPlan
 from launcher.printer import Printer
+from launcher.received import receive
 from launcher.runs import Run
 
 POLL = 0.2
@@ -117,7 +118,7 @@ class ProcessLog:
             return attempts[-1:]
         if self._moment is None:  # by the clock of the host, which made the marks
             host = self._cockpit.run.host(self.process.host)
-            clock = float(connection.connect(host).ask("clock"))
+            clock = receive(float, connection.connect(host).ask("clock"), "clock")
             self._moment = self._selection.since(clock)
         return attempts
 
@@ -277,7 +278,8 @@ def _watch_others(cockpit: Cockpit, followed: Collection[str], events: queue.Que
     while True:
         with contextlib.suppress(LauncherError, OSError):
             for failure in watch.news(cockpit.observe()):
-                events.put(_Event(note="\n".join(failure.text)))
+                for line in failure.text:
+                    events.put(_Event(note=line))
         time.sleep(_OTHERS_EVERY)
 
 

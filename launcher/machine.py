@@ -8,9 +8,9 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from launcher.devices import Runner, main_memory, run_command, usable_cores
 from launcher.network import Network, network
@@ -45,13 +45,6 @@ class Machine:
     network: Network
     memory: int | None = None
     """Bytes of main memory; None when nobody says."""
-
-    @classmethod
-    def from_tree(cls, tree: Mapping[str, Any]) -> Machine:
-        """Read back what another machine answered; keys of a newer version are passed over."""
-        known: dict[str, Any] = {f.name: tree[f.name] for f in fields(cls) if f.name in tree}
-        known["network"] = Network.from_tree(tree["network"])
-        return cls(**known)
 
 
 def describe() -> Machine:

@@ -41,11 +41,6 @@ class Network:
     addresses: tuple[Address, ...] = ()
     problem: str = ""
 
-    @classmethod
-    def from_tree(cls, tree: Mapping[str, Any]) -> Network:
-        """Read back what another machine answered."""
-        return cls(tuple(Address(**entry) for entry in tree["addresses"]), str(tree["problem"]))
-
 
 @dataclass(frozen=True)
 class Route:

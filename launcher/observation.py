@@ -6,7 +6,6 @@ Every host is asked at once and on its own. One that does not answer costs a loo
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,9 @@ from launcher.fleet import LOOK, REACH, ask_hosts, at_once, line_of
 from launcher.inventory import Host
 from launcher.log_pages import last_lines
 from launcher.plan import LaunchPlan, ProcessPlan
+from launcher.received import receive
 from launcher.runs import Place, Registry, Run
+from launcher.self_reports import read_report, read_training
 from launcher.supervisor import ProcessState, Supervisor
 from launcher.units import supervise
 
@@ -49,6 +50,8 @@ class RunView:
     """What others say of themselves, by name: those that have a file for it."""
     unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
     """Hosts that did not answer, with the reason."""
+    folders: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where the processes of the hosts that answered keep state and logs, by name."""
 
     @property
     def is_live(self) -> bool:
@@ -98,6 +101,7 @@ class Cockpit:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._hanging_until: dict[str, float] = {}
+        self._plans: dict[str, LaunchPlan] = {}
 
     def supervisor(self, process: ProcessPlan) -> Supervisor:
         """Return the supervisor of the process's host.
@@ -106,7 +110,11 @@ class Cockpit:
             UnreachableError: the host cannot be driven.
         """
         host = self.run.host(process.host)
-        return supervise(reaching.connect(host), self.run.run_id)
+        return self._supervise(host, reaching.connect(host))
+
+    def _supervise(self, host: Host, connection: Connection) -> Supervisor:
+        home = self.run.folder(host, connection)
+        return supervise(connection, self.run.run_id, home=home)
 
     def state(self, process: ProcessPlan) -> ProcessState:
         """Return what is known about a process.
@@ -121,8 +129,8 @@ class Cockpit:
     ) -> list[str]:
         """Return the end of an attempt's log; without one, of the newest that is not empty."""
 
-        def read(_host: Host, connection: Connection) -> list[str]:
-            return last_lines(supervise(connection, self.run.run_id), process, count, attempt)
+        def read(host: Host, connection: Connection) -> list[str]:
+            return last_lines(self._supervise(host, connection), process, count, attempt)
 
         answers = ask_hosts([self.run.host(process.host)], read)
         for name, error in answers.errors.items():
@@ -134,13 +142,14 @@ class Cockpit:
         plan = self.run.plan
         began = time.monotonic()
 
-        def states_of(host: Host, connection: Connection) -> dict[str, ProcessState]:
-            supervisor = supervise(connection, self.run.run_id)
+        def states_of(host: Host, connection: Connection) -> dict[str, tuple[ProcessState, str]]:
+            supervisor = self._supervise(host, connection)
             here = [process for process in plan.processes if process.host == host.name]
-            return {process.name: supervisor.state(process) for process in here}
+            return {p.name: (supervisor.state(p), supervisor.folder(p)) for p in here}
 
         answers = ask_hosts(self.run.hosts, states_of, deadline)
         states: dict[str, ProcessState] = {}
+        folders: dict[str, str] = {}
         for process in plan.processes:
             error = answers.errors.get(process.host)
             if error is not None:
@@ -148,7 +157,8 @@ class Cockpit:
                     state="unreachable", message=line_of(process.host, error)
                 )
             else:
-                states[process.name] = answers.found[process.host][process.name]
+                found = answers.found[process.host][process.name]
+                states[process.name], folders[process.name] = found
         words = self._words(states, max(0.5, deadline - (time.monotonic() - began)))
         head, training = states[plan.leader.name], words.pop(plan.leader.name, None)
         state = derive_state(head, training)
@@ -160,15 +170,15 @@ class Cockpit:
                 state = "scoring"
         reason = (training or {}).get("reason") or head.message
         unreachable = {name: line_of(name, error) for name, error in answers.errors.items()}
-        return RunView(self.run, state, reason, states, training, words, unreachable)
+        return RunView(self.run, state, reason, states, training, words, unreachable, folders)
 
     def _words(
         self, states: Mapping[str, ProcessState], deadline: float
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, Mapping[str, Any]]:
         """Return what processes say of themselves; nothing while the file it stands in hangs."""
         plan, now = self.run.plan, time.monotonic()
         speakers = {
-            process.name: partial(_read_words, self.run, process, states[process.name])
+            process.name: partial(self._read_words, process, states[process.name])
             for process in plan.processes
             if (process is plan.leader or process.beat)
             and states[process.name].state != "unreachable"
@@ -180,16 +190,21 @@ class Cockpit:
                 self._hanging_until[name] = now + _HANGING_PAUSE
         return {name: words for name, words in answers.found.items() if words is not None}
 
-
-def _read_words(run: Run, process: ProcessPlan, state: ProcessState) -> dict[str, Any] | None:
-    """Return what the present attempt of a process wrote, else the last one of an ended process."""
-    connection = reaching.connect(run.host(process.host))
-    if process is run.plan.leader:
-        return read_training(connection, run.plan, state.started)
-    words = _read_mapping(connection, process.beat)
-    pid = state.child.pid if state.child is not None else None
-    stale = state.state == "absent" or not (state.is_over or (words and words.get("pid") == pid))
-    return None if stale else words
+    def _read_words(self, process: ProcessPlan, state: ProcessState) -> Mapping[str, Any] | None:
+        """Return what the present attempt of a process wrote, else the last of an ended one."""
+        host = self.run.host(process.host)
+        connection = reaching.connect(host)
+        plan = self._plans.get(host.name) or self.run.plan_by(host, connection)
+        here = None if plan is None else plan.process(process.name)
+        if plan is None or here is None:
+            return None
+        self._plans[host.name] = plan
+        if process is self.run.plan.leader:
+            return read_training(connection, plan, state.started)
+        words = read_report(connection, here.beat)
+        pid = state.child.pid if state.child is not None else None
+        fresh = state.is_over or (words is not None and words.get("pid") == pid)
+        return words if fresh and state.state != "absent" else None
 
 
 def shards(member: Mapping[str, Any]) -> str:
@@ -217,31 +232,6 @@ def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> st
             return {"waiting": "starting", "running": "running"}.get(said, "stopping")
 
 
-def read_training(
-    connection: Connection, plan: LaunchPlan, since: float | None
-) -> dict[str, Any] | None:
-    """Return what the leader wrote since its present attempt began; None when nothing.
-
-    A restarted or resumed run finds the words of its earlier life, which say nothing of this one.
-    Both times come from the leader's host, so clocks need not agree.
-    """
-    tree = _read_mapping(connection, f"{plan.output}/status.json")
-    if tree is None or tree.get("run_id") != plan.run_id:
-        return None
-    updated = tree.get("updated")
-    if since is not None and isinstance(updated, int | float) and updated < since:
-        return None
-    return tree
-
-
-def _read_mapping(connection: Connection, path: str) -> dict[str, Any] | None:
-    try:
-        tree: Any = json.loads(connection.read(path))
-    except (OSError, ValueError):
-        return None
-    return tree if isinstance(tree, dict) else None  # pyright: ignore[reportUnknownVariableType]
-
-
 def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
     """Return every run of which something is kept running, the oldest first.
 
@@ -253,7 +243,8 @@ def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
     """
 
     def unfinished(place: Place) -> list[str]:
-        return place.connection.ask("unfinished_runs", {"folder": str(place.folder)})
+        named = place.connection.ask("unfinished_runs", {"folder": str(place.folder)})
+        return receive(list[str], named, "unfinished_runs")
 
     deadline = REACH if surely else LOOK
     answers = registry.ask(unfinished, deadline)

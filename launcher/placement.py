@@ -285,8 +285,12 @@ def process_folder(host: Host, setting: Setting, name: str) -> str:
 
 
 def environment(threads: int | None) -> dict[str, str]:
-    """Return what a process gets besides its command; BLAS and OpenMP follow the thread share."""
-    environment = {"PYTHONUNBUFFERED": "1"}
+    """Return what a process gets besides its command; BLAS and OpenMP follow the thread share.
+
+    PYTHONSAFEPATH is `-P` for what a library of the trainer starts: a process works in a folder
+    that it writes to itself.
+    """
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
     if threads is not None:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     return environment

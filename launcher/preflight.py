@@ -66,9 +66,14 @@ def ask_finding(
     """Return a host's own finding; what keeps it from one is a failed check."""
     try:
         # The probe's own deadline comes first, and says what to do; this one ends the request.
-        return Finding(**connection.ask(question, arguments, deadline + 5))
+        answer = connection.ask(question, arguments, deadline + 5)
     except (LauncherError, OSError) as error:
         return Finding("fail", str(error))
+    match answer:
+        case {"status": "ok" | "warn" | "fail" as status, "detail": str(detail), **rest}:
+            return Finding(status, detail, str(rest.get("remedy", "")))
+        case _:
+            return Finding("fail", f"what it answered is no finding: {answer!r:.200}")
 
 
 def question_probe(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from launcher.errors import ConfigError
 from launcher.plan import ProcessPlan
+from launcher.terminal import visible_lines
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 """Of the prefixes, by rank; the coordinator's is bold."""
@@ -18,11 +19,11 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Printer:
-    """Prints lines on stdout as they are: plain, with the name in front, or as JSON lines."""
+    """Prints lines on stdout: plain, with the name in front, or as JSON lines."""
 
     def __init__(self, as_json: bool, chosen: Sequence[ProcessPlan]) -> None:
         self._as_json = as_json
-        self._prefixes: dict[str, bytes] = {}
+        self._prefixes: dict[str, str] = {}
         if len(chosen) > 1:
             width = max(len(process.name) for process in chosen)
             for process in chosen:
@@ -31,7 +32,7 @@ class Printer:
     def print(self, process: ProcessPlan, attempt: int, lines: Sequence[bytes]) -> None:
         """Print complete lines (without their ends) of one attempt."""
         for line in lines:
-            if self._as_json:
+            if self._as_json:  # which escapes what a terminal would obey
                 tree = {
                     "schema": "motley.log/1",
                     "name": process.name,
@@ -40,11 +41,17 @@ class Printer:
                     "attempt": attempt,
                     "line": line.decode(errors="replace"),
                 }
-                line = json.dumps(tree).encode()
-            else:
-                line = self._prefixes.get(process.name, b"") + line
-            sys.stdout.buffer.write(line + b"\n")
+                self._write(json.dumps(tree))
+                continue
+            for shown in visible_lines(line):
+                self._write(self._prefixes.get(process.name, "") + shown)
         sys.stdout.buffer.flush()
+
+    @staticmethod
+    def _write(line: str) -> None:
+        # As the terminal reads it: in another encoding the bytes of a letter may be a command.
+        data = line.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
+        sys.stdout.buffer.write(data + b"\n")
 
 
 def wants_colour() -> bool:
@@ -87,9 +94,9 @@ def parse_pattern(text: str) -> re.Pattern[str]:
         raise ConfigError(f"--grep {text}: {error}") from None
 
 
-def _prefix(process: ProcessPlan, width: int, coloured: bool) -> bytes:
+def _prefix(process: ProcessPlan, width: int, coloured: bool) -> str:
     padded = f"{process.name:<{width}} | "
     if not coloured:
-        return padded.encode()
+        return padded
     colour = 1 if process.rank is None else _COLOURS[process.rank % len(_COLOURS)]
-    return f"\x1b[{colour}m{padded}\x1b[0m".encode()
+    return f"\x1b[{colour}m{padded}\x1b[0m"

@@ -20,6 +20,7 @@ from launcher.fleet import REACH, Answers, ask_hosts, line_of
 from launcher.installation import BEGUN_SCHEMA, RESULT_SCHEMA
 from launcher.inventory import Host
 from launcher.processes import ProcessIdentity
+from launcher.received import receive
 from launcher.runs import place_of
 from launcher.wheel import BuiltWheel
 
@@ -128,8 +129,8 @@ class Fleet:
         arguments: Sequence[str],
         deadline: float,
         hosts: Sequence[Host] | None = None,
-    ) -> Answers[Tree]:
-        def run(host: Host, connection: Connection) -> Tree:
+    ) -> Answers[_Answer]:
+        def run(host: Host, connection: Connection) -> _Answer:
             def report(line: str) -> None:
                 self._report(f"{host.name}: {line}")
 
@@ -177,6 +178,25 @@ def root_of(python: str) -> str | None:
     return str(parts.parents[2])
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What an installation says of itself."""
+
+    version: str | None
+    previous: str | None
+    steps: tuple[str, ...] = ()
+    used_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why nothing was installed."""
+
+    error: str
+    exit_code: int
+    details: tuple[str, ...] = ()
+
+
 class _Job:
     """One run of `launcher.installation` on a host."""
 
@@ -185,7 +205,7 @@ class _Job:
         self._connection = connection
         self._wheel = wheel
 
-    def run(self, arguments: Sequence[str], deadline: float, report: Report) -> Tree:
+    def run(self, arguments: Sequence[str], deadline: float, report: Report) -> _Answer:
         """Return the program's answer; what it says meanwhile is reported."""
         folder = _folder(self._host, self._connection, self._wheel)
         log = f"{folder}/{secrets.token_hex(4)}.log"
@@ -202,9 +222,10 @@ class _Job:
         tree = self._follow(log, deadline, report)
         self._connection.remove(log)
         if tree["schema"] == RESULT_SCHEMA:
-            return tree
+            return receive(_Answer, tree, "installation")
+        failure = receive(_Failure, tree, "installation")
         kinds = {kind.exit_code: kind for kind in (ConfigError, PreflightError)}
-        raise kinds.get(tree["exit_code"], LauncherError)(tree["error"], tree["details"])
+        raise kinds.get(failure.exit_code, LauncherError)(failure.error, failure.details)
 
     def _follow(self, log: str, deadline: float, report: Report) -> Tree:
         process: ProcessIdentity | None = None
@@ -222,7 +243,7 @@ class _Job:
                     if line != last:  # its own words; anything else is an error's
                         report(last)
                 elif tree["schema"] == BEGUN_SCHEMA:
-                    process = ProcessIdentity(tree["pid"], tree["start"], tree["boot"])
+                    process = receive(ProcessIdentity, tree, "installation")
                 else:
                     return tree
             if process is None and time.monotonic() > begun_by:
@@ -258,10 +279,9 @@ def _object(line: str) -> Tree | None:
     return tree
 
 
-def _update(name: str, tree: Tree, back: bool) -> Update:
-    users = tuple(tree["used_by"])
+def _update(name: str, said: _Answer, back: bool) -> Update:
     if not back:
-        return Update(name, tree["previous"], tree["version"], tuple(tree["steps"]), users)
-    if tree["previous"] in (None, tree["version"]):
+        return Update(name, said.previous, said.version, said.steps, said.used_by)
+    if said.previous in (None, said.version):
         raise PreflightError(f"{name}: no previous version to go back to; nothing was changed")
-    return Update(name, tree["version"], tree["previous"], (), users)
+    return Update(name, said.version, said.previous, (), said.used_by)

@@ -6,6 +6,8 @@ Any byte pipe will do; `connection.py` makes them of SSH channels. Standard libr
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
 import secrets
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,7 +23,12 @@ from launcher.processes import ProcessIdentity
 CALL_DEADLINE = 10.0
 """Seconds that a request may take."""
 
+MOST_READ = 64 << 20
+"""Bytes of one file that are read at once: a host must not fill this machine's memory."""
+
 _UNLOCK_DEADLINE = 2.0
+_PATH = re.compile(r"/[^\x00-\x1f\x7f-\x9f]{0,4095}")
+"""An absolute path; an option begins otherwise."""
 
 UNITS_MARK = "motley: units"
 """Line before the hello: the operator may have systemd start and stop our units."""
@@ -91,19 +98,25 @@ class RemoteConnection:
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """Return the bytes of a file from `offset` on, at most `limit`; fetched piece by piece."""
         link = self._living()
+        most = MOST_READ if limit is None else min(limit, MOST_READ)
         found = bytearray()
         while limit is None or len(found) < limit:
             wanted = frames.PIECE if limit is None else min(frames.PIECE, limit - len(found))
             where = {"path": path, "offset": offset + len(found), "limit": wanted}
             piece = frames.unpack(link.call("read", where, CALL_DEADLINE))
-            found += piece
+            found += piece[:wanted]
+            if len(found) > most or (len(found) == most and limit is None):
+                raise OSError(errno.EFBIG, f"longer than {most >> 20} MiB", path)
             if len(piece) < wanted:
                 break
         return bytes(found)
 
     def size(self, path: str) -> int:
         """Return the bytes that a file has."""
-        return int(self._call("size", path=path))
+        size = self._call("size", path=path)
+        if not isinstance(size, int):
+            raise self._nonsense("size")
+        return size
 
     def write(self, path: str, data: bytes) -> None:
         """Replace a file in one step, readable by its owner alone; makes the folders above."""
@@ -118,7 +131,8 @@ class RemoteConnection:
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none when there is no folder."""
-        return [str(name) for name in self._call("names", folder=folder)]
+        found = self._list(self._call("names", folder=folder), "names")
+        return [name for name in map(str, found) if "/" not in name]
 
     def make_folder(self, path: str) -> None:
         """Make a folder and those above it, for its owner alone; one that exists is left as is."""
@@ -168,8 +182,11 @@ class RemoteConnection:
 
     def find_run(self, run_id: str) -> list[ProcessIdentity]:
         """Return every living process of a run, wherever it was reparented to."""
-        found = cast("list[dict[str, Any]]", self._call("find_run", run_id=run_id))
-        return [ProcessIdentity(**process) for process in found]
+        found = self._list(self._call("find_run", run_id=run_id), "find_run")
+        try:
+            return [ProcessIdentity(int(p["pid"]), int(p["start"]), str(p["boot"])) for p in found]
+        except (KeyError, TypeError, ValueError):
+            raise self._nonsense("find_run") from None
 
     def describe(self, process: ProcessIdentity) -> str:
         """Return the command name and pid for people."""
@@ -215,6 +232,14 @@ class RemoteConnection:
     def _call(self, operation: str, **arguments: Any) -> Any:
         return self._living().call(operation, arguments, CALL_DEADLINE)
 
+    def _list(self, answer: Any, operation: str) -> list[Any]:
+        if not isinstance(answer, list):
+            raise self._nonsense(operation)
+        return cast("list[Any]", answer)
+
+    def _nonsense(self, operation: str) -> UnreachableError:
+        return UnreachableError(f"host {self._host}: its agent answers `{operation}` with nonsense")
+
     def _living(self) -> AgentLink:
         with self._opening:
             for link in self._held.values():
@@ -230,6 +255,12 @@ class RemoteConnection:
         schema = link.hello.get("schema")
         wanted = ("python", "user", "units", "state_folder")
         if schema == frames.SCHEMA and all(key in link.hello for key in wanted):
+            for key in ("python", "state_folder"):  # they become parts of commands and paths there
+                if not _PATH.fullmatch(str(link.hello[key])):
+                    link.close()
+                    raise UnreachableError(
+                        f"host {self._host}: its agent names a {key} that is no path of one"
+                    )
             return link
         link.close()
         raise PreflightError(

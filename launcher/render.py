@@ -10,13 +10,15 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from launcher.observation import RunView, shards
 from launcher.plan import LaunchPlan
 from launcher.preflight import Check
 from launcher.supervisor import ProcessState
+from launcher.terminal import visible
 
 _COLOURS = {
     "ok": "green",
@@ -33,9 +35,24 @@ _COLOURS = {
 }
 
 
+class _Terminal(Console):
+    """A console on which texts have no effects beyond the styles that we give them."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Return what is drawn; every table, picture and line comes through here."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                text = "\n".join(map(visible, segment.text.split("\n")))
+                yield Segment(text, segment.style)
+
+
 def console() -> Console:
     """Return stdout as rich draws on it; piped output is neither coloured nor cut."""
-    return Console(
+    return _Terminal(
         file=sys.stdout,
         width=None if sys.stdout.isatty() else 240,
         highlight=False,
@@ -49,9 +66,15 @@ def print_json(tree: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def say(line: str) -> None:
+    """Print one line on stdout."""
+    sys.stdout.write(f"{visible(line)}\n")
+    sys.stdout.flush()
+
+
 def note(line: str) -> None:
-    """Say something on stderr."""
-    sys.stderr.write(f"{line}\n")
+    """Print one line on stderr."""
+    sys.stderr.write(f"{visible(line)}\n")
     sys.stderr.flush()
 
 
@@ -61,7 +84,8 @@ def detaching(again: str, run_id: str) -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        note(f"\ndetached; run {run_id} goes on. Back: {again}; end it: launch cluster down")
+        note("")  # behind the ^C
+        note(f"detached; run {run_id} goes on. Back: {again}; end it: launch cluster down")
         raise
 
 
@@ -92,7 +116,7 @@ def check_tree(check: Check) -> dict[str, str]:
     }
 
 
-def commands_text(plan: LaunchPlan) -> str:
+def command_lines(plan: LaunchPlan) -> list[str]:
     """Return what `--dry-run` prints: for each host the exact commands, ready for a shell."""
     lines: list[str] = []
     for host in plan.hosts:
@@ -103,7 +127,7 @@ def commands_text(plan: LaunchPlan) -> str:
                 env = [f"{name}={value}" for name, value in process.env.items()]
                 lines += [f"# {process.name}", shlex.join(["env", *env, *process.argv])]
         lines.append("")
-    return "\n".join(lines)
+    return lines[:-1]
 
 
 def status_tree(view: RunView) -> dict[str, Any]:
@@ -130,7 +154,7 @@ def status_tree(view: RunView) -> dict[str, Any]:
                 "keeper_pid": state.keeper.pid if state.keeper and not state.is_over else None,
                 "exit_code": state.exit_code,
                 "signal": state.signal,
-                "folder": process.folder,
+                "folder": view.folders.get(process.name),
             }
         )
     return {

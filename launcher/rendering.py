@@ -1,7 +1,8 @@
-"""Ansible's own view of an inventory, as JSON: `python -m launcher.rendering`.
+"""Ansible's own view of an inventory, as JSON: `python -P -m launcher.rendering`.
 
 A child process of the launcher: Ansible reads the environment and ansible.cfg when it is imported,
-prints as it likes and exits on a wrong locale. The request comes on stdin, the answer leaves on
+prints as it likes and exits on a wrong locale. With `-P`, as every Python that Motley starts: what
+lies in the current folder is not imported. The request comes on stdin, the answer leaves on
 stdout; Ansible's warnings leave on stderr.
 """
 

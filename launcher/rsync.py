@@ -26,7 +26,7 @@ SILENCE = 60
 
 _OLDEST = (3, 2)
 _LOST = (10, 12, 30, 35, 255)
-_TEMPORARY = (PARTIAL, ".tmp-*", ".old-*", ".link-*", ".probe-*", ".fetched-*")
+_TEMPORARY = (PARTIAL, ".tmp-*", ".old-*", ".link-*", ".probe-*", ".lease-*", ".fetched-*")
 """What writers have not finished: it never travels."""
 
 Report = Callable[[str], None]
@@ -59,7 +59,9 @@ class Place:
             return []
         # rsync itself splits this at blanks; it doubles quotes instead of escaping them.
         shell = " ".join("'" + word.replace("'", "''") + "'" for word in self.ssh)
-        return ["-e", shell, *(["--rsync-path", SERVER] if self.way == "module" else [])]
+        if self.way == "module":
+            return ["-e", shell, "--rsync-path", SERVER]
+        return ["-e", shell, "--protect-args"]  # the login shell there gets no path of anybody's
 
 
 @dataclass(frozen=True)

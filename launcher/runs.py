@@ -27,14 +27,16 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from launcher.access import Connection, LocalConnection, default_state_folder, make_private_folder
 from launcher.errors import ConfigError, LauncherError
 from launcher.fleet import LOOK, REACH, Answers, ask_hosts, at_once
 from launcher.inventory import Host
 from launcher.plan import LaunchPlan
+from launcher.received import receive
+from launcher.record import MOST, RUN_ID, read_record
 
 T = TypeVar("T")
 
@@ -47,7 +49,9 @@ class Run:
     started: float
     """Unix seconds, by the clock of the host that keeps it."""
     hosts: tuple[Host, ...]
-    """The hosts of the plan as they are reached now: by the inventory, else as planned."""
+    """The hosts of the plan as the inventory knows them; the others cannot be reached."""
+    source: str = ""
+    """The host whose plan.json this is; empty for a plan that was made here."""
 
     @property
     def run_id(self) -> str:
@@ -63,27 +67,38 @@ class Run:
         """Return a host of this run as it is reached now."""
         return next(host for host in self.hosts if host.name == name)
 
-    def folder(self, host: str) -> str:
+    def folder(self, host: Host, connection: Connection) -> str:
         """Return where a host keeps this run: plan, config and the folders of its processes."""
-        process = next(process for process in self.plan.processes if process.host == host)
-        return str(PurePosixPath(process.folder).parents[1])
+        return place_of(host, connection).run_folder(self.run_id)
 
-    def mark(self, host: str) -> str:
+    def mark(self, host: Host, connection: Connection) -> str:
         """Return the file on a host whose existence says that the run is to end."""
-        return f"{self.folder(host)}/down"
+        return f"{self.folder(host, connection)}/down"
+
+    def plan_by(self, host: Host, connection: Connection) -> LaunchPlan | None:
+        """Return the plan whose paths count on a host: no host says where another one reads.
+
+        None when this host has none.
+        """
+        if self.source in ("", host.name):
+            return self.plan
+        try:
+            path = f"{self.folder(host, connection)}/plan.json"
+            return read_record(connection.read(path, limit=MOST), self.run_id).plan
+        except (OSError, ValueError):
+            return None
 
     def asked_to_end(self) -> bool:
         """Whether somebody asked for its end; a start that is under way gives up then."""
-        name = self.head.name
-        there = ask_hosts([self.head], lambda _, c: c.exists(self.mark(name)))
-        return there.found.get(name, False)
+        there = ask_hosts([self.head], lambda host, c: c.exists(self.mark(host, c)))
+        return there.found.get(self.head.name, False)
 
     def ask_to_end(self) -> Answers[None]:
         """Write on every host that this run is to end: nothing of it is started any more."""
 
         def write(host: Host, connection: Connection) -> None:
-            if connection.exists(self.folder(host.name)):
-                connection.write(self.mark(host.name), b"")
+            if connection.exists(self.folder(host, connection)):
+                connection.write(self.mark(host, connection), b"")
 
         return ask_hosts(self.hosts, write, REACH)
 
@@ -95,9 +110,16 @@ class Place:
     connection: Connection
     folder: Path
 
+    host: str = ""
+    """Its name; empty for this machine without an inventory."""
+
+    def run_folder(self, run_id: str) -> str:
+        """Return where everything of a run lies."""
+        return str(self.folder / "runs" / run_id)
+
     def plan_of(self, run_id: str) -> str:
         """Return the path of a run's plan."""
-        return str(self.folder / "runs" / run_id / "plan.json")
+        return f"{self.run_folder(run_id)}/plan.json"
 
     def ids(self) -> list[str]:
         """Return the names of what looks like runs."""
@@ -146,6 +168,11 @@ class Registry:
         others = list(places.found.values())
         return cls(others[0], hosts, others, absence)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the runs are kept on this machine, by this user."""
+        return not self.hosts or (self.absence is None and head_of(self.hosts).is_local)
+
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Generator[None]:
         """Hold the registry for one start; whoever comes second is told who is first.
@@ -175,16 +202,11 @@ class Registry:
             return at_once({"localhost": partial(question, self._place)}, deadline)
         return ask_hosts(self.hosts, lambda host, there: question(place_of(host, there)), deadline)
 
-    def adopt(self, plan: LaunchPlan, started: float) -> Run:
-        """Return a run of this registry's cluster."""
-        known = {host.name: host for host in self.hosts}
-        return Run(plan, started, tuple(known.get(host.name, host) for host in plan.hosts))
-
     def record(self, plan: LaunchPlan) -> tuple[Run, bytes]:
         """Return a run that begins now, and the plan.json that says so."""
-        started = float(self._place.connection.ask("clock"))
+        started = receive(float, self._place.connection.ask("clock"), "clock")
         tree = {**json.loads(plan.to_json()), "started": started}
-        return self.adopt(plan, started), json.dumps(tree, indent=1).encode()
+        return Run(plan, started, self._known(plan)), json.dumps(tree, indent=1).encode()
 
     def keep(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Write a run's files here as well, when the host of this registry has no part in it."""
@@ -214,7 +236,7 @@ class Registry:
         self.get(run_id)
         for place in self._places:
             with contextlib.suppress(OSError):
-                return place.connection.read(str(Path(place.plan_of(run_id)).parent / "run.yaml"))
+                return place.connection.read(f"{place.run_folder(run_id)}/run.yaml", limit=MOST)
         raise ConfigError(f"run {run_id} has lost its run.yaml; start it anew, without --resume")
 
     def all(self, among: Collection[str] | None = None) -> list[Run]:
@@ -236,12 +258,23 @@ class Registry:
     def _read(self, place: Place, run_id: str) -> Run:
         path = place.plan_of(run_id)
         try:
-            tree: dict[str, Any] = json.loads(place.connection.read(path))
-            started = tree.pop("started", None)
-            plan = LaunchPlan.from_json(json.dumps(tree).encode())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record = read_record(place.connection.read(path, limit=MOST), run_id)
+        except ValueError as error:
             raise ConfigError(f"{path}: damaged: {error}") from None
-        return self.adopt(plan, time_of(run_id) if started is None else float(started))
+        started = time_of(run_id) if record.started is None else record.started
+        return Run(record.plan, started, self._known(record.plan), place.host)
+
+    def _known(self, plan: LaunchPlan) -> tuple[Host, ...]:
+        """Return the hosts of a plan as the inventory has them; others cannot be reached.
+
+        Without an inventory this machine is the only host, under whatever names it has in a plan.
+        """
+        known = {host.name: host for host in self.hosts}
+        if not self.hosts:
+            known = {host.name: host for host in plan.hosts if host.is_local}
+        return tuple(
+            known.get(host.name, Host(name=host.name, connection="none")) for host in plan.hosts
+        )
 
 
 def authority_folder() -> Path:
@@ -267,7 +300,7 @@ def head_of(hosts: Sequence[Host]) -> Host:
 
 def place_of(host: Host, connection: Connection) -> Place:
     """Return where a host keeps its runs."""
-    return Place(connection, Path(host.state_folder or connection.state_folder))
+    return Place(connection, Path(host.state_folder or connection.state_folder), host.name)
 
 
 def new_run_id(name: str, now: datetime.datetime | None = None) -> str:
@@ -298,4 +331,4 @@ def _who() -> str:
 
 
 def _is_run_id(text: str) -> bool:
-    return re.fullmatch(r"[a-z0-9][a-z0-9._-]*", text) is not None
+    return re.fullmatch(RUN_ID, text) is not None

@@ -1,4 +1,4 @@
-"""The keeper of one process: `python -m launcher.session SPEC.json`, or `--instance RUN:NAME`.
+"""The keeper of one process: `python -P -m launcher.session SPEC.json`, or `--instance RUN:NAME`.
 
 An instance is the process of that name in $MOTLEY_STATE_DIR: systemd's units name theirs so. A host
 that was rebooted goes on with an unfinished process and leaves a finished one alone.
@@ -7,27 +7,37 @@ It outlives the terminal and the SSH session that started it, restarts its child
 and writes down what it knows in `state.json`. It needs nothing but the standard library.
 
 The child runs in a process group of its own and dies with its keeper (PR_SET_PDEATHSIG), so a
-killed keeper never leaves a training process behind that nobody looks after.
+killed keeper never leaves a training process behind that nobody looks after. A program that knows
+how forks a child for each attempt instead of starting from nothing (`parent.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from launcher.child_group import adopt_orphans, kill_orphans, reap, signal_group, start_child
+from launcher.child_group import adopt_orphans, signal_group
 from launcher.files import write_atomically
 from launcher.log_marks import GRANULARITY, LogMarks
+from launcher.parent import Children
 from launcher.processes import RUN_VARIABLE, ProcessIdentity, identify
-from launcher.session_spec import FINAL_PHASES, Phase, SessionSpec, log_name
+from launcher.session_spec import (
+    FINAL_PHASES,
+    SAVING,
+    SAVING_VARIABLE,
+    Phase,
+    SessionSpec,
+    log_name,
+)
 
 STATE_SCHEMA = "motley.process/1"
 
@@ -35,7 +45,16 @@ _INSTANCE = r"[a-z0-9][a-z0-9._-]*:((worker|teacher)-[0-9]+|coordinator|student|
 _LEADER_POLL = GRANULARITY  # how often it wakes without a signal
 WANTED_VARIABLE = "MOTLEY_UNIT_WANTED"
 """Set by the units: the link that is there while systemd starts this one at boot."""
-_HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
+_WRONG_COMMAND = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOEXEC,
+    errno.E2BIG,
+)
+"""Why a command cannot be started, now or later; other reasons pass, such as a full disk."""
+_HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGIO})
 
 
 class Keeper:
@@ -44,14 +63,17 @@ class Keeper:
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
         self._folder = Path(spec.folder)
+        self._saving = self._folder / SAVING
         self._attempt = _last_attempt(self._folder)  # a resumed run goes on counting
         self._failures = 0
         self._phase: Phase = "starting"
         self._child: ProcessIdentity | None = None
+        self._children = Children()
         self._returncode: int | None = None
         self._started: float | None = None
         self._retry_at: float | None = None
         self._message: str | None = None
+        self._unwritten = False
         self._stopping = False
         self._leaving = False
 
@@ -60,6 +82,12 @@ class Keeper:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         adopt_orphans()
         self._write_state()
+        try:
+            self._keep()
+        finally:
+            self._children.end()
+
+    def _keep(self) -> None:
         while True:
             if self._is_taken_down():
                 return self._finish("stopped", "the run was taken down")
@@ -90,42 +118,67 @@ class Keeper:
         self._attempt += 1
         self._started = time.time()
         self._retry_at = None
+        self._message = None
         log = self._folder / log_name(self._attempt)
         environment = {**os.environ, **self._spec.env, RUN_VARIABLE: self._spec.run_id}
+        environment[SAVING_VARIABLE] = str(self._saving)
+        with contextlib.suppress(OSError):  # of an attempt that was killed in the middle of a save
+            self._saving.unlink(missing_ok=True)
         marks = LogMarks(log)
         marks.take()
-        with log.open("ab", buffering=0) as output:
-            log.chmod(0o600)
+        with self._open_log(log) as output:
             try:
-                child = start_child(self._spec.argv, self._spec.folder, environment, output)
+                pid = self._children.start(self._spec.argv, self._spec.folder, environment, output)
             except OSError as error:
-                output.write(f"cannot start {self._spec.argv[0]}: {error.strerror}\n".encode())
-                return 2
-        self._child = identify(child.pid)
+                with contextlib.suppress(OSError):
+                    output.write(f"cannot start {self._spec.argv[0]}: {error.strerror}\n".encode())
+                return 2 if error.errno in _WRONG_COMMAND else 6
         self._phase = "running"
-        self._write_state()
-        return self._wait_for(child, marks)
+        self._is_running(pid)
+        return self._wait_for(pid, marks)
 
-    def _wait_for(self, child: subprocess.Popen[bytes], marks: LogMarks) -> int:
+    def _open_log(self, log: Path) -> BinaryIO:
+        """Return where an attempt's output goes; nowhere while the disk takes no log."""
+        try:
+            output = log.open("ab", buffering=0)
+            log.chmod(0o600)
+        except OSError as error:
+            self._message = f"{log.name} is not written: {error.strerror}"
+            return Path(os.devnull).open("ab", buffering=0)
+        return output
+
+    def _is_running(self, pid: int) -> None:
+        self._child = identify(pid)
+        self._write_state()
+        self._children.release()
+
+    def _wait_for(self, pid: int, marks: LogMarks) -> int:
         kill_at: float | None = None
+        wait_until, saved = 0.0, False
         over_since: float | None = None
         while True:
-            returncode = reap(child.pid)
+            if (forked := self._children.forked()) is not None:
+                pid = forked
+                self._is_running(pid)
+            returncode = self._children.returncode(pid)
             if returncode is not None:
-                child.returncode = returncode
-                signal_group(child.pid, signal.SIGKILL)
-                kill_orphans()
                 marks.take()
                 return returncode
             marks.take(unless_younger_than=GRANULARITY - 1.0)
+            self._catch_up()
             now = time.monotonic()
             timeout = _LEADER_POLL if kill_at is None else max(0.0, kill_at - now)
             caught = signal.sigtimedwait(_HANDLED, timeout)
             if caught is None and kill_at is None and self._leader_is_over():
                 over_since = over_since or now
             abandoned = over_since is not None and time.monotonic() - over_since > self._spec.grace
-            if kill_at is not None and time.monotonic() >= kill_at:
-                signal_group(child.pid, signal.SIGKILL)
+            now = time.monotonic()
+            saves = kill_at is not None and now >= kill_at and self._saving.exists()
+            if kill_at is not None and kill_at <= now < wait_until and (saves or saved):
+                # What has just ended its save has the grace once more, to end itself.
+                kill_at, saved = min(now + self._spec.grace, wait_until), saves
+            elif kill_at is not None and now >= kill_at:
+                signal_group(pid, signal.SIGKILL)
             elif (_asks_to_stop(caught) or abandoned) and not self._stopping:
                 self._stopping = True
                 self._leaving = _is_wanted() and not abandoned and not self._is_taken_down()
@@ -136,8 +189,9 @@ class Keeper:
                 kill_at = time.monotonic() + (0.0 if self._leaving else self._spec.grace)
                 if self._leaving:
                     continue
-                signal_group(child.pid, signal.SIGTERM)
-                signal_group(child.pid, signal.SIGCONT)  # a stopped group must hear it too
+                wait_until = kill_at + self._spec.longest_save
+                signal_group(pid, signal.SIGTERM)
+                signal_group(pid, signal.SIGCONT)  # a stopped group must hear it too
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; False when asked to stop meanwhile."""
@@ -146,10 +200,11 @@ class Keeper:
         self._write_state()
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            caught = signal.sigtimedwait(_HANDLED, left)
+            caught = signal.sigtimedwait(_HANDLED, min(left, _LEADER_POLL))
             if _asks_to_stop(caught):
                 return False
-            reap(-1)
+            self._children.collect()
+            self._catch_up()
         return True
 
     def _is_taken_down(self) -> bool:
@@ -164,10 +219,27 @@ class Keeper:
         return self._spec.leader is not None and is_final(Path(self._spec.leader))
 
     def _finish(self, phase: Phase, message: str | None) -> None:
+        self._children.end()
         self._phase = phase
         self._message = message
         self._retry_at = None
+        self._remove_keys()
         self._write_state()
+        # The disk may be full. Without its end in the file the process would count as lost.
+        while self._unwritten and not self._stopping and not self._is_taken_down():
+            if _asks_to_stop(signal.sigtimedwait(_HANDLED, _LEADER_POLL)):
+                return
+            self._catch_up()
+
+    def _remove_keys(self) -> None:
+        """Remove the certificate of a process that has ended for good; a start makes another."""
+        with contextlib.suppress(OSError):
+            for path in (self._folder / "tls").iterdir():
+                path.unlink()
+
+    def _catch_up(self) -> None:
+        if self._unwritten:
+            self._write_state()
 
     def _write_state(self) -> None:
         returncode = self._returncode
@@ -190,8 +262,12 @@ class Keeper:
         data = json.dumps(state, indent=1).encode()
         try:
             write_atomically(self._folder / "state.json", data, durable=False)
+            self._unwritten = False
         except OSError as error:  # a full disk must not end the training it reports on
-            print(f"state.json not written: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its own log
+            if not self._unwritten:
+                with contextlib.suppress(OSError):  # its own log lies on the same disk
+                    os.write(2, f"state.json not written: {error}\n".encode())
+            self._unwritten = True
 
 
 def main(arguments: list[str]) -> int:
@@ -209,7 +285,7 @@ def main(arguments: list[str]) -> int:
             spec = Path(path)
         case _:
             usage = "SPEC.json | --instance RUN:NAME (with MOTLEY_STATE_DIR set)"
-            print(f"usage: python -m launcher.session {usage}", file=sys.stderr)  # noqa: T201 - a program
+            print(f"usage: python -P -m launcher.session {usage}", file=sys.stderr)  # noqa: T201 - a program
             return 2
     Keeper(SessionSpec.from_json(spec.read_bytes())).run()
     return 0

@@ -9,6 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 SPEC_SCHEMA = "motley.session/1"
+SAVING = "saving"
+"""The file in a process's folder that is there while the process saves what it must not lose."""
+SAVING_VARIABLE = "MOTLEY_SAVING"
+"""Tells a process the path of that file."""
+LONGEST_SAVE = 600.0
+"""Seconds beyond the grace that a process which saves is given in all: 7 GB at 12 MB/s. A disk that
+hangs must not put off an end for ever."""
 
 Phase = Literal["starting", "running", "backoff", "stopping", "exited", "failed", "stopped"]
 """`exited` ended well (0), `failed` ended badly for good, `stopped` ended because asked to."""
@@ -21,11 +28,12 @@ class RestartPolicy:
     """When a child is started again; durations in seconds.
 
     The codes are the trainer's: 1 a defect, 3 the other side was lost, 6 the disk failed, 7 the GPU
-    did. A death by signal is always tried again. The rest (0 done, 2 bad input, 4 refused, 5 NaN)
-    would only repeat itself.
+    did, 8 the last state is not proved (workers prove it when they join again). A death by signal
+    is always tried again. The rest (0 done, 2 bad input, 4 refused, 5 NaN) would only repeat
+    itself.
     """
 
-    codes: tuple[int, ...] = (1, 3, 6, 7)
+    codes: tuple[int, ...] = (1, 3, 6, 7, 8)
     first_delay: float = 0.5
     longest_delay: float = 30.0
     healthy_after: float = 60.0
@@ -56,8 +64,10 @@ class SessionSpec:
     env: dict[str, str]
     folder: str
     """Where state and logs lie; also the child's working directory."""
-    grace: float = 15.0
-    """Seconds between SIGTERM and SIGKILL."""
+    grace: float = 20.0
+    """Seconds between SIGTERM, or the end of the last save after it, and SIGKILL."""
+    longest_save: float = LONGEST_SAVE
+    """Seconds that saves may put SIGKILL off."""
     leader: str | None = None
     """The state.json of a process on this host whose end is the end of this one too."""
     ended: str | None = None
@@ -65,7 +75,7 @@ class SessionSpec:
     restart: RestartPolicy = field(default_factory=RestartPolicy)
 
     def to_json(self) -> bytes:
-        """Return the file that `python -m launcher.session` reads."""
+        """Return the file that `launcher.session` reads."""
         return json.dumps({"schema": SPEC_SCHEMA, **asdict(self)}, indent=1).encode()
 
     @classmethod

@@ -24,6 +24,8 @@ _SEND_TIMEOUT = 10.0
 _PART = 1 << 16
 _TAIL = 64
 """Lines of stderr that are kept."""
+_MOST_OUTPUT = 1 << 20
+"""Bytes of a program's output that are kept."""
 
 
 class Carrier(Protocol):
@@ -154,7 +156,7 @@ class SshPipe:
             channel.set_combine_stderr(True)
             output = bytearray()
             while part := _receive(channel, until):
-                output += part
+                output += part[: _MOST_OUTPUT - len(output)]
             if not channel.status_event.wait(max(0.01, until - time.monotonic())):
                 raise TimeoutError
             return int(channel.exit_status), output.decode(errors="replace")
@@ -173,5 +175,7 @@ class SshPipe:
 
 
 def _receive(channel: Any, until: float) -> bytes:
+    if time.monotonic() > until:  # also where it never stops sending
+        raise TimeoutError
     channel.settimeout(max(0.01, until - time.monotonic()))
     return bytes(channel.recv(_PART))

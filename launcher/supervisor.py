@@ -6,23 +6,34 @@
 
 from __future__ import annotations
 
-import json
+import re
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Protocol, get_args
 
 from launcher.access import Connection
 from launcher.errors import PartialError
 from launcher.log_marks import marks_name, offset_at
 from launcher.plan import ProcessPlan
 from launcher.processes import RUN_VARIABLE, ProcessIdentity
-from launcher.session_spec import FINAL_PHASES, RestartPolicy, SessionSpec, log_name
+from launcher.received import parse, receive
+from launcher.session_spec import (
+    FINAL_PHASES,
+    LONGEST_SAVE,
+    SAVING,
+    Phase,
+    RestartPolicy,
+    SessionSpec,
+    log_name,
+)
 
 POLL = 0.05
 _START_DEADLINE = 15.0
+_MOST_STATE = 1 << 16
+"""Bytes that a state.json may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +84,15 @@ class Supervisor(Protocol):
         ...
 
     def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
-        """Ask processes to end, and end them by force after `grace` seconds. Idempotent."""
+        """Ask processes to end, and end them by force after `grace` seconds. Idempotent.
+
+        One that is saving by then has the time for it, up to `LONGEST_SAVE` seconds, and after that
+        the grace again.
+        """
+        ...
+
+    def folder(self, process: ProcessPlan) -> str:
+        """Return where state, logs and certificates of a process lie."""
         ...
 
     def attempts(self, process: ProcessPlan) -> list[int]:
@@ -106,10 +125,13 @@ class SessionSupervisor:
         connection: Connection,
         run_id: str,
         restart: RestartPolicy | None = None,
-        grace: float = 15.0,
+        grace: float = SessionSpec.grace,
+        home: str = "",
     ) -> None:
+        """`home` is where the host keeps the run: there lie processes whose plan does not say."""
         self.connection = connection
         self.run_id = run_id
+        self._home = home
         self._restart = restart or RestartPolicy()
         self._grace = grace
 
@@ -143,40 +165,41 @@ class SessionSupervisor:
     def begin(self, process: ProcessPlan) -> None:
         """Start the keeper of a process whose spec lies ready."""
         argv = (self.connection.python, "-P", "-m", "launcher.session")
-        path, log = f"{process.folder}/spec.json", f"{process.folder}/keeper.log"
+        path, log = f"{self.folder(process)}/spec.json", f"{self.folder(process)}/keeper.log"
         self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
 
     def complain(self, process: ProcessPlan) -> PartialError:
         """Return the error of a keeper that gives no sign of life, in its own words."""
-        text = self._read(f"{process.folder}/keeper.log").decode(errors="replace")
+        text = self._read(f"{self.folder(process)}/keeper.log").decode(errors="replace")
         words = text.strip().splitlines()
         reason = words[-1] if words else f"no sign of life in {_START_DEADLINE:.0f} s"
         return PartialError(f"{process.name}: its keeper did not start: {reason}")
 
     def state(self, process: ProcessPlan) -> ProcessState:
         """Return what the keeper wrote, checked against the processes that really live."""
-        text = self._read(f"{process.folder}/state.json")
-        if not text:
-            return ProcessState(state="absent")
-        tree: dict[str, Any] = json.loads(text)
-        keeper, child = _identity(tree["keeper"]), _identity(tree["child"])
-        state: str = tree["state"]
-        if state not in FINAL_PHASES and not (keeper and self.connection.is_alive(keeper)):
+        try:
+            said = self._said(process)
+            if said is None or said.is_over or _lives(self.connection, said.keeper):
+                return said or ProcessState(state="absent")
             # It may have written its last words between our read and our look.
-            again: dict[str, Any] = json.loads(self._read(f"{process.folder}/state.json"))
-            tree = again
-            state = tree["state"] if tree["state"] in FINAL_PHASES else "lost"
-        return ProcessState(
-            state=state,
-            attempt=tree["attempt"],
-            failures=tree["failures"],
-            keeper=keeper,
-            child=child,
-            exit_code=tree["exit_code"],
-            signal=tree["signal"],
-            started=tree["started"],
-            message=tree["message"],
-        )
+            again = self._said(process) or said
+        except ValueError as error:
+            return ProcessState(state="lost", message=str(error))
+        return again if again.is_over else replace(again, state="lost")
+
+    def _said(self, process: ProcessPlan) -> ProcessState | None:
+        """Return what the keeper wrote; None when there is nothing yet.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        text = self._read(f"{self.folder(process)}/state.json", limit=_MOST_STATE)
+        if not text:
+            return None
+        said = receive(ProcessState, parse(text, "state.json"), "state.json")
+        if said.state not in get_args(Phase):
+            raise ValueError(f"state.json: there is no state {said.state}")
+        return said
 
     def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """SIGTERM to every keeper at once; after `grace` SIGKILL to keeper and child group."""
@@ -189,11 +212,7 @@ class SessionSupervisor:
             if state.keeper:
                 self.connection.send_signal(state.keeper, signal.SIGTERM)
                 self.connection.send_signal(state.keeper, signal.SIGCONT)
-        deadline = time.monotonic() + grace
-        while time.monotonic() < deadline:
-            if not any(s.keeper and self.connection.is_alive(s.keeper) for _, s in living):
-                return
-            time.sleep(POLL)
+        self.outlast([process for process, _ in living], grace)
         for process, _ in living:
             state = self.state(process)
             if state.keeper:
@@ -201,30 +220,53 @@ class SessionSupervisor:
             if state.child:
                 self.connection.send_group_signal(state.child, signal.SIGKILL)
 
+    def outlast(self, plans: Iterable[ProcessPlan], grace: float) -> None:
+        """Wait until the keepers of processes are gone: `grace` seconds, and while they save."""
+        keepers = [(process, self.state(process).keeper) for process in plans]
+        until = time.monotonic() + grace
+        last, saved = until + LONGEST_SAVE, False
+        while left := [p for p, k in keepers if k and self.connection.is_alive(k)]:
+            now = time.monotonic()
+            if now >= until:
+                saves = any(self._saves(process) for process in left)
+                if now >= last or not (saves or saved):
+                    return
+                # What has just ended its save has the grace once more, to end itself.
+                until, saved = min(now + grace, last), saves
+            time.sleep(POLL)
+
+    def _saves(self, process: ProcessPlan) -> bool:
+        return self.connection.exists(f"{self.folder(process)}/{SAVING}")
+
+    def folder(self, process: ProcessPlan) -> str:
+        """Return where state, logs and certificates of a process lie."""
+        if not (process.folder or self._home):
+            raise ValueError(f"{process.name}: its plan names no folder, and nobody else does")
+        return process.folder or f"{self._home}/processes/{process.name}"
+
     def attempts(self, process: ProcessPlan) -> list[int]:
         """Return the numbers of the attempts that have a log, in order."""
-        numbers = [
-            name.removeprefix("attempt-").removesuffix(".log")
-            for name in self.connection.names(process.folder)
-        ]
-        return sorted(int(number) for number in numbers if number.isdigit())
+        names = self.connection.names(self.folder(process))
+        found = [re.fullmatch(r"attempt-([0-9]{1,9})\.log", name) for name in names]
+        return sorted(int(match[1]) for match in found if match)
 
     def read_log(
         self, process: ProcessPlan, attempt: int, offset: int = 0, limit: int | None = None
     ) -> bytes:
         """Return an attempt's output from a byte offset on; empty when there is none yet."""
-        return self._read(f"{process.folder}/{log_name(attempt)}", offset, limit)
+        return self._read(f"{self.folder(process)}/{log_name(attempt)}", offset, limit)
 
     def log_size(self, process: ProcessPlan, attempt: int) -> int:
         """Return how many bytes an attempt has written; 0 when there is no log yet."""
         try:
-            return self.connection.size(f"{process.folder}/{log_name(attempt)}")
+            return self.connection.size(f"{self.folder(process)}/{log_name(attempt)}")
         except FileNotFoundError:
             return 0
 
     def log_offset(self, process: ProcessPlan, attempt: int, moment: float) -> int | None:
         """Return from where on an attempt's output is younger than a moment, by its marks."""
-        return offset_at(self._read(f"{process.folder}/{marks_name(log_name(attempt))}"), moment)
+        path = f"{self.folder(process)}/{marks_name(log_name(attempt))}"
+        return offset_at(self._read(path), moment)
 
     def _read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         try:
@@ -241,5 +283,5 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _identity(tree: dict[str, Any] | None) -> ProcessIdentity | None:
-    return None if tree is None else ProcessIdentity(**tree)
+def _lives(connection: Connection, keeper: ProcessIdentity | None) -> bool:
+    return keeper is not None and connection.is_alive(keeper)

@@ -5,22 +5,30 @@ A host that is not connected, or stops answering, stays as the inventory has it,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ipaddress
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher import routes as routing
 from launcher.access import ASK_DEADLINE, Connection
-from launcher.devices import Device
+from launcher.devices import Detection, Device
 from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
 from launcher.fleet import at_once
 from launcher.inventory import Host
 from launcher.machine import Machine
 from launcher.network import Route
+from launcher.received import receive
 
 SOFTWARE_VULKAN = "llvmpipe"
 """The id by which an inventory asks for the CPU's Vulkan device; detection leaves it out else."""
+
+_DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+"""A UUID, a PCI address, or a name: it becomes part of a process's command on that host."""
+
+T = TypeVar("T")
 
 DEVICES_DEADLINE = 45.0
 """Seconds: asking drivers of cards that have to wake up, each with its own deadline."""
@@ -74,10 +82,10 @@ def survey(
     ask = _Asking(connections, errors)
     connected = [host.name for host in hosts if host.name in connections]
     answers = ask.all("machine", {name: {} for name in connected})
-    machines = {name: Machine.from_tree(tree) for name, tree in answers.items()}
+    machines = ask.understand(answers, _machine)
     wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
     open_hosts = {name: how for name, how in wanted.items() if name in machines}
-    found = ask.all("devices", open_hosts, DEVICES_DEADLINE)
+    found = ask.understand(ask.all("devices", open_hosts, DEVICES_DEADLINE), _detection)
     learned: list[Host] = []
     problems: dict[str, tuple[str, ...]] = {}
     spare: dict[str, tuple[Device, ...]] = {}
@@ -102,24 +110,23 @@ def survey(
     )
 
 
-def with_devices(host: Host, detection: Mapping[str, Any]) -> tuple[Host, tuple[str, ...]]:
+def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...]]:
     """Return a host with its devices as it detected them, and what is wrong with them.
 
     Without a list in the inventory these are all that `auto` takes; else those that it names.
     """
-    found = [Device(**tree) for tree in detection["devices"]]
     if host.devices is None:
-        return replace(host, devices=tuple(found)), tuple(detection["problems"])
-    found += [Device(**tree) for tree in detection["vulkan"]]
-    reasons = [*detection["problems"], *detection["vulkan_problems"]]
+        return replace(host, devices=detection.devices), detection.problems
+    found = (*detection.devices, *detection.vulkan)
+    reasons = (*detection.problems, *detection.vulkan_problems)
     known = [(device, _known(device, found)) for device in host.devices]
     problems = tuple(_absence(device, reasons) for device, match in known if match is None)
     return replace(host, devices=tuple(match or device for device, match in known)), problems
 
 
-def _spare(host: Host, detection: Mapping[str, Any]) -> tuple[Device, ...]:
+def _spare(host: Host, detection: Detection) -> tuple[Device, ...]:
     """Return the GPUs that were found and are not used."""
-    found = [Device(**tree) for tree in (*detection["devices"], *detection["vulkan"])]
+    found = (*detection.devices, *detection.vulkan)
     used = {device.pci or device.id for device in host.devices or ()}
     return tuple(d for d in found if d.backend != "cpu" and (d.pci or d.id) not in used)
 
@@ -179,10 +186,8 @@ def _ways(
         chosen = [entry for entry in network.addresses if entry.address == head.bind_address]
         network = replace(network, addresses=tuple(chosen))
     targets = [entry.address for entry in network.addresses]
-    ways = {
-        name: {target: Route(**tree) for target, tree in answer.items()}
-        for name, answer in ask.all("routes", {name: {"targets": targets} for name in far}).items()
-    }
+    answers = ask.all("routes", {name: {"targets": targets} for name in far})
+    ways = ask.understand(answers, _routes)
     try:
         return ways, routing.choose(head, network, ways), ""
     except ConfigError as error:
@@ -212,6 +217,41 @@ class _Asking:
             known = error if isinstance(error, LauncherError) else UnreachableError(str(error))
             self._errors.setdefault(name, known)
         return answers.found
+
+    def understand(self, answers: Mapping[str, Any], read: Callable[[Any], T]) -> dict[str, T]:
+        """Return answers as what they should be; a host that sent anything else has failed."""
+        found: dict[str, T] = {}
+        for name, answer in answers.items():
+            try:
+                found[name] = read(answer)
+            except ValueError as error:
+                self._errors[name] = PreflightError(
+                    f"host {name}: {error}; if its version is another: launch cluster push"
+                )
+        return found
+
+
+def _machine(answer: Any) -> Machine:
+    machine = receive(Machine, answer, "machine")
+    for entry in machine.network.addresses:
+        ipaddress.ip_address(entry.address)  # others of the cluster are told to connect there
+    return machine
+
+
+def _detection(answer: Any) -> Detection:
+    detection = receive(Detection, answer, "devices")
+    for device in (*detection.devices, *detection.vulkan):
+        if not _DEVICE_ID.fullmatch(device.id):
+            raise ValueError(f"devices: {device.id!r} is no id of a device")
+    return detection
+
+
+def _routes(answer: Any) -> dict[str, Route]:
+    routes = receive(dict[str, Route], answer, "routes")
+    for route in routes.values():
+        if route.source:
+            ipaddress.ip_address(route.source)
+    return routes
 
 
 def _ask(

@@ -22,6 +22,7 @@ from launcher.agent_command import RUN_USER
 from launcher.errors import ConfigError, LauncherError, PartialError
 from launcher.fleet import REACH, ask_hosts, line_of
 from launcher.inventory import Host
+from launcher.kept_configs import SHARE
 from launcher.rsync import Moved, Place, Report, transfer
 
 Kind = Literal["inputs", "logits", "checkpoints"]
@@ -31,9 +32,6 @@ VOUCHERS = (MANIFEST, "config.json", "*.index.json")
 """Files by which readers take a folder for complete."""
 
 POINTERS = ("latest", "best")
-
-SHARE = "/srv/motley"
-"""Where the share role has it, unless the inventory says otherwise."""
 
 _FETCHED = ".fetched-manifests"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -208,7 +206,11 @@ def _pull(place: Place, name: str, target: Path, report: Report) -> tuple[Moved,
     options = [*place.options, "--recursive", "--links", "--checksum"]
     # What is complete there at this moment, beside the folders here and not yet in them.
     transfer(place.host, [source], f"{fetched}/", [*options, *only])
-    manifests = {path.parent.relative_to(fetched): path for path in fetched.rglob(MANIFEST)}
+    manifests = {
+        path.parent.relative_to(fetched): path
+        for path in fetched.rglob(MANIFEST)
+        if path.is_file() and not path.is_symlink()  # a link would have us read a file of our own
+    }
     for folder, manifest in manifests.items():
         own = target / folder / MANIFEST
         with contextlib.suppress(FileNotFoundError):
@@ -226,7 +228,7 @@ def _pull(place: Place, name: str, target: Path, report: Report) -> tuple[Moved,
             complete.append(str(folder))
         else:
             report(f"{place.host}: {folder}: was removed there meanwhile, left out")
-    for link in [path for path in fetched.rglob("*") if path.is_symlink()]:
+    for link in [p for p in fetched.rglob("*") if p.is_symlink() and p.name in POINTERS]:
         _follow_link(link, target / link.relative_to(fetched))
     shutil.rmtree(fetched)
     return moved, complete
@@ -235,7 +237,7 @@ def _pull(place: Place, name: str, target: Path, report: Report) -> tuple[Moved,
 def _follow_link(link: Path, own: Path) -> None:
     """Let a link here show what it shows there, if that is complete here."""
     shown = link.readlink()
-    inside = len(shown.parts) == 1 and (own.parent / shown / MANIFEST).is_file()
+    inside = _is_name(str(shown)) and (own.parent / shown / MANIFEST).is_file()
     if not inside or (own.exists() and not own.is_symlink()):
         return
     fresh = own.with_name(f".link-{own.name}")
@@ -252,7 +254,12 @@ def _sizes(manifest: Path) -> dict[str, int]:
         sizes = {str(name): int(entry["size"]) for name, entry in files.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    return sizes if all(PurePosixPath(name).name == name for name in sizes) else {}
+    return sizes if all(map(_is_name, sizes)) else {}
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text names something in a folder, and nothing outside of it."""
+    return PurePosixPath(text).name == text and text not in ("", "..") and text.isprintable()
 
 
 def _size(path: Path) -> int | None:

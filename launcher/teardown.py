@@ -16,10 +16,11 @@ from launcher.inventory import Host
 from launcher.plan import ProcessPlan
 from launcher.processes import ProcessIdentity
 from launcher.runs import Run
+from launcher.session_spec import LONGEST_SAVE, SessionSpec
 from launcher.units import supervise
 
-GRACE = 20.0
-"""Seconds for a process to end by itself: the keeper's own grace (15 s) and some."""
+GRACE = SessionSpec.grace + 5.0
+"""Seconds for a process to end by itself: the keeper's own grace and some. Saves come on top."""
 _SETTLE = 1.0
 """Seconds for what is already on its way out, such as a keeper that wrote its last state."""
 _SWEEP_DEADLINE = 10.0
@@ -64,10 +65,11 @@ def tear_down(run: Run, grace: float = GRACE) -> Ending:
     stopped: set[str] = set()
     for group in ([run.plan.leader], run.plan.followers):
         here = {process.host for process in group}
-        stop = partial(_stop, run.run_id, group, grace)
-        ended = ask_hosts([host for host in hosts if host.name in here], stop, REACH + grace)
+        stop = partial(_stop, run, group, grace)
+        deadline = REACH + grace + LONGEST_SAVE
+        ended = ask_hosts([host for host in hosts if host.name in here], stop, deadline)
         stopped |= {name for names in ended.found.values() for name in names}
-    sweep = partial(_sweep, run.run_id)
+    sweep = partial(_sweep, run)
     swept = ask_hosts(hosts, sweep, REACH + _SWEEP_DEADLINE)
     return Ending(
         run.run_id,
@@ -89,22 +91,22 @@ def uninterrupted() -> Generator[None]:
 
 
 def _stop(
-    run_id: str, group: Sequence[ProcessPlan], grace: float, host: Host, connection: Connection
+    run: Run, group: Sequence[ProcessPlan], grace: float, host: Host, connection: Connection
 ) -> list[str]:
     """Stop those of a group that are on a host; return who was still kept running."""
-    supervisor = supervise(connection, run_id)
+    supervisor = supervise(connection, run.run_id, home=run.folder(host, connection))
     here = [process for process in group if process.host == host.name]
     living = [process.name for process in here if not supervisor.state(process).is_over]
     supervisor.stop(here, grace)
     return living
 
 
-def _sweep(run_id: str, _host: Host, connection: Connection) -> list[str]:
-    """Kill whoever still carries the run's id on a host, until nobody does."""
+def _sweep(run: Run, host: Host, connection: Connection) -> list[str]:
+    """Kill what still carries the run's id on a host, until nothing does; then remove its keys."""
     found: dict[ProcessIdentity, str] = {}
     patient_until = time.monotonic() + _SETTLE
     until = patient_until + _SWEEP_DEADLINE - 1.0
-    while left := connection.find_run(run_id):
+    while left := connection.find_run(run.run_id):
         if time.monotonic() > until:
             names = ", ".join(connection.describe(process) for process in left)
             raise PartialError(f"cannot be ended: {names}")
@@ -112,4 +114,10 @@ def _sweep(run_id: str, _host: Host, connection: Connection) -> list[str]:
             found.setdefault(process, connection.describe(process))
             connection.send_signal(process, signal.SIGKILL)
         time.sleep(0.05)
+    supervisor = supervise(connection, run.run_id, home=run.folder(host, connection))
+    for process in run.plan.processes:
+        if process.host == host.name:
+            keys = f"{supervisor.folder(process)}/tls"
+            for name in connection.names(keys):
+                connection.remove(f"{keys}/{name}")
     return list(found.values())

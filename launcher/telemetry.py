@@ -15,6 +15,7 @@ from launcher.failures import Failure, FailureWatch
 from launcher.gauges import Gauge
 from launcher.inventory import Host
 from launcher.observation import Cockpit, RunView
+from launcher.received import receive
 
 LOOK_EVERY = 1.0
 GAUGES_EVERY = 2.0
@@ -116,8 +117,8 @@ class Telemetry:
             pause = GAUGES_EVERY
             try:
                 answer = connection.connect(host).ask("gauges", {}, _GAUGES_DEADLINE)
-                gauges = {device: Gauge(**values) for device, values in answer.items()}
+                gauges = receive(dict[str, Gauge], answer, "gauges")
                 self._gauges[host.name] = (time.monotonic(), gauges)
-            except (LauncherError, OSError, ValueError, TypeError):  # `observe` says who is away
+            except (LauncherError, OSError, ValueError):  # `observe` says who is away
                 pause = _SILENT_PAUSE
             self._closed.wait(pause)

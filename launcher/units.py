@@ -16,20 +16,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from launcher.access import Connection
 from launcher.errors import LauncherError, PartialError
 from launcher.fleet import at_once
 from launcher.plan import ProcessPlan
-from launcher.session_spec import RestartPolicy
+from launcher.received import receive
+from launcher.session_spec import LONGEST_SAVE, RestartPolicy
 from launcher.supervisor import ProcessState, SessionSupervisor, Supervisor
 
 _START_DEADLINE = 30.0
 _KILL_DEADLINE = 15.0
 _COMING = frozenset({"active", "activating", "reloading"})
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What systemd says of units, by name."""
+
+    boot: str
+    units: dict[str, dict[str, str]]
 
 
 class SystemdSupervisor(SessionSupervisor):
@@ -46,7 +54,7 @@ class SystemdSupervisor(SessionSupervisor):
     def complain(self, process: ProcessPlan) -> PartialError:
         """Return the error of a unit whose keeper gives no sign of life."""
         unit = unit_of(self.run_id, process)
-        said = self._show([process]).get(unit, {})
+        said = self._show([process]).units.get(unit, {})
         words = ", ".join(said[key] for key in ("ActiveState", "SubState", "Result") if key in said)
         return PartialError(
             f"{process.name}: its unit did not start ({words or 'systemd does not know it'}); "
@@ -58,11 +66,9 @@ class SystemdSupervisor(SessionSupervisor):
         state = super().state(process)
         if state.state not in ("lost", "absent"):
             return state
-        tree: dict[str, Any] = self.connection.ask(
-            "units", {"names": [unit_of(self.run_id, process)]}
-        )
-        said = tree["units"].get(unit_of(self.run_id, process), {})
-        rebooted = state.keeper is not None and state.keeper.boot != tree["boot"]
+        shown = self._show([process])
+        said = shown.units.get(unit_of(self.run_id, process), {})
+        rebooted = state.keeper is not None and state.keeper.boot != shown.boot
         due = rebooted and said.get("UnitFileState") == "enabled"  # but not its turn yet
         coming = said.get("ActiveState") in _COMING
         if coming or (due and said.get("ActiveState") == "inactive"):
@@ -76,34 +82,42 @@ class SystemdSupervisor(SessionSupervisor):
         """Stop and disable every unit at once; after `grace` their cgroups are killed."""
         processes = list(plans)
         until = time.monotonic() + grace
-        shown = self._show(processes)
-        wanted = [
-            unit_of(self.run_id, process)
+        shown = self._show(processes).units
+        wanted = {
+            unit: process
             for process in processes
-            if _is_wanted(shown.get(unit_of(self.run_id, process), {}))
-        ]
+            if _is_wanted(shown.get(unit := unit_of(self.run_id, process), {}))
+        }
         # What systemd refuses or does not manage in time is not the last word: see below.
-        at_once({unit: partial(self._end, unit, grace) for unit in wanted}, grace + _KILL_DEADLINE)
+        at_once(
+            {unit: partial(self._end, unit, process, grace) for unit, process in wanted.items()},
+            grace + LONGEST_SAVE + _KILL_DEADLINE,
+        )
         # Keepers that systemd knows nothing of: started before the host got its units.
         super().stop(processes, max(0.0, until - time.monotonic()))
 
-    def _end(self, unit: str, grace: float) -> None:
+    def _end(self, unit: str, process: ProcessPlan, grace: float) -> None:
         try:
             self.connection.control_unit("stop", unit, max(1.0, grace))
         except LauncherError:
+            if self._saves(process):
+                self.outlast([process], grace)
             self.connection.control_unit("kill", unit, _KILL_DEADLINE)
 
-    def _show(self, processes: Sequence[ProcessPlan]) -> dict[str, dict[str, str]]:
+    def _show(self, processes: Sequence[ProcessPlan]) -> _Shown:
         names = [unit_of(self.run_id, process) for process in processes]
-        return self.connection.ask("units", {"names": names})["units"]
+        return receive(_Shown, self.connection.ask("units", {"names": names}), "units")
 
 
 def supervise(
-    connection: Connection, run_id: str, restart: RestartPolicy | None = None
+    connection: Connection, run_id: str, restart: RestartPolicy | None = None, home: str = ""
 ) -> Supervisor:
-    """Return the supervisor of a run's processes on one host: units where it has them."""
+    """Return the supervisor of a run's processes on one host: units where it has them.
+
+    `home` is the run's folder there; only a plan that was made here says it by itself.
+    """
     kind = SystemdSupervisor if connection.units else SessionSupervisor
-    return kind(connection, run_id, restart)
+    return kind(connection, run_id, restart, home=home)
 
 
 def unit_of(run_id: str, process: ProcessPlan) -> str:

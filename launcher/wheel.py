@@ -1,4 +1,4 @@
-"""A wheel of this checkout: `python -m launcher.wheel --output DIR`.
+"""A wheel of this checkout: `python -P -m launcher.wheel --output DIR`.
 
 Equal sources give equal bytes (for one version of setuptools), whoever builds it and when: the hash
 of the wheel is how hosts are told apart that run different code.
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.errors import ConfigError, LauncherError
@@ -80,10 +81,11 @@ def _copy(checkout: Path, source: Path) -> None:
 
 
 def _build(source: Path, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--wheel-dir", str(folder)]
-    if _builds_here():
-        command.append("--no-build-isolation")  # half the time, and no package index is asked
+    # With the setuptools of this environment, which came by the locks: no package index is asked.
+    if find_spec("setuptools") is None:
+        raise LauncherError(f"{sys.executable} has no setuptools to build a wheel with: make setup")
+    command = [sys.executable, "-P", "-m", "pip", "wheel", "--no-deps", "--no-input", "--quiet"]
+    command += ["--disable-pip-version-check", "--no-build-isolation", "--wheel-dir", str(folder)]
     result = subprocess.run(
         [*command, str(source)],
         env={**os.environ, "SOURCE_DATE_EPOCH": _EPOCH},
@@ -100,19 +102,9 @@ def _build(source: Path, folder: Path) -> Path:
     return wheels[0]
 
 
-def _builds_here() -> bool:
-    """Whether this environment has the setuptools that pyproject.toml asks for."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return int(version("setuptools").split(".")[0]) >= 77
-    except (PackageNotFoundError, ValueError):
-        return False
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Build the wheel of this checkout and print where it is, as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m launcher.wheel", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -P -m launcher.wheel", description=main.__doc__)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     output: Path = parser.parse_args(arguments).output
     checkout = checkout_folder()

@@ -13,7 +13,8 @@ fail() { say "$*"; exit 1; }
 
 case $TORCH in auto | cpu | cuda) ;; *) fail "TORCH=$TORCH: allowed are auto, cpu and cuda" ;; esac
 
-wanted=$(cat pyproject.toml Makefile scripts/setup.sh | cksum)
+locks=launcher/locks
+wanted=$(cat pyproject.toml Makefile scripts/setup.sh scripts/uv_like_pip.py $locks/*.txt | cksum)
 have='' kind='' place=''
 [ -f "$stamp" ] && { read -r have && read -r kind && read -r place; } <"$stamp" || true
 
@@ -59,23 +60,47 @@ choose_torch() {
 
 write_stamp() { printf '%s\n' "$1" "$kind" "$PWD" >"$stamp"; }
 
-pip() {
-    local quiet=-qq
-    [ -t 2 ] && quiet='' # a terminal sees the downloads progress
-    "$VENV/bin/python" -m pip install --no-input --no-compile --disable-pip-version-check $quiet "$@" >&2
+# What is installed: the files that the locks name by their hashes, as wheels, and nothing else.
+rules='--require-hashes --no-deps --only-binary :all:'
+
+# A terminal sees progress, and a failure in full. Else a failure is one line, and a file.
+attempt() {
+    local what=$1
+    shift
+    if [ -t 2 ]; then
+        "$@" >&2 || fail "$what could not be installed"
+    elif ! "$@" >"$VENV/setup.log" 2>&1; then
+        fail "$what could not be installed: $(reason) (more in $VENV/setup.log)"
+    fi
 }
 
-install_torch() {
-    if [ "$kind" = cuda ] || [ "$(uname -s)" = Darwin ]; then
-        pip "torch==$TORCH_VERSION"
-    elif "$VENV/bin/python" -m pip install -qq --no-input --no-deps --dry-run \
-        "torch==$TORCH_VERSION+cpu" >/dev/null 2>&1; then
-        pip "torch==$TORCH_VERSION+cpu"
-    else
-        # Its dependencies come from the usual index with the rest, below.
-        pip --no-deps --index-url "$TORCH_CPU_INDEX" "torch==$TORCH_VERSION" ||
-            fail "no CPU build of torch at $TORCH_CPU_INDEX; name another index: make setup TORCH_CPU_INDEX=URL"
+# The innermost cause that pip or uv names.
+reason() {
+    sed -nE 's/^ *(ERROR|error|[Cc]aused by|cause): *//p' "$VENV/setup.log" | tail -n 1
+}
+
+uv_install() { "$VENV/bin/python" scripts/uv_like_pip.py pip install --python "$VENV/bin/python" "$@"; }
+
+# shellcheck disable=SC2086 # the rules are words
+install_packages() {
+    local torch=torch-$kind
+    [ "$(uname -s)" != Darwin ] || torch=torch-cuda # PyPI's one build for a Mac
+    # uv comes by pip, and everything else by uv: seconds instead of minutes.
+    attempt uv "$VENV/bin/python" -m pip install -qq --no-input --no-compile \
+        --disable-pip-version-check $rules -r $locks/uv.txt
+    if [ "$torch" = torch-cpu ] && ! uv_install -q --dry-run $rules -r $locks/torch-cpu.txt 2>/dev/null; then
+        UV_DEFAULT_INDEX=$TORCH_CPU_INDEX attempt \
+            "the CPU build of torch from $TORCH_CPU_INDEX (make setup TORCH_CPU_INDEX=URL takes another)" \
+            uv_install $rules -r $locks/torch-cpu.txt
     fi
+    # With bytecode: a process may be told to leave none, as containers like to, and would then
+    # spend as long on compiling torch's sources as on running them.
+    attempt "a package" uv_install --compile-bytecode $rules -r $locks/dev.txt -r "$locks/$torch.txt"
+    # With the setuptools of the lock: an isolated build would fetch one.
+    # uv leaves the lock of a build in the temporary folder.
+    mkdir -p "$VENV/tmp"
+    TMPDIR=$PWD/$VENV/tmp attempt Motley uv_install --no-deps --no-build-isolation --editable .
+    rm -r "$VENV/tmp"
 }
 
 python=$(find_python)
@@ -113,17 +138,12 @@ if [ ! -x "$VENV/bin/python" ]; then
     write_stamp unfinished
     "$python" -m venv "$VENV"
 else
-    say "updating $VENV: pyproject.toml or the Makefile changed"
+    say "updating $VENV: the project or its locks changed"
     write_stamp unfinished
 fi
 
-install_torch
-echo "torch==$TORCH_VERSION" >"$VENV/constraints.txt"
-pip --constraint "$VENV/constraints.txt" --editable '.[dev]'
-# Here, since pip would use one core; and a process may be told to leave no bytecode, as containers
-# like to: each would then spend as long on compiling torch's sources as on running them. The few
-# files that are no Python are templates.
-"$VENV/bin/python" -m compileall -qq -j 0 "$VENV"/lib/python3*/site-packages || true
+install_packages
+rm -f "$VENV/setup.log"
 
 write_stamp "$wanted"
 say "done in $((SECONDS - started)) s: $("$VENV/bin/python" --version), torch for $kind, tools in $VENV/bin"

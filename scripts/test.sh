@@ -19,17 +19,28 @@ vulkan() {
     "$bin/pytest" tests/trainer/replica/wgpu -n 2 --dist loadfile
 }
 cluster() {
-    # Two at a time: they mostly wait. By file, since a file's tests may share one run.
-    "$bin/pytest" -m 'cluster or slow' -n 2 --dist loadfile --durations=15
+    # Two at a time: they mostly wait. By file, since a file's tests may share one run. Named, since to
+    # import all the others costs each process 20 s of CPU time.
+    local files
+    mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py')
+    "$bin/pytest" "${files[@]}" -m 'cluster or slow' -n 2 --dist loadfile --durations=15
 }
 testbed() {
     # In one process: the hosts share a lab, and the machine's cores.
-    "$bin/pytest" -m testbed
+    "$bin/pytest" -m testbed --ignore tests/testbed/test_newcomer.py
 }
 hosts() {
     # Of the test bed what a run of .ci/run has time for: one cluster, from bare hosts through the
     # recipe to a trained model. The faults and all that provisions hosts of its own: testbed.
     "$bin/pytest" -m testbed -s --durations=12 tests/testbed/test_training.py
+}
+soak() {
+    # Other faults every day; the report tells the seed. `make soak` for a length and seed of one's own.
+    "$bin/python" -m tests.soak --minutes 10 --seed "$(date +%Y%m%d)"
+}
+newcomer() {
+    # What the README promises: its two commands, whole, on a computer with what it asks for alone.
+    "$bin/pytest" -m testbed -s tests/testbed/test_newcomer.py
 }
 
 summary=() failed=0

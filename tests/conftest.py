@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from trainer.config import RunConfig
+
+if TYPE_CHECKING:
+    from trainer.replica.wgpu.adapter import Adapter
 
 # Before anything imports torch: tests run beside each other and must not reach for the network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,8 +31,11 @@ EXPECTED_SKIPS = (
     r"no Vulkan device\b",
     r"this device has no subgroups of 8\b",
     r"no network namespaces\b",
+    r"no user namespaces\b",
     r"no git checkout\b",
     r"needs bwrap\b",
+    r"needs (ip|rsync|ssh|ssh-keygen|sshd)\b",
+    r"needs (a C compiler|g\+\+)$",
     r"needs lm-eval\b",
 )
 """Reasons (regular expressions, at the start) for which a machine may leave a test out."""
@@ -68,10 +76,87 @@ class SkipGuard:
                 terminalreporter.write_line(line, red=True)
 
 
+class ChildGuard:
+    """Fails a session at whose end a child process is left: running, or never waited for.
+
+    It runs where tests run, so with xdist in every worker, which then tells the controller.
+    """
+
+    def __init__(self) -> None:
+        self._first_seen: dict[int, str] = {}
+        self._found: list[str] = []
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        for pid in children():
+            self._first_seen.setdefault(pid, item.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)
+        if session.config.getoption("dist", "no") == "no" or output is not None:
+            for pid, command in children().items():
+                test = self._first_seen.get(pid, "no test")
+                self._found.append(f"{command} (process {pid}), first seen after {test}")
+        if output is not None:
+            output["children"] = self._found
+        elif self._found and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._found += getattr(node, "workeroutput", {}).get("children", [])
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._found:
+            terminalreporter.section("child processes left at the end of the session")
+            for line in self._found:
+                terminalreporter.write_line(line, red=True)
+
+
+def children() -> dict[int, str]:
+    """Return the command lines of this process's children; one that only waits for us: `ended`."""
+    found: dict[int, str] = {}
+    for file in Path("/proc/self/task").glob("*/children"):
+        for word in file.read_text(encoding="ascii").split():
+            try:
+                raw = Path("/proc", word, "cmdline").read_bytes()
+            except OSError:
+                continue
+            command = raw.replace(b"\0", b" ").decode(errors="replace").strip()
+            if "multiprocessing.resource_tracker" not in command:  # it ends with this process
+                found[int(word)] = command or "ended"
+    return found
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's `&` does that, and what the tests start and interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(ChildGuard(), "child-guard")
     strict = os.environ.get("CI") == "true" or os.environ.get("MOTLEY_STRICT_SKIPS") == "1"
     if strict and not hasattr(config, "workerinput"):  # with xdist: only where reports end up
         config.pluginmanager.register(SkipGuard(), "skip-guard")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out a test marked `needs(PROGRAM...)` if one of them is not installed."""
+    for mark in item.iter_markers("needs"):
+        for program in mark.args:
+            if shutil.which(program) is None:
+                pytest.skip(f"needs {program}")
+
+
+@pytest.fixture(scope="session")
+def vulkan() -> Adapter:
+    """Return the first Vulkan device, software ones included; without any the test skips."""
+    from trainer.replica.wgpu.adapter import adapters
+
+    found = adapters()
+    if not found:
+        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
+    return found[0]
 
 
 @pytest.fixture(scope="session")

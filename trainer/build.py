@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from trainer.checkpoint import CheckpointStore
+from trainer import lease
 from trainer.classification import accuracy, matthews
 from trainer.config import Backend, RunConfig
-from trainer.continuation import checkpoint_folder, continue_run
+from trainer.continuation import continue_run, open_store
 from trainer.data.order import epoch_order
 from trainer.data.samples import read_file
 from trainer.distill.student_feed import Preparation
@@ -81,25 +82,30 @@ def make_coordinator(
 
     Raises:
         InputError: data, model or output folder cannot be used.
+        InUseError: another process writes the output folder or the checkpoints.
     """
-    config, layout = inputs.config, inputs.layout
+    config, layout, job = inputs.config, inputs.layout, inputs.job
     taught = inputs.taught
     samples = taught.description.windows if taught else _count(config, config.data.train)
     plan = _plan(config, samples)
     output = Path(config.output)
-    store = CheckpointStore(checkpoint_folder(config), layout, config, inputs.model_dir)
-    restored = continue_run(store, inputs.job.run_id, config, inputs.job.data)
-    if restored:
-        state, generation = restored.state, restored.progress.generation + 1
-    else:
-        state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
-        generation = 0
-    journal = Journal(output, store, config, inputs.job, plan, expect_workers)
-    if restored:
-        journal.emit({"event": "resumed", "step": state.step, "path": str(restored.path)})
+    with ExitStack() as until_told:
+        held = lease.take(output, job.run_id)
+        until_told.callback(held.release)
+        store = open_store(config, job.run_id, layout, inputs.model_dir)
+        until_told.callback(store.release)
+        restored = continue_run(store, job.run_id, config, job.data)
+        if restored:
+            state, generation = restored.state, restored.progress.generation + 1
+        else:
+            state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
+            generation = 0
+        journal = Journal(output, store, config, job, plan, expect_workers, held)
+        until_told.pop_all()
+    journal.go_on(restored)
     coordinator = Coordinator(
         config=config,
-        job=inputs.job,
+        job=job,
         layout=layout,
         plan=plan,
         validation_samples=_count(config, config.data.validation),

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import storage
+from trainer import removal, storage
 from trainer.adapter import (
     companions,
     file_pieces,
@@ -48,6 +48,7 @@ from trainer.storage import Disk, FolderWriter, verify
 if TYPE_CHECKING:
     from trainer.config import RunConfig
     from trainer.layout import GradientLayout
+    from trainer.lease import Lease
 
 __all__ = [
     "FOLDER",
@@ -76,6 +77,9 @@ class Restored:
 class CheckpointStore:
     """The checkpoints of one output folder; one process writes, any may read.
 
+    Args:
+        lease: makes sure of the one process; a store without only reads, or is alone in a test.
+
     Raises:
         InputError: the folder is not writable, or the model directory is not usable.
     """
@@ -88,15 +92,18 @@ class CheckpointStore:
         model_dir: Path,
         *,
         disk: Disk | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.folder = folder
+        self.lease = lease
+        self._workspace = lease.workspace if lease else folder
         self._layout = layout
         self._config = config
         self._disk = disk or Disk()
         self._companions = companions(config, model_dir)
         storage.prepare_folder(folder)
         try:
-            storage.sweep(self._disk, folder)
+            removal.sweep(self._disk, folder)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be tidied: {error.strerror}") from None
 
@@ -111,16 +118,20 @@ class CheckpointStore:
             StorageError: the disk refused; the older checkpoints are as they were.
         """
         assert snapshot.step == progress.step, (snapshot.step, progress.step)
+        if self.lease:
+            self.lease.check()
         if metric is not None and not math.isfinite(metric):
             metric = None
         name = f"step-{progress.step:06d}"
         improves = metric is not None and self._improves(metric)
         try:
             path = self._publish(name, snapshot, progress, metric)
-            storage.point(self._disk, self.folder, "latest", name)
+            self._point("latest", name)
             if improves or (metric is not None and self.best() == path):
-                storage.point(self._disk, self.folder, "best", name)
+                self._point("best", name)
         except OSError as error:
+            if self.lease:
+                self.lease.check(at_once=True)
             reason = error.strerror or str(error)
             raise StorageError(
                 f"{self.folder / name}: checkpoint not saved: {reason}; older ones are intact"
@@ -129,10 +140,16 @@ class CheckpointStore:
             snapshot.close()
         try:
             self._prune(path, progress.run_id)
-            storage.sweep(self._disk, self.folder)  # what a failed save could not remove itself
+            for folder in {self.folder, self._workspace}:  # what a failed save could not remove
+                removal.sweep(self._disk, folder)
         except OSError as error:  # the checkpoint is safe; the next save prunes again
             logger.warning("%s: old checkpoints not removed: %s", self.folder, error.strerror)
         return path
+
+    def release(self) -> None:
+        """Let another process write here."""
+        if self.lease:
+            self.lease.release()
 
     def latest(self) -> Path | None:
         """Return the newest complete checkpoint (sizes checked, bytes not)."""
@@ -186,7 +203,7 @@ class CheckpointStore:
         }
         if self._holds(self.folder / name, run):
             return self.folder / name
-        writer = FolderWriter(self._disk, self.folder, name)
+        writer = FolderWriter(self._disk, self.folder, name, self._workspace)
         try:
             writer.add(
                 weights_file(self._config),
@@ -215,6 +232,9 @@ class CheckpointStore:
             writer.abandon()
             raise
 
+    def _point(self, pointer: str, name: str) -> None:
+        storage.point(self._disk, self.folder, pointer, name, self._workspace)
+
     def _holds(self, path: Path, run: dict[str, Any]) -> bool:
         """Whether this very checkpoint was saved already, and intact."""
         try:
@@ -242,4 +262,4 @@ class CheckpointStore:
         older = (path for path in step_folders(self.folder) if step_of(path) < step_of(newest))
         doomed += [path for path in older if path not in complete]
         for path in doomed:
-            storage.remove(self._disk, path)
+            removal.remove(self._disk, path, self._workspace)

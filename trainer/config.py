@@ -119,6 +119,10 @@ class ExchangeConfig(Section):
     step_deadline: float = Field(default=5.0, gt=0)
     """Least deadline of a step; the effective one is max(3 x p95, this)."""
     join_deadline: float = Field(default=120.0, gt=0)
+    alarm_factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
+    """How many times the running median a contribution's norm may be before it is an outlier."""
+    outliers: Literal["report", "halt"] = "report"
+    """What to do about an outlier: log it, or also halt the run before the update."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

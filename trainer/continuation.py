@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from trainer import lease
 from trainer.checkpoint import FOLDER, CheckpointStore, Restored
 from trainer.config import RunConfig
 from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.layout import GradientLayout
 
 
 def checkpoint_folder(config: RunConfig) -> Path:
@@ -36,6 +41,24 @@ def checkpoint_folder(config: RunConfig) -> Path:
     except OSError as error:
         raise InputError(f"{usual}: cannot be written: {error.strerror}") from None
     return folder
+
+
+def open_store(
+    config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path
+) -> CheckpointStore:
+    """Return the store of a run's checkpoints, with the lease of their folder.
+
+    Raises:
+        InUseError: another process writes them.
+        InputError: the folder is not writable, or the model directory is not usable.
+    """
+    folder = checkpoint_folder(config)
+    held = lease.take(folder, run_id)
+    try:
+        return CheckpointStore(folder, layout, config, model_dir, lease=held)
+    except BaseException:
+        held.release()
+        raise
 
 
 def continue_run(

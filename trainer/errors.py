@@ -6,13 +6,15 @@
 | 1    | a defect in Motley: the traceback is in the log      | yes                       |
 | 2    | bad input: usage, config, data, model                | no                        |
 | 3    | the other side cannot be reached, or was lost        | yes                       |
-| 4    | refused: another model, data, config, version, rank  | no                        |
-| 5    | NaN or Inf in a gradient or loss halted the run      | no                        |
+| 4    | refused: another model, data, config, version, rank; | no                        |
+|      | or another process writes the folder                 |                           |
+| 5    | NaN, Inf or an outlier halted the run                | no                        |
 | 6    | the disk failed where the run cannot go on without   | yes                       |
 | 7    | a GPU failed in the middle of the run, or was lost   | yes                       |
+| 8    | all steps are done, the last state is not proved     | yes                       |
 """
 
-RESTARTED = (1, 3, 6, 7)
+RESTARTED = (1, 3, 6, 7, 8)
 """The exit codes after which another attempt may come to a better end."""
 
 
@@ -40,16 +42,42 @@ class RefusedError(TrainerError):
     exit_code = 4
 
 
-class NonFiniteError(TrainerError):
-    """A NaN or Inf in a gradient or loss; names step, rank, block and tensor."""
+class InUseError(TrainerError):
+    """Another process writes the folder, or has taken it over; nothing was written."""
+
+    exit_code = 4
+
+
+class GradientError(TrainerError):
+    """What a worker computed halts the run before the update; names step and rank."""
 
     exit_code = 5
+
+
+class NonFiniteError(GradientError):
+    """A NaN or Inf in a gradient or loss; names block and tensor too."""
+
+
+class OutlierError(GradientError):
+    """A gradient far longer than usual, in a run that is to halt for it (`exchange.outliers`)."""
 
 
 class StorageError(TrainerError):
     """A file that the run needs could not be written or read back whole."""
 
     exit_code = 6
+
+
+class UnprovedError(TrainerError):
+    """All steps are done and saved, but not every worker proved that it holds the last state."""
+
+    exit_code = 8
+
+    def __init__(self, gap: str) -> None:
+        super().__init__(
+            f"all steps are done and saved, but {gap}: start the run again with the same run id; "
+            "it ends well once a worker has joined and proved that state"
+        )
 
 
 class ProtocolError(TrainerError):

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import CheckpointStore, RunProgress
+from trainer.checkpoint import CheckpointStore, Restored, RunProgress
 from trainer.config import RunConfig
-from trainer.errors import StorageError
+from trainer.errors import StorageError, UnprovedError
 from trainer.exchange.actions import Save
 from trainer.exchange.roster import Job
 from trainer.exchange.schedule import StepPlan
+from trainer.lease import Lease
 from trainer.metrics import MetricsLog, StepMetrics
 from trainer.progress import open_view
 from trainer.status import StatusFile, WorkerStatus, first_status
 
 log = logging.getLogger(__name__)
 
+SAVING_VARIABLE = "MOTLEY_SAVING"
+"""Names a file that is there while a checkpoint is being saved: a supervisor then waits with an end
+by force. Set by the launcher's keepers."""
 _STUDENT = ("ce", "kl", "alpha", "waited_seconds")
 _QUIET = ("step", "validation", "verified", "listening")
 """Events that the view shows as figures, or not at all."""
 
 
 class Journal:
-    """Writes below the run's output folder; a slow or full disk never stops the run."""
+    """Writes below the run's output folder, beside the training.
+
+    A slow disk never stops the run, and neither does a save that fails; a second one in a row does.
+
+    Args:
+        lease: of the output folder; given back at the end, with that of the store.
+    """
 
     def __init__(
         self,
@@ -36,8 +48,10 @@ class Journal:
         job: Job,
         plan: StepPlan,
         expect_workers: int,
+        lease: Lease | None = None,
     ) -> None:
         self._store = store
+        self._lease_of_output = lease
         self._config = config
         self._job = job
         self._plan = plan
@@ -48,13 +62,29 @@ class Journal:
         self._waiting: list[Save] = []
         self._lock = threading.Lock()
         self._failed_save: str | None = None
+        self._failure: StorageError | None = None
+        mark = os.environ.get(SAVING_VARIABLE)
+        self._mark = Path(mark) if mark else None
         self._best: dict[str, Any] | None = None
         self._workers: dict[int, WorkerStatus] = {}
         self._status = first_status(job.run_id, plan.total_steps, expect_workers)
         self._publish()
 
+    def go_on(self, restored: Restored | None) -> None:
+        """Log where the run goes on: what earlier lines say of later steps is void from then on.
+
+        A run that ended before its first checkpoint begins again, at step 0.
+        """
+        if restored:
+            step, path = restored.progress.step, str(restored.path)
+            self.emit({"event": "resumed", "step": step, "path": path})
+        elif self._metrics.has_steps():
+            self.emit({"event": "resumed", "step": 0, "reason": "there was no checkpoint yet"})
+
     def emit(self, event: dict[str, Any]) -> None:
         """Log an event of the exchange."""
+        if self._lease_of_output:
+            self._lease_of_output.check()
         details = dict(event)
         kind = details.pop("event")
         if "generation" in details:
@@ -82,12 +112,20 @@ class Journal:
                     older.snapshot.step,
                 )
             self._waiting.append(save)
+            self._say_saving(True)
         self._writer.submit(self._save_next)
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the run cannot go on: two saves in a row have failed."""
+        return self._failure
 
     def close(self, exit_code: int, reason: str) -> int:
         """Wait for the last checkpoint, say how the run ended, and return the exit code."""
         self._writer.shutdown(wait=True)
-        if exit_code == 0 and self._failed_save:
+        if self._lease_of_output:
+            self._lease_of_output.check()
+        if exit_code in (0, UnprovedError.exit_code) and self._failed_save:
             exit_code, reason = StorageError.exit_code, self._failed_save
         ended = "finished" if exit_code == 0 else "failed"
         if exit_code == 0 and self._status["step"] < self._plan.total_steps:
@@ -101,9 +139,14 @@ class Journal:
         self._publish()
         if self._config.checkpoint.folder is not None:
             # Who reads checkpoints on another host sees no output folder, but must see the end.
+            if self._store.lease:
+                self._store.lease.check()
             StatusFile(self._store.folder).update(self._status)
         self._view.close()
         self._metrics.close()
+        self._store.release()
+        if self._lease_of_output:
+            self._lease_of_output.release()
         return exit_code
 
     def _step(self, details: dict[str, Any]) -> None:
@@ -191,7 +234,10 @@ class Journal:
             self._save(save)
         except Exception as error:  # a defect; nobody looks into the writer's futures
             log.exception("the checkpoint of step %d was not saved", save.snapshot.step)
-            self._failed_save = f"step {save.snapshot.step}: checkpoint not saved: {error!r}"
+            self._failed(f"step {save.snapshot.step}: checkpoint not saved: {error!r}")
+        with self._lock:
+            if not self._waiting:
+                self._say_saving(False)
 
     def _save(self, save: Save) -> None:
         snapshot, scores = save.snapshot, save.validation
@@ -217,7 +263,7 @@ class Journal:
         try:
             path = self._store.save(snapshot, progress, metric)
         except StorageError as error:
-            self._failed_save = str(error)
+            self._failed(str(error))
             log.error("ALARM: %s", error)
             self._metrics.event("alarm", step, reason=str(error))
             self._status["reason"] = str(error)
@@ -226,6 +272,20 @@ class Journal:
         self._metrics.event("checkpoint", step, path=str(path))
         self._status["checkpoint"] = {"step": step, "path": str(path)}
         self._status["reason"] = None
+
+    def _failed(self, reason: str) -> None:
+        if self._failed_save is not None and self._failure is None:
+            self._failure = StorageError(
+                f"{reason}; this is the second save in a row that failed: the run is halted, since "
+                "nothing after the last checkpoint is safe"
+            )
+        self._failed_save = reason
+
+    def _say_saving(self, saving: bool) -> None:
+        """Make or remove the mark; a disk that refuses even that is not waited for."""
+        if self._mark is not None:
+            with contextlib.suppress(OSError):
+                self._mark.touch() if saving else self._mark.unlink(missing_ok=True)
 
     def _begin_running(self) -> None:
         if self._status["state"] == "waiting":

@@ -27,11 +27,14 @@ EventKind = Literal[
     "joined",
     "lost",
     "benched",
+    "behind",
     "rejoined",
     "refused",
     "redealt",
     "verified",
     "diverged",
+    "unproved",
+    "outlier",
     "halted",
     "resumed",
     "checkpoint",
@@ -95,8 +98,15 @@ class MetricsLog:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        self._lines = LineFile(output / METRICS_FILE, on_alarm)
+        self._path = output / METRICS_FILE
+        self._lines = LineFile(self._path, on_alarm)
         self._board = Board(output / TENSORBOARD_FOLDER, on_alarm) if tensorboard else None
+
+    def has_steps(self) -> bool:
+        """Whether the file has steps, of this process or an earlier one, that are not void."""
+        return self._path.exists() and any(
+            record.get("kind") == "step" for record in read_metrics(self._path)
+        )
 
     def step(self, metrics: StepMetrics) -> None:
         """Record a committed step."""

@@ -90,6 +90,8 @@ class TrainState:
     step: int = 0
 
     def __post_init__(self) -> None:
+        self.whole = True
+        """Whether no update broke off in the middle."""
         self._readers: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         for array in (self.weights, self.first_moment, self.second_moment):
             assert array.dtype == np.float32, array.dtype
@@ -102,6 +104,7 @@ class TrainState:
 
     def snapshot(self) -> Snapshot:
         """Return an immutable view of this state; nothing is copied unless the state moves on."""
+        assert self.whole, f"update {self.step} broke off in the middle: the state is neither"
         snapshot = Snapshot(self.weights, self.first_moment, self.second_moment, self.step)
         self._readers.add(snapshot)
         return snapshot
@@ -149,6 +152,7 @@ class AdamW:
         assert gradient.shape == state.weights.shape == (self.size,), gradient.shape
         assert gradient.dtype == np.float32, gradient.dtype
         state.detach()
+        state.whole = False
         state.step += 1
         # Scalars are computed in double and rounded to fp32 once. `**` of a double is the same on
         # every CPU only if its libm is: beta**t by repeated multiplication needs no libm.
@@ -187,6 +191,7 @@ class AdamW:
                     matrix = state.weights[first:last]
                     np.multiply(matrix, decay, out=matrix)
             np.subtract(weights, b, out=weights)
+        state.whole = True
 
 
 def learning_rate_at(step: int, total_steps: int, config: OptimizerConfig) -> float:

@@ -98,23 +98,41 @@ def run_coordinator(
 
     address = tls.parse_address(bind, "--bind")
     folder = place.certificates("coordinator", address[0])
+    if folder is not None:
+        tls.require_run(folder, run_id)
     expect = expect_workers or max(len(place.gpus), 1)
     inputs = build.read_inputs(config, run_id)
     coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
     server = GradientServer(coordinator, journal, address, folder)
-    with tempfile.TemporaryDirectory(prefix="motley-") as scratch:
-        run_file = Path(scratch) / "run.yaml"
-        run_file.write_text(config.to_yaml(), encoding="utf-8")
+    with tempfile.TemporaryFile() as run_file:  # without a name: nothing is left by a kill
+        run_file.write(config.to_yaml().encode())
+        run_file.flush()
         local = _LocalWorkers(
             [
-                _worker_command(run_file, run_id, place, rank, gpu, _reachable(bind))
+                _worker_command(run_file.fileno(), run_id, place, rank, gpu, _reachable(bind))
                 for rank, gpu in enumerate(place.gpus)
-            ]
+            ],
+            run_file.fileno(),
         )
         try:
             return server.run(on_listening=local.start)
         finally:
             local.stop()
+
+
+def load_worker(backend: str) -> None:
+    """Import what `run_worker` needs on a backend."""
+    import trainer.data.tokens
+    import trainer.exchange.client
+    import trainer.loop
+    import trainer.replica.backend
+
+    if backend == "wgpu":
+        import trainer.replica.wgpu.autotune
+        import trainer.replica.wgpu.replica
+        import trainer.replica.wgpu.selftest
+    else:
+        import trainer.replica.torch  # noqa: F401
 
 
 def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -> int:
@@ -123,6 +141,8 @@ def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -
 
     address = tls.parse_address(coordinator, "--coordinator")
     folder = place.worker_certificates(address[0])
+    if folder is not None:
+        tls.require_run(folder, run_id)
     inputs = build.read_inputs(config, run_id)
     choice = build.make_choice(inputs, place.backend, "".join(place.gpus[:1]), place.threads)
     log.info(
@@ -149,8 +169,10 @@ def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -
 class _LocalWorkers:
     """The workers that a coordinator with --gpus runs beside itself, restarted when they die."""
 
-    def __init__(self, commands: list[list[str]]) -> None:
+    def __init__(self, commands: list[list[str]], run_file: int) -> None:
+        """Start the commands, which all read the open `run_file`."""
         self._commands = commands
+        self._run_file = run_file
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # nobody is started once stopping has begun
@@ -177,7 +199,7 @@ class _LocalWorkers:
             with self._lock:
                 if self._stopping.is_set():
                     return
-                process = subprocess.Popen(self._commands[index])
+                process = subprocess.Popen(self._commands[index], pass_fds=(self._run_file,))
                 self._processes[index] = process
             code = process.wait()
             if time.monotonic() - began > 60:  # it worked: this is no crash at every start
@@ -189,9 +211,10 @@ class _LocalWorkers:
 
 
 def _worker_command(
-    run_file: Path, run_id: str, place: Place, rank: int, gpu: str, address: str
+    run_file: int, run_id: str, place: Place, rank: int, gpu: str, address: str
 ) -> list[str]:
-    command = [sys.executable, "-m", "trainer.cli", "finetune", "--config", str(run_file)]
+    source = f"/dev/fd/{run_file}"
+    command = [sys.executable, "-P", "-m", "trainer.cli", "finetune", "--config", source]
     command += ["--run-id", run_id, "--role", "worker", "--rank", str(rank), "--gpus", gpu]
     command += ["--coordinator", address, "--gpu-backend", place.backend]
     if place.threads:

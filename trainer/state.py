@@ -19,7 +19,8 @@ from trainer.adapter import ADAPTER_FILE, MODEL_FILE, weight_tensors
 from trainer.errors import InputError, StorageError
 from trainer.headers import read_file_headers
 from trainer.optimizer import TrainState
-from trainer.storage import MANIFEST, pin, read_manifest, verify
+from trainer.removal import pin
+from trainer.storage import MANIFEST, read_manifest, verify
 
 if TYPE_CHECKING:
     from trainer.layout import GradientLayout

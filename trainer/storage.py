@@ -13,8 +13,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from blake3 import blake3
 
 from trainer.errors import InputError, StorageError
+from trainer.host_identity import host_identity
 
 MANIFEST = "manifest.json"
 SCHEMA = "motley.manifest/1"
@@ -75,20 +76,24 @@ class FileRecord:
 class FolderWriter:
     """Writes one folder under a temporary name; `publish` makes it appear, `abandon` removes it.
 
-    The temporary folder is locked (flock) as long as its writer lives, so `sweep` can tell what a
-    dead process left behind from what is being written.
+    The temporary folder is locked (flock) as long as its writer lives, and bears its host's name,
+    so that `removal.sweep` can tell what a dead process left behind from what is being written.
+
+    Args:
+        workspace: where the temporary folder lies, on the same file system; None for `parent`.
+            Nothing can be published any more once it is gone (`trainer.lease`).
     """
 
-    def __init__(self, disk: Disk, parent: Path, name: str) -> None:
+    def __init__(self, disk: Disk, parent: Path, name: str, workspace: Path | None = None) -> None:
         self._disk = disk
         self.target = parent / name
-        self.temporary = parent / f".tmp-{name}-{secrets.token_hex(4)}"
+        self.temporary = (workspace or parent) / hidden_name("tmp", name)
         self.records: dict[str, FileRecord] = {}
         self._files: list[int] = []
         self._lock = -1
         disk.make_folder(self.temporary)
         try:
-            self._lock = _open_folder(self.temporary)
+            self._lock = open_folder(self.temporary)
             with suppress(OSError):  # a file system without locks: one writer is the rule anyway
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
@@ -129,13 +134,13 @@ class FolderWriter:
             raise
         sync_folder(self._disk, self.target.parent)
         if replaced is not None:
-            with suppress(OSError):  # the new one is safe; `sweep` comes back to the old one
+            with suppress(OSError):  # the new one is safe; a sweep comes back to the old one
                 self._disk.remove_tree(replaced)
         self._unlock()
         return self.target
 
     def abandon(self) -> None:
-        """Remove what was written so far; a disk that refuses even that is left to `sweep`."""
+        """Remove what was written so far; a disk that refuses even that is left to a sweep."""
         for descriptor in self._files:
             with suppress(OSError):
                 os.close(descriptor)
@@ -150,10 +155,10 @@ class FolderWriter:
             self._disk.close(self._files.pop())
 
     def _set_aside(self) -> Path | None:
-        """Move an older folder of the same name away; `sweep` brings it back after a crash."""
+        """Move an older folder of the same name away; it is brought back after a crash."""
         if not self.target.exists():
             return None
-        aside = self.target.with_name(f".old-{self.target.name}-{secrets.token_hex(4)}")
+        aside = self.temporary.with_name(hidden_name("old", self.target.name))
         self._disk.rename(self.target, aside)
         return aside
 
@@ -184,9 +189,9 @@ def prepare_folder(folder: Path) -> None:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
-def point(disk: Disk, folder: Path, pointer: str, name: str) -> None:
+def point(disk: Disk, folder: Path, pointer: str, name: str, workspace: Path | None = None) -> None:
     """Let the symbolic link `folder/pointer` show `name`, atomically and durably."""
-    fresh = folder / f".link-{pointer}-{secrets.token_hex(4)}"
+    fresh = (workspace or folder) / f".link-{pointer}-{secrets.token_hex(4)}"
     disk.link(name, fresh)
     try:
         disk.rename(fresh, folder / pointer)
@@ -245,97 +250,28 @@ def verify(folder: Path) -> dict[str, FileRecord]:
     return records
 
 
-@contextmanager
-def pin(folder: Path) -> Iterator[Path]:
-    """Keep a folder from being removed while it is read, by this or another process.
-
-    Raises:
-        StorageError: it was removed already.
-    """
-    try:
-        descriptor = _open_folder(folder)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be read: {error.strerror}") from None
-    try:
-        with suppress(OSError):  # without locks a reader meets a missing file, and says so
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # The lock may have been granted on a folder that was removed while we waited.
-        if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
-            raise StorageError(f"{folder}: was removed, take a newer one")
-        yield folder
-    finally:
-        os.close(descriptor)
+def hidden_name(kind: str, name: str) -> str:
+    """Return a new name for a folder that is not to be seen: `.tmp-NAME-HOST.RANDOM`."""
+    return f".{kind}-{name}-{host_identity()}.{secrets.token_hex(4)}"
 
 
-def remove(disk: Disk, folder: Path) -> bool:
-    """Remove a folder unless somebody holds it; return whether it is gone.
-
-    It disappears by a rename first, so that nobody finds half of it.
-    """
-    descriptor = _lock(folder)
-    if descriptor is None:
-        return False
-    try:
-        doomed = folder
-        if not folder.name.startswith("."):
-            doomed = folder.with_name(f".tmp-{folder.name}-{secrets.token_hex(4)}")
-            disk.rename(folder, doomed)
-        disk.remove_tree(doomed)
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def sweep(disk: Disk, parent: Path, name: str = "*") -> None:
-    """Remove what writers that died left behind; bring back what one had just set aside.
-
-    `name` narrows it to one folder: where locks do not reach other hosts, only the one writer of
-    that folder knows that nobody is at work there.
-    """
-    for path in sorted(parent.glob(f".old-{name}-*")):
-        original = path.with_name(path.name.removeprefix(".old-").rpartition("-")[0])
-        if original.exists():
-            remove(disk, path)
-        else:
-            disk.rename(path, original)
-    for path in parent.glob(f".tmp-{name}-*"):
-        remove(disk, path)
-    for pattern in (".link-*", ".probe-*"):
-        for path in parent.glob(pattern):
-            path.unlink(missing_ok=True)
+def original_name(hidden: str) -> str:
+    """Return the NAME in a hidden folder's name."""
+    return hidden.lstrip(".").partition("-")[2].rpartition("-")[0]
 
 
 def sync_folder(disk: Disk, folder: Path) -> None:
     """Make the names in a folder durable."""
-    descriptor = _open_folder(folder)
+    descriptor = open_folder(folder)
     try:
         disk.sync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _open_folder(path: Path) -> int:
+def open_folder(path: Path) -> int:
+    """Return a descriptor of a folder, to sync or to lock it."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _lock(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder alone, or None when somebody else does.
-
-    Where the file system has no locks nobody can hold anything: a reader then meets missing files,
-    and takes the next checkpoint.
-    """
-    try:
-        descriptor = _open_folder(folder)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:
-        pass
-    return descriptor
 
 
 def _hash_file(path: Path) -> str:

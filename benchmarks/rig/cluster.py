@@ -13,8 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.certificates import Authority
+from launcher.certificates import Authority, identity_of
 from rig.member import Spec
+from rig.synthetic import RUN_ID
 
 _HERE = Path(__file__).parents[1]
 COORDINATOR = "coordinator"
@@ -88,6 +89,10 @@ class Cluster:
         stdin.write(command + "\n")
         stdin.flush()
 
+    def pid(self, name: str) -> int:
+        """Return the process id of a member."""
+        return self._processes[name].pid
+
     def kill(self, name: str) -> None:
         """Kill a member with SIGKILL and wait until it is gone."""
         process = self._processes.pop(name)
@@ -123,8 +128,8 @@ class Cluster:
 def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None:
     """Make a CA and a folder of certificates for the coordinator and every rank."""
     authority = Authority.create()
-    roles = {COORDINATOR: "urn:motley:coordinator"}
-    roles |= {f"rank-{rank}": f"urn:motley:rank:{rank}" for rank in range(workers)}
+    roles = {COORDINATOR: identity_of(RUN_ID, None)}
+    roles |= {f"rank-{rank}": identity_of(RUN_ID, rank) for rank in range(workers)}
     for role, identity in roles.items():
         target = folder / role
         target.mkdir(parents=True)

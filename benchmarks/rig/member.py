@@ -128,6 +128,7 @@ class PrintingKeeper:
             folder = Path(spec.checkpoints)
             self._store = CheckpointStore(folder, of, spec.config(), folder)
         self._saving: threading.Thread | None = None
+        self.failure = None
 
     def emit(self, event: dict[str, Any]) -> None:
         """Print an event."""

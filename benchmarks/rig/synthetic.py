@@ -19,6 +19,7 @@ FORWARD = 1 / 3
 """Share of a shard's computing before the first block is ready."""
 TOKENS = 8
 """Tokens of every sample."""
+RUN_ID = "benchmark"
 
 
 def layout(elements: int, blocks: int = BLOCKS) -> GradientLayout:
@@ -40,7 +41,7 @@ def config(settings: Mapping[str, object]) -> RunConfig:
 
 def job(of: GradientLayout) -> Job:
     """Return what coordinator and workers agree on."""
-    return Job("benchmark", "agreement", of.digest, "model", "data", "version")
+    return Job(RUN_ID, "agreement", of.digest, "model", "data", "version")
 
 
 class Samples:

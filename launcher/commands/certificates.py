@@ -23,10 +23,17 @@ from launcher.commands.options import json_option
     metavar="NAME_OR_ADDRESS",
     help="Where a process is reached; goes into every certificate.",
 )
+@click.option(
+    "--run-id",
+    metavar="ID",
+    default="run",
+    show_default=True,
+    help="The run as the trainer's --run-id, else its config's `name`; no other takes them.",
+)
 @click.option("--force", is_flag=True, help="Replace a bundle that is there.")
 @json_option
 def certificates(
-    output: Path, ranks: int, hosts: tuple[str, ...], force: bool, as_json: bool
+    output: Path, ranks: int, hosts: tuple[str, ...], run_id: str, force: bool, as_json: bool
 ) -> None:
     """Write certificates of the cluster's CA for a run that is started by hand.
 
@@ -39,16 +46,20 @@ def certificates(
     from launcher.runs import authority_folder
 
     authority = Authority.open(authority_folder())
-    bundle = write_bundle(authority, output, ranks, hosts, replace=force)
+    bundle = write_bundle(authority, output, run_id, ranks, hosts, replace=force)
     if as_json:
         render.print_json(
             {
                 "schema": "motley.certificates/1",
                 "folder": str(bundle.folder),
+                "run_id": run_id,
                 "members": list(bundle.members),
                 "hosts": list(hosts),
                 "days": LEAF_LIFETIME.days,
             }
         )
         return
-    click.echo(f"{bundle.folder}: {', '.join(bundle.members)}; good for {LEAF_LIFETIME.days} days")
+    render.say(
+        f"{bundle.folder}: {', '.join(bundle.members)}; good for {LEAF_LIFETIME.days} days and for "
+        f"the run of the id {run_id}"
+    )

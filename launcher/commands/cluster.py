@@ -10,6 +10,7 @@ import click
 from launcher.commands.options import (
     config_of_run,
     config_options,
+    given_settings,
     inventory_option,
     inventory_options,
     json_option,
@@ -62,7 +63,11 @@ def up(
     watch.lap("inventory")
     registry = Registry.default() if dry_run and resume is None else Registry.of(hosts, REACH)
     if config is None:
-        with config_of_run(registry, str(resume), "coordinator") as path:
+        flags = {"model.path": "model", "data.train": "data", "output": "output"}
+        given = given_settings(
+            config_flags["settings"], {key: config_flags[flag] for key, flag in flags.items()}
+        )
+        with config_of_run(registry, str(resume), "coordinator", given) as path:
             resumed: dict[str, Any] = {**config_flags, "config": path}
             config = read_config(**resumed)
     found = bringup.look_around(hosts, only_to_plan=dry_run)
@@ -97,7 +102,7 @@ def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: boo
                 {"schema": "motley.cluster.status/1", "run_id": None, "state": "none"}
             )
         else:
-            click.echo("nothing has been started here; start with: launch cluster up")
+            render.say("nothing has been started here; start with: launch cluster up")
         return
     if watch:
         watch_run(run, as_json)
@@ -106,11 +111,11 @@ def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: boo
     if as_json:
         render.print_json(render.status_tree(view))
         return
-    click.echo(render.headline(view))
+    render.say(render.headline(view))
     render.console().print(render.status_table(view))
     for reason in view.unreachable.values():
-        click.echo(reason)
-    click.echo(f"output: {run.plan.output}")
+        render.say(reason)
+    render.say(f"output: {run.plan.output}")
 
 
 @click.command()
@@ -152,12 +157,12 @@ def down(inventory: Path | None, run_id: str | None, everything: bool, as_json: 
     else:
         for ending in endings:
             if ending.stopped or ending.stragglers:
-                click.echo(f"{ending.run_id}: stopped {', '.join(ending.stopped) or 'nothing'}")
+                render.say(f"{ending.run_id}: stopped {', '.join(ending.stopped) or 'nothing'}")
                 for straggler in ending.stragglers:
-                    click.echo(f"{ending.run_id}: killed a process left behind: {straggler}")
+                    render.say(f"{ending.run_id}: killed a process left behind: {straggler}")
         if not any(ending.stopped or ending.stragglers or ending.left for ending in endings):
-            click.echo("nothing was running")
+            render.say("nothing was running")
         elif not any(ending.left for ending in endings):
-            click.echo("no process is left")
+            render.say("no process is left")
     for ending in endings:
         ending.require_all()

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from launcher.commands.options import cluster_options, config_of_run, json_option, read_hosts
+from launcher.commands.options import (
+    cluster_options,
+    config_of_run,
+    given_settings,
+    json_option,
+    read_hosts,
+)
 
 if TYPE_CHECKING:
     from launcher.inventory import Host
@@ -96,7 +102,10 @@ def up(
     if resume is None:
         job = read_job(source, hosts, **job_flags)
     else:
-        with config_of_run(registry, resume, "student") as path:
+        flags = {key: job_flags[flag] for flag, key in _OVERRIDES.items()}
+        flags["teacher.data"] = job_flags["data"]
+        given = given_settings(job_flags["settings"], flags)
+        with config_of_run(registry, resume, "student", given) as path:
             job = read_job(str(path), hosts, **job_flags)
     found = bringup.look_around(hosts, only_to_plan=dry_run)
     watch.lap("connect and survey")
@@ -147,6 +156,6 @@ def read_job(
 
     overrides = parse_assignments(settings, "--set")
     nulls = [key for key, value in overrides.items() if value is None]
-    overrides |= {path: flags[flag] for flag, path in _OVERRIDES.items()}
+    overrides |= {path: flags[flag] for flag, path in _OVERRIDES.items() if flags[flag] is not None}
     overrides["teacher.data"] = list(data) or overrides.get("teacher.data")
     return resolve_job(source, overrides, hosts, Path.cwd(), nulls)

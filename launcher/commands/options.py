@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -161,9 +161,17 @@ def read_config(
         raise ConfigError("give --preset or --config, not both")
     overrides = parse_assignments(settings, "--set")
     nulls = [key for key, value in overrides.items() if value is None]
-    overrides |= {"model.path": model, "data.train": data, "output": output}
+    flags = {"model.path": model, "data.train": data, "output": output}
+    overrides |= {key: value for key, value in flags.items() if value is not None}
     source = preset or (str(config) if config else None)
     return resolve(source, overrides, _folder_of_paths(hosts), nulls)
+
+
+def given_settings(settings: tuple[str, ...], flags: Mapping[str, object]) -> set[str]:
+    """Return the settings that the command line has a value for; `flags` are those of a name."""
+    from launcher.configuration import parse_assignments
+
+    return {*parse_assignments(settings, "--set"), *(key for key, value in flags.items() if value)}
 
 
 def _folder_of_paths(hosts: Sequence[Any]) -> Path:
@@ -176,19 +184,28 @@ def _folder_of_paths(hosts: Sequence[Any]) -> Path:
 
 
 @contextlib.contextmanager
-def config_of_run(registry: Any, run_id: str, leader: str) -> Generator[Path]:
+def config_of_run(
+    registry: Any, run_id: str, leader: str, given: Collection[str]
+) -> Generator[Path]:
     """Yield the settings of a run that goes on, as a file; `leader` says of which kind it must be.
 
+    `given` are the settings that the command line has a value for.
+
     Raises:
-        ConfigError: there is no such run, or it is of another kind.
+        ConfigError: there is no such run, it is of another kind, or its config is not to be used.
     """
     from launcher.errors import ConfigError
+    from launcher.kept_configs import config_of
+    from launcher.render import note
 
     led_by = registry.get(run_id).plan.leader.role
     if led_by != leader:
         up = "launch distill up" if led_by == "student" else "launch cluster up"
         raise ConfigError(f"run {run_id} has a {led_by}; to go on with it: {up} --resume {run_id}")
+    config, warning = config_of(registry, run_id, given)
+    if warning:
+        note(warning)
     with tempfile.TemporaryDirectory(prefix="motley-") as folder:
         path = Path(folder, "run.yaml")
-        path.write_bytes(registry.config(run_id))
+        path.write_bytes(config)
         yield path

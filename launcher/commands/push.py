@@ -75,4 +75,4 @@ def push(
         render.print_json(tree)
         return
     for update in updates:
-        click.echo(update.line)
+        render.say(update.line)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
 if TYPE_CHECKING:
     from launcher.plan import LaunchPlan
     from launcher.runs import Registry
@@ -22,7 +20,8 @@ def show_plan(plan: LaunchPlan, as_json: bool) -> None:
     if as_json:
         render.print_json(bringup.plan_tree(plan))
     else:
-        click.echo(render.commands_text(plan), nl=False)
+        for line in render.command_lines(plan):
+            render.say(line)
 
 
 def start_run(
@@ -51,7 +50,7 @@ def start_run(
     if as_json:
         render.print_json({**render.status_tree(view), "timings": watch.tree()})
         return
-    click.echo(render.headline(view))
+    render.say(render.headline(view))
     if not wait:
         render.console().print(render.status_table(view))
         render.note("it goes on without this terminal: launch cluster status | logs | down")

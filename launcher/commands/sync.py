@@ -110,7 +110,7 @@ def _show(what: str, done: Sequence[Synced], as_json: bool) -> None:
 
     if not as_json:
         for synced in done:
-            click.echo(synced.line)
+            render.say(synced.line)
         return
     hosts = [
         {

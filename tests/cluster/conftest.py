@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from real_cluster import bench, cluster
 

@@ -28,7 +28,9 @@ class FaultProxy:
     that each of them happens once, however the timing falls.
     """
 
-    def __init__(self, target: int, *faults: Fault) -> None:
+    def __init__(
+        self, target: int, *faults: Fault, listen: tuple[str, int] = ("127.0.0.1", 0)
+    ) -> None:
         self._target = target
         self._faults = list(faults)
         self.delay = 0.0
@@ -39,15 +41,17 @@ class FaultProxy:
         self._open.set()
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server(listen)
+        self._host = listen[0]
         self.port: int = self._server.getsockname()[1]
         self.happened: list[Fault] = []
+        self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def address(self) -> str:
         """Where clients connect."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self._host}:{self.port}"
 
     def freeze(self) -> None:
         """Make all connections half-open: nothing passes, nobody is told."""
@@ -84,17 +88,24 @@ class FaultProxy:
                 client.close()
                 continue
             target.settimeout(None)
+            self.connections += 1
             with self._lock:
                 fault = self._faults.pop(0) if self._faults else Fault()
                 self._sockets += [client, target]
-            up: tuple[socket.socket, socket.socket, Direction] = (client, target, "up")
-            down: tuple[socket.socket, socket.socket, Direction] = (target, client, "down")
-            for source, sink, direction in (up, down):
-                mine = fault if fault.direction == direction else Fault()
-                thread = threading.Thread(
-                    target=self._forward, args=(source, sink, mine), daemon=True
-                )
-                thread.start()
+            arguments = (client, target, fault)
+            threading.Thread(target=self._serve, args=arguments, daemon=True).start()
+
+    def _serve(self, client: socket.socket, target: socket.socket, fault: Fault) -> None:
+        """Forward both directions of a connection until both have ended."""
+        up, down = (fault if fault.direction == way else Fault() for way in ("up", "down"))
+        back = threading.Thread(target=self._forward, args=(target, client, down), daemon=True)
+        back.start()
+        self._forward(client, target, up)
+        back.join()
+        with self._lock:
+            self._sockets = [end for end in self._sockets if end not in (client, target)]
+        client.close()
+        target.close()
 
     def _forward(self, source: socket.socket, sink: socket.socket, fault: Fault) -> None:
         passed = 0

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 import yaml
 from real_process import PATIENCE, Process, free_port, wait_for
 
-from launcher.certificates import Authority
+from launcher.certificates import CLOCK_SKEW, Authority
 from trainer.checkpoint import find_checkpoint
 from trainer.data.corpus import write_shell_safety
 from trainer.init_model import ModelSizes, init_model
@@ -41,15 +42,27 @@ class Bench:
     tls: Path
     authority: Authority
 
-    def leaf(self, folder: Path, identity: str) -> Path:
-        """Write a leaf of this bench's CA."""
-        return write_leaf(self.authority, folder, identity)
+    def leaf(
+        self, folder: Path, role: str, run_id: str = "run", valid_in: float | None = None
+    ) -> Path:
+        """Write a leaf of this bench's CA; one that becomes valid in so many seconds from now."""
+        return write_leaf(self.authority, folder, role, run_id, valid_in)
 
 
-def write_leaf(authority: Authority, folder: Path, identity: str) -> Path:
+def write_leaf(
+    authority: Authority,
+    folder: Path,
+    role: str,
+    run_id: str = "run",
+    valid_in: float | None = None,
+) -> Path:
     """Write `ca.pem`, `cert.pem` and `key.pem` of a fresh leaf into a folder."""
     folder.mkdir(parents=True)
-    for name, content in authority.issue(f"urn:motley:{identity}", ["127.0.0.1"]).files().items():
+    issued = None
+    if valid_in is not None:
+        issued = datetime.now(UTC) + CLOCK_SKEW + timedelta(seconds=valid_in)
+    leaf = authority.issue(f"urn:motley:run:{run_id}:{role}", ["127.0.0.1"], issued)
+    for name, content in leaf.files().items():
         (folder / name).write_bytes(content)
     return folder
 

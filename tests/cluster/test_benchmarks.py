@@ -79,3 +79,18 @@ def test_the_exchange_is_measured_in_shaped_namespaces():
     assert len(figures["ratios"]) == 2
     # What the wire needs it needs: a ratio far below 1 would mean that the links are not shaped.
     assert all(ratio["value"] > 0.5 for ratio in figures["ratios"])
+
+
+@pytest.mark.cluster
+def test_strangers_come_beside_a_run():
+    result = BENCHMARKS / "results" / f"smoke-{os.getpid()}.json"
+    words = "--connections 100 --rate 200 --parts 1 --spell 1"
+    command = [sys.executable, "strangers.py", "--result", result.stem, *words.split()]
+    try:
+        run = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True)
+        assert run.returncode in (0, 1), run.stderr  # 1: missed a target, on a busy machine
+        figures = json.loads(result.read_text(encoding="utf-8"))
+    finally:
+        result.unlink(missing_ok=True)
+    assert len(figures["ratios"]) == 4
+    assert figures["figures"][0]["strangers"] >= 200

@@ -197,8 +197,11 @@ def small_files_only() -> None:
 
 
 def test_a_full_disk_that_is_cleared(copied: Lesson) -> None:
-    """An alarm, training goes on, and a later checkpoint is saved: exit code 0."""
-    student = copied.student("--epochs", "2", before=small_files_only)
+    """An alarm, training goes on, and the next checkpoint, many steps on, is saved."""
+    epochs = 5
+    half = epochs * copied.logits.description.windows // 4  # batches of two: half of all steps
+    flags = ("--epochs", str(epochs), "--set", f"checkpoint.every={half + 1}")
+    student = copied.student(*flags, before=small_files_only)
     alarm = copied.wait_event("alarm")
     assert "checkpoint not saved" in alarm["reason"]
     resource.prlimit(
@@ -210,12 +213,13 @@ def test_a_full_disk_that_is_cleared(copied: Lesson) -> None:
 
 
 def test_a_disk_that_stays_full(copied: Lesson) -> None:
-    """The run comes to its end and says with exit code 6 that its result is not on the disk."""
-    student = copied.student(before=small_files_only)
+    """The second save in a row that fails ends the run, long before its last step."""
+    student = copied.student("--epochs", "100", before=small_files_only)
     assert student.wait() == 6
     assert copied.status["state"] == "failed"
-    assert "checkpoint not saved" in copied.status["reason"]
-    copied.check_whole()
+    assert "the second save in a row" in copied.status["reason"]
+    assert copied.step < copied.status["total_steps"]
+    assert "Traceback" not in student.text
 
 
 def test_a_share_that_is_away_for_a_while(copied: Lesson) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_process import wait_for
 
 from launcher.processes import find_run, identify
 
@@ -109,6 +110,10 @@ class Cluster:
     def runs(self) -> list[str]:
         return sorted({path.parent.name for path in self.folder.glob("*/state/runs/*/plan.json")})
 
+    def keys(self) -> dict[str, int]:
+        """Return how many private keys each host has."""
+        return {host: len(list(self.state(host).rglob("key.pem"))) for host in HOSTS}
+
     def living(self) -> list[Any]:
         return [process for run_id in self.runs() for process in find_run(run_id)]
 
@@ -194,8 +199,10 @@ def test_a_host_that_does_not_answer_costs_the_others_nothing(cluster: Cluster) 
     assert tree["runs"][0]["left"] == {"attic": "host attic: connection refused"}
     assert "not ended on attic: host attic: connection refused" in down.stderr
     assert "repeat when it answers: launch cluster down --run" in down.stderr
+    assert cluster.keys() == {"intel": 0, "lambda": 0, "attic": 1}
     cluster.become(attic="up")
     assert cluster.launch("cluster", "down", "--all").returncode == 0
+    assert set(cluster.keys().values()) == {0}
 
 
 def test_hosts_that_do_not_answer_are_all_named_and_nothing_is_started(cluster: Cluster) -> None:
@@ -240,9 +247,8 @@ def test_of_two_operators_one_wins_and_the_other_is_told_who(cluster: Cluster) -
         )
         for laptop in ("laptop", "other-laptop")
     ]
-    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    assert ended is not None
-    loser = next(start for start in starts if start.pid == ended.si_pid)
+    ended = wait_for(lambda: [start for start in starts if start.poll() is not None], "one ends")
+    loser = ended[0]
     winner = next(start for start in starts if start is not loser)
     _, error = loser.communicate(timeout=100)
     assert loser.returncode == 4, error
@@ -259,9 +265,19 @@ def test_of_two_operators_one_wins_and_the_other_is_told_who(cluster: Cluster) -
 def test_a_run_is_resumed_from_another_laptop(cluster: Cluster) -> None:
     assert cluster.up().returncode == 0
     (run_id,) = cluster.runs()
+    assert cluster.keys() == {"intel": 2, "lambda": 1, "attic": 1}
     assert cluster.launch("cluster", "down").returncode == 0
-    done = cluster.launch("cluster", "up", "--resume", run_id, "--json", laptop="other-laptop")
+    assert set(cluster.keys().values()) == {0}
+    again = ("cluster", "up", "--resume", run_id, "--json")
+    done = cluster.launch(*again, laptop="other-laptop")
+    assert done.returncode == 2, "what a host says alone may not name any path"
+    assert (
+        "was not started from this machine, and its host's config names model.path" in done.stderr
+    )
+    assert set(cluster.keys().values()) == {0}
+    done = cluster.launch(*again, *cluster.config, laptop="other-laptop")
     assert done.returncode == 0, done.stderr
     tree = json.loads(done.stdout)
     assert (tree["run_id"], tree["output"]) == (run_id, str(cluster.output))
     assert cluster.runs() == [run_id]
+    assert cluster.keys() == {"intel": 2, "lambda": 1, "attic": 1}

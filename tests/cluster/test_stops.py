@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import resource
 import signal
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from real_cluster import STEPS, Cluster, wait_for
-from real_process import signal_aside
+from real_process import PATIENCE, Process, signal_aside
+
+from launcher.access import LocalConnection
+from launcher.plan import ProcessPlan
+from launcher.supervisor import SessionSupervisor
+from launcher.teardown import GRACE
+from trainer.exchange.coordinator import STOP_PATIENCE
 
 pytestmark = pytest.mark.cluster
 
@@ -47,6 +55,32 @@ def test_kill_9_of_the_coordinator_and_a_restart(cluster: Cluster) -> None:
     assert_same_end(cluster, straight)
 
 
+def test_kill_9_before_the_first_checkpoint(cluster: Cluster) -> None:
+    """The run begins again, and the steps of its first life are void: no sample counts twice."""
+    cluster.configure(checkpoint__every=1000)
+    coordinator = cluster.coordinator(2)
+    workers = [cluster.worker(rank, *SLOW) for rank in (0, 1)]
+    cluster.wait_step(3)
+    coordinator.kill()
+    again = cluster.coordinator(2)
+    assert [process.wait() for process in (again, *workers)] == [0, 0, 0]
+    assert [event["step"] for event in cluster.events("resumed")] == [0]
+    cluster.check_contracts([0, 1])
+
+
+def test_a_killed_coordinator_leaves_no_temporary_file(cluster: Cluster, tmp_path: Path) -> None:
+    """What it starts workers of its own with has no name, and is gone with it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    flags = ["--role", "coordinator", "--bind", cluster.address, "--expect-workers", "1"]
+    local = ["--gpus", "cpu", "--gpu-backend", "cpu", "--threads", "1"]
+    coordinator = cluster.trainer("coordinator", *flags, *local, TMPDIR=str(temporary))
+    cluster.wait_event("joined", rank=0)
+    coordinator.kill()
+    left = [path.name for path in temporary.iterdir()]
+    assert not [name for name in left if not name.startswith("torchinductor_")]  # torch's own
+
+
 def test_sigterm_saves_and_a_later_start_goes_on(cluster: Cluster) -> None:
     straight = cluster.another("straight")
     first = [straight.coordinator(2), *(straight.worker(rank) for rank in (0, 1))]
@@ -62,6 +96,72 @@ def test_sigterm_saves_and_a_later_start_goes_on(cluster: Cluster) -> None:
     assert [process.wait() for process in (*again, *first)] == [0] * 6
     cluster.check_contracts([0, 1])
     assert_same_end(cluster, straight)
+
+
+def test_a_stop_saves_the_last_commit_while_a_step_takes_long(cluster: Cluster) -> None:
+    """Killed in the middle of the step that it waits for, it has lost no commit."""
+    cluster.configure(checkpoint__every=1000)
+    coordinator = cluster.coordinator(1)
+    worker = cluster.worker(0, "--stall", "5:600")
+    cluster.wait_step(5)
+    coordinator.signal(signal.SIGTERM)
+    assert cluster.wait_event("checkpoint")["step"] == 5
+    coordinator.kill()
+    worker.kill()
+    again = [cluster.coordinator(1), cluster.worker(0)]
+    assert cluster.wait_event("resumed")["step"] == 5
+    assert [process.wait() for process in again] == [0, 0]
+    cluster.check_contracts([0])
+
+
+def test_a_stop_does_not_wait_for_a_step_without_end(cluster: Cluster) -> None:
+    cluster.configure(checkpoint__every=1000, exchange__step_deadline=PATIENCE)
+    coordinator = cluster.coordinator(1)
+    cluster.worker(0, "--stall", "5:600")
+    cluster.wait_step(5)
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.wait() == 0
+    assert cluster.status["checkpoint"]["step"] == cluster.step == 5
+    assert "step 6 was not done in time and is left out" in cluster.status["reason"]
+    assert cluster.events("stopped")
+
+
+def test_down_loses_no_commit_when_a_step_takes_longer_than_the_grace(cluster: Cluster) -> None:
+    """The keeper kills a coordinator that still waits for its step; what was committed is saved."""
+    cluster.configure(checkpoint__every=1000)
+    command = [sys.executable, "-P", "-m", "trainer.cli", "finetune"]
+    command += ["--config", str(cluster.run_file), "--run-id", cluster.run_id]
+    command += ["--role", "coordinator", "--bind", cluster.address, "--expect-workers", "1"]
+    plan = ProcessPlan(
+        name="coordinator",
+        role="coordinator",
+        rank=0,
+        local_rank=0,
+        host="localhost",
+        device="cpu",
+        backend="cpu",
+        threads=1,
+        address=cluster.address,
+        argv=tuple(command),
+        env={"HF_HUB_OFFLINE": "1", "NO_COLOR": "1"},
+        folder=str(cluster.folder / "processes" / "coordinator"),
+        names=(),
+    )
+    keeper = SessionSupervisor(LocalConnection(), cluster.run_id, grace=STOP_PATIENCE / 10)
+    keeper.start(plan)
+    try:
+        cluster.wait_event("listening")
+        worker = cluster.worker(0, "--stall", "5:600")
+        cluster.wait_step(5)
+    finally:
+        keeper.stop([plan], GRACE)
+    ended = keeper.state(plan)
+    assert (ended.state, ended.signal) == ("stopped", signal.SIGKILL)
+    worker.kill()
+    again = [cluster.coordinator(1), cluster.worker(0)]
+    assert cluster.wait_event("resumed")["step"] == 5
+    assert [process.wait() for process in again] == [0, 0]
+    cluster.check_contracts([0])
 
 
 def test_sigterm_to_a_worker_lets_it_leave(cluster: Cluster) -> None:
@@ -118,16 +218,14 @@ def small_files_only() -> None:
 
 def test_a_full_disk_that_is_cleared(cluster: Cluster) -> None:
     """An alarm, training goes on, and the next checkpoint is saved: exit code 0."""
-    cluster.configure(training__epochs=2)
+    cluster.configure(training__epochs=2, checkpoint__every=STEPS)
     cluster.before = small_files_only
     coordinator = cluster.coordinator(1)
-    worker = cluster.worker(0, *SLOW)
+    worker = cluster.worker(0, "--seconds", "0.02")
     alarm = cluster.wait_event("alarm")
     assert "checkpoint not saved" in alarm["reason"]
     wait_for(lambda: cluster.status["reason"] == alarm["reason"], "the status tells the alarm")
-    resource.prlimit(
-        coordinator.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    )
+    limit_files(coordinator, resource.RLIM_INFINITY)
     cluster.wait_event("checkpoint")
     assert [coordinator.wait(), worker.wait()] == [0, 0]
     assert "ALARM" in coordinator.text
@@ -135,15 +233,39 @@ def test_a_full_disk_that_is_cleared(cluster: Cluster) -> None:
 
 
 def test_a_disk_that_stays_full(cluster: Cluster) -> None:
-    """The run comes to its end and says with exit code 6 that its result is not on the disk."""
+    """The second save in a row that fails halts the run, and not the end of a long one."""
+    cluster.configure(training__epochs=50)
     cluster.before = small_files_only
     coordinator = cluster.coordinator(1)
-    worker = cluster.worker(0)
-    assert [coordinator.wait(), worker.wait()] == [6, 0]
-    assert cluster.step == STEPS
-    assert cluster.status["state"] == "failed"
-    assert "checkpoint not saved" in cluster.status["reason"]
-    assert not list((cluster.output / "checkpoints").iterdir())
+    worker = cluster.worker(0, *SLOW)
+    assert [coordinator.wait(), worker.wait()] == [6, 6]
+    assert len(cluster.events("alarm")) >= 2
+    halted = cluster.events("halted")[0]["reason"]
+    assert "checkpoint not saved" in halted
+    assert "the second save in a row" in halted
+    assert (cluster.status["state"], cluster.status["reason"]) == ("failed", halted)
+    assert "Traceback" not in coordinator.text
+    assert not list((cluster.output / "checkpoints").glob("*step-*"))
+
+
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint_to_go_on_from(cluster: Cluster) -> None:
+    cluster.configure(training__epochs=3)
+    coordinator = cluster.coordinator(1)
+    worker = cluster.worker(0, *SLOW)
+    cluster.wait_event("checkpoint", step=8)
+    limit_files(coordinator, 100_000)
+    assert [coordinator.wait(), worker.wait()] == [6, 6]
+    saved = cluster.events("checkpoint")[-1]["step"]
+    assert [event["step"] for event in cluster.events("alarm")] == [saved + 4, saved + 8]
+    again = [cluster.coordinator(1), cluster.worker(0)]
+    assert [process.wait() for process in again] == [0, 0]
+    assert cluster.wait_event("resumed")["step"] == saved
+    cluster.check_contracts([0])
+
+
+def limit_files(process: Process, size: int) -> None:
+    """Let a running process write files of at most so many bytes."""
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def test_a_coordinator_that_slept_blames_nobody(cluster: Cluster) -> None:

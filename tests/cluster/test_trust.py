@@ -7,11 +7,12 @@ import ssl
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from real_cluster import Cluster, Process, write_leaf
 
-from launcher.certificates import Authority
+from launcher.certificates import CLOCK_SKEW, LEAF_LIFETIME, Authority
 
 pytestmark = pytest.mark.cluster
 
@@ -92,7 +93,7 @@ def test_only_certified_ranks_take_part(cluster: Cluster) -> None:
 
     assert [event["rank"] for event in cluster.events("joined")] == [0]
     assert trickle.closed(20)
-    assert 8 < trickle.lasted < 20
+    assert 4 < trickle.lasted < 20
     second = cluster.worker(1, "--tls", str(tls / "rank-1"))
     assert [process.wait() for process in (coordinator, first, second)] == [0, 0, 0]
     cluster.check_contracts([0, 1])
@@ -108,6 +109,42 @@ def test_a_worker_cannot_serve_as_coordinator(cluster: Cluster) -> None:
     assert not cluster.events("joined")
 
 
+def test_certificates_of_one_run_are_of_no_use_in_another(cluster: Cluster) -> None:
+    """Though the same CA has signed them: whatever is left of a run, its keys end with it."""
+    tls, other = cluster.bench.tls, cluster.folder / "other"
+    worker_of_other = cluster.bench.leaf(other / "rank-0", "rank:0", "other")
+    coordinator_of_other = cluster.bench.leaf(other / "coordinator", "coordinator", "other")
+    cluster.coordinator(1, "--tls", str(tls / "coordinator"))
+    cluster.wait_event("listening")
+    hello = b"MTLY" + bytes(60)
+    assert answers_to(cluster.port, client_context(worker_of_other), hello) == b""
+    (refused,) = [event["reason"] for event in cluster.events("refused")]
+    assert refused.endswith("the peer's certificate names no rank of run run")
+    assert not cluster.events("joined")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(coordinator_of_other / "cert.pem", coordinator_of_other / "key.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept_one, args=(listener, context), daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        worker = cluster.worker(0, "--tls", str(tls / "rank-0"), address=address)
+        assert worker.wait() == 4
+    assert "the peer's certificate is not a coordinator's of run run" in worker.text
+
+
+def client_context(folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(folder / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+def accept_one(listener: socket.socket, context: ssl.SSLContext) -> None:
+    with suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as peer:
+        peer.recv(1)
+
+
 def test_a_coordinator_of_another_cluster_is_not_trusted(cluster: Cluster) -> None:
     foreign = write_leaf(Authority.create(), cluster.folder / "foreign", "coordinator")
     cluster.coordinator(1, "--tls", str(foreign))
@@ -115,3 +152,64 @@ def test_a_coordinator_of_another_cluster_is_not_trusted(cluster: Cluster) -> No
     assert worker.wait() == 4
     assert "TLS failed" in worker.text
     assert "Traceback" not in worker.text
+
+
+DAY = 86400.0
+LONG_AGO = -(LEAF_LIFETIME + 2 * CLOCK_SKEW).total_seconds()
+
+
+@pytest.mark.parametrize("early", ["worker", "coordinator"])
+def test_a_certificate_that_is_not_valid_yet_is_tried_until_the_deadline(
+    cluster: Cluster, early: str
+) -> None:
+    """Right after boot a clock may be a day behind: nothing but its correction helps."""
+    impatient = cluster.another("impatient")
+    impatient.configure(exchange__join_deadline=3.0)
+    impatient.run_id = cluster.run_id
+    tls = {
+        "coordinator": cluster.bench.tls / "coordinator",
+        "worker": cluster.bench.tls / "rank-0",
+    }
+    identity = "rank:0" if early == "worker" else "coordinator"
+    tls[early] = cluster.bench.leaf(cluster.folder / "early", identity, valid_in=DAY)
+    cluster.coordinator(1, "--tls", str(tls["coordinator"]))
+    worker = impatient.worker(0, "--tls", str(tls["worker"]), address=cluster.address)
+    assert worker.wait() == 3
+    (line,) = worker.text.splitlines()[-1:]
+    assert "not let in for 3 s" in line
+    clock = "the coordinator's clock" if early == "worker" else "the clock here"
+    assert f"the {early}'s certificate is valid from " in line
+    assert f" UTC on, {clock} says " in line
+    if early == "worker":
+        reasons = [event["reason"] for event in cluster.events("refused", rank=0)]
+        assert len(reasons) > 1, "it tries again"
+        assert all("is valid from" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("early", ["worker", "coordinator"])
+def test_a_worker_gets_in_once_the_clocks_agree(cluster: Cluster, early: str) -> None:
+    tls = {
+        "coordinator": cluster.bench.tls / "coordinator",
+        "worker": cluster.bench.tls / "rank-0",
+    }
+    identity = "rank:0" if early == "worker" else "coordinator"
+    tls[early] = cluster.bench.leaf(cluster.folder / "early", identity, valid_in=8.0)
+    coordinator = cluster.coordinator(1, "--tls", str(tls["coordinator"]))
+    worker = cluster.worker(0, "--tls", str(tls["worker"]))
+    assert [coordinator.wait(), worker.wait()] == [0, 0]
+    cluster.check_contracts([0])
+
+
+@pytest.mark.parametrize("late", ["worker", "coordinator"])
+def test_an_expired_certificate_is_refused_for_good(cluster: Cluster, late: str) -> None:
+    tls = {
+        "coordinator": cluster.bench.tls / "coordinator",
+        "worker": cluster.bench.tls / "rank-0",
+    }
+    identity = "rank:0" if late == "worker" else "coordinator"
+    tls[late] = cluster.bench.leaf(cluster.folder / "late", identity, valid_in=LONG_AGO)
+    cluster.coordinator(1, "--tls", str(tls["coordinator"]))
+    worker = cluster.worker(0, "--tls", str(tls["worker"]))
+    assert worker.wait() == 4
+    assert f"the {late}'s certificate was valid until" in worker.text.splitlines()[-1]
+    assert not cluster.events("joined")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from real_cluster import Bench, Cluster
 
-from trainer.replica.wgpu.adapter import adapters
+from trainer.replica.wgpu.adapter import Adapter
 from trainer.state import read_run
 
 pytestmark = pytest.mark.cluster
@@ -19,11 +19,9 @@ BATCH = 16
 
 @pytest.fixture(scope="module")
 def runs(
-    bench: Bench, tmp_path_factory: pytest.TempPathFactory
+    vulkan: Adapter, bench: Bench, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Cluster, Cluster]]:
     """Let the shared small model teach an adapter of itself: torch alone, and both together."""
-    if not adapters():
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
     folder = tmp_path_factory.mktemp("runs")
     alone, mixed = made = tuple(Cluster(bench, folder, name) for name in ("alone", "mixed"))
     teacher = [sys.executable, "-m", "trainer.cli", "distill", "teacher", str(bench.model)]

@@ -14,19 +14,11 @@ import pytest
 import torch
 from real_cluster import STEPS, Bench, Cluster, wait_for
 
-from trainer.replica.wgpu.adapter import adapters
-
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("vulkan")]
 
 SETTINGS = {"exchange__join_deadline": 250.0, "optimizer__learning_rate": 3e-3}
 CUDA = torch.cuda.is_available()
 BACKENDS = ("cpu", "cuda" if CUDA else "cpu", "wgpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def vulkan() -> None:
-    if not adapters():
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
 
 
 def start(run: Cluster, **settings: object) -> None:

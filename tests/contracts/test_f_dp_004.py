@@ -63,15 +63,13 @@ def test_every_request_ends_in_finite_output(
     assert ("falling back" in caplog.text) == (wanted not in ("auto", choice.backend))
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_a_gpu_that_computes_nonsense_is_passed_over(
     tiny_model: TinyModel,
     make_config: MakeConfig,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if not adapters():
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
-
     compiled = Device.pipeline
 
     def miscompiled(device: Device, code: str, constants: Any = None) -> Any:
@@ -112,11 +110,10 @@ def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
     assert asked == ["GPU-1234", "GPU-1234"]
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_a_model_that_our_engine_refuses_goes_to_torch(
     tiny_model: TinyModel, make_config: MakeConfig
 ) -> None:
-    if not adapters():
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
     scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     folder = tiny_model(rope_parameters=scaling)
     config = make_config(folder)
@@ -126,11 +123,10 @@ def test_a_model_that_our_engine_refuses_goes_to_torch(
 
 
 @pytest.mark.parametrize("lacking", ["divergence", "tail"])
+@pytest.mark.usefixtures("vulkan")
 def test_a_distillation_that_our_engine_refuses_goes_to_torch(
     tiny_model: TinyModel, make_config: MakeConfig, lacking: str
 ) -> None:
-    if not adapters():
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
     folder = tiny_model()
     divergence = "reverse" if lacking == "divergence" else "forward"
     config = make_config(folder, task="causal-lm", distillation__divergence=divergence)

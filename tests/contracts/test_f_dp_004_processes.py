@@ -13,19 +13,11 @@ from pathlib import Path
 import pytest
 from real_cluster import Cluster, wait_for
 
-from trainer.replica.wgpu.adapter import adapters
-
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("vulkan")]
 
 FAULT = Path(__file__).parent / "lost_gpu"
 """Holds the code that Python runs in every process of the coordinator, before its own."""
 DRIVERS = (Path("/usr/share/vulkan/icd.d"), Path("/etc/vulkan/icd.d"))
-
-
-@pytest.fixture(autouse=True)
-def vulkan() -> None:
-    if not adapters():
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
 
 
 def copied_drivers(folder: Path) -> list[Path]:

@@ -28,7 +28,8 @@ def from_torch(folder: Path, config: RunConfig) -> GradientLayout:
     import torch
 
     from trainer.layout import Block, TensorSlot
-    from trainer.replica.torch_model import load_model, trainable_parameters
+    from trainer.replica.torch_loader import load_model
+    from trainer.replica.torch_model import trainable_parameters
 
     expected = build_layout(folder, config)
     parameters = dict(trainable_parameters(load_model(folder, config, torch.device("cpu"))))

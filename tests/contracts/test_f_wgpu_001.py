@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.replica.wgpu.on_device import packed
-from trainer.replica.wgpu.adapter import adapters
+from trainer.replica.wgpu.adapter import Adapter
 from trainer.replica.wgpu.array import Kind
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.graph import Graph
@@ -20,11 +20,8 @@ ROWS, OUT, IN = 64, 1024, 3072
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
-    found = adapters()
-    if not found:
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
-    return Device(found[0])
+def device(vulkan: Adapter) -> Device:
+    return Device(vulkan)
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "nf4"])

@@ -24,6 +24,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def keepers() -> Iterator[None]:
+    """Wait for the keepers that a test has started in this process: they end with their runs."""
+    yield
+    access = sys.modules.get("launcher.access")
+    while access and access._CHILDREN:
+        access._CHILDREN.pop().wait(30.0)
+
+
 @pytest.fixture
 def own_ssh(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give a test known hosts, a pool and an ssh_config of its own, and end what it opened."""

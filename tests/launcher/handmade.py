@@ -25,3 +25,13 @@ def make_wheel(
             # A ZipInfo of its own: the clock would make another wheel of the same files.
             archive.writestr(zipfile.ZipInfo(path), text)
     return target
+
+
+def lock_of(*wheels: Path) -> str:
+    """Return a lock of these wheels."""
+    lines: list[str] = []
+    for wheel in wheels:
+        name, version = wheel.name.split("-")[:2]
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        lines.append(f"{name}=={version} \\\n    --hash=sha256:{digest}\n    # via motley\n")
+    return "".join(lines)

@@ -3,9 +3,13 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.plan import ProcessPlan
+from launcher.supervisor import SessionSupervisor
+
+PARENT = "from trainer.parent import fork_workers\nfork_workers(lambda: None)\n"
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
@@ -33,3 +37,12 @@ def python_process(folder: Path, code: str, name: str = "worker-0") -> ProcessPl
         folder=str(folder / name),
         names=(),
     )
+
+
+class ForkingSupervisor(SessionSupervisor):
+    """Sessions whose program imports once and forks a child for each attempt."""
+
+    def start(self, process: ProcessPlan, leader: ProcessPlan | None = None) -> None:
+        if process.argv[1:2] == ("-c",):
+            process = replace(process, argv=(*process.argv[:2], PARENT + process.argv[2]))
+        super().start(process, leader)

@@ -12,9 +12,12 @@ from launcher import bundle
 from launcher.bundle import write_bundle
 from launcher.certificates import Authority
 from launcher.cli import run
+from launcher.commands.certificates import certificates
 from launcher.errors import ConfigError
+from trainer.config import load
+from trainer.errors import InputError
 from trainer.exchange import tls
-from trainer.roles import Place
+from trainer.roles import Place, run_coordinator, run_worker
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,8 @@ def test_the_command_writes_what_the_trainer_looks_for(
     assert tree["members"] == ["coordinator", "rank-0", "rank-1"]
     place = Place(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=str(folder))
     assert place.certificates("coordinator", "10.0.0.1") == folder / "coordinator"
-    for member, uri in (("coordinator", "urn:motley:coordinator"), ("rank-1", "urn:motley:rank:1")):
+    for member, role in (("coordinator", "coordinator"), ("rank-1", "rank:1")):
+        uri = f"urn:motley:run:run:{role}"
         tls.context(folder / member, server=member == "coordinator")
         names = alternatives(folder / member / "cert.pem")
         assert names.get_values_for_type(x509.UniformResourceIdentifier) == [uri]
@@ -86,15 +90,15 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(
     (tmp_path / "rank-0").mkdir()
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"holds other things, such as thesis\.tex"):
-        write_bundle(authority, tmp_path, 1, [], replace=True)
+        write_bundle(authority, tmp_path, "run", 1, [], replace=True)
     with pytest.raises(ConfigError, match="is a file"):
-        write_bundle(authority, tmp_path / "thesis.tex", 1, [], replace=True)
+        write_bundle(authority, tmp_path / "thesis.tex", "run", 1, [], replace=True)
     assert {path.name for path in tmp_path.iterdir()} == {"rank-0", "thesis.tex"}
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "tls").mkdir()
-    assert write_bundle(authority, tmp_path / "tls", 1, [], replace=False).members == (
+    assert write_bundle(authority, tmp_path / "tls", "run", 1, [], replace=False).members == (
         "coordinator",
         "rank-0",
     )
@@ -107,7 +111,7 @@ def test_a_disk_that_fails_leaves_the_old_bundle(
 ) -> None:
     """Two ranks are nine writes; a failing move counts as well."""
     folder = tmp_path / "tls"
-    write_bundle(authority, folder, 2, [], replace=False)
+    write_bundle(authority, folder, "run", 2, [], replace=False)
     before = contents(folder)
     calls = 0
     real_write, real_rename = bundle.write_atomically, Path.rename
@@ -129,7 +133,7 @@ def test_a_disk_that_fails_leaves_the_old_bundle(
     if fails_at == 4:
         calls = -100
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_bundle(authority, folder, 2, [], replace=True)
+        write_bundle(authority, folder, "run", 2, [], replace=True)
     assert contents(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["tls"]
 
@@ -137,12 +141,31 @@ def test_a_disk_that_fails_leaves_the_old_bundle(
 @pytest.mark.parametrize("host", ["", "intel:9000", "a b", "-x", "fe80::1%eth0", "[::1]", "ä.de"])
 def test_what_is_no_host_is_refused(tmp_path: Path, authority: Authority, host: str) -> None:
     with pytest.raises(ConfigError, match="give an IP address or a host name"):
-        write_bundle(authority, tmp_path / "tls", 1, [host], replace=False)
+        write_bundle(authority, tmp_path / "tls", "run", 1, [host], replace=False)
     assert not (tmp_path / "tls").exists()
 
 
 def test_leafs_end_within_the_month(tmp_path: Path, authority: Authority) -> None:
-    write_bundle(authority, tmp_path / "tls", 1, ["intel.lan"], replace=False)
+    write_bundle(authority, tmp_path / "tls", "run", 1, ["intel.lan"], replace=False)
     leaf = x509.load_pem_x509_certificate((tmp_path / "tls/rank-0/cert.pem").read_bytes())
     left = leaf.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     assert datetime.timedelta(days=29) < left <= datetime.timedelta(days=30)
+
+
+def test_a_process_refuses_to_start_with_a_certificate_of_another_run(
+    tmp_path: Path, authority: Authority
+) -> None:
+    write_bundle(authority, tmp_path / "tls", "first", 1, [], replace=False)
+    place = Place(gpus=[], backend="cpu", threads=1, rank=0, tls_dir=str(tmp_path / "tls"))
+    config = load("quickstart")
+    refusal = r"cert\.pem is not of run second; .* launch certificates --run-id second"
+    with pytest.raises(InputError, match=refusal):
+        run_coordinator(config, "second", place, "127.0.0.1:9000", 1)
+    with pytest.raises(InputError, match=refusal):
+        run_worker(config, "second", place, "127.0.0.1:9000")
+
+
+def test_without_more_words_both_programs_mean_the_same_run(tmp_path: Path) -> None:
+    """`launch certificates` and `trainer finetune` of the README name none."""
+    (default,) = [p.default for p in certificates.params if p.name == "run_id"]
+    assert default == load(None, {"model.path": "m", "data.train": "d", "num_classes": 2}).name

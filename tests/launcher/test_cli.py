@@ -173,6 +173,7 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing(
     assert len(tree["processes"]) == 3
 
 
+@pytest.mark.needs("ssh")
 def test_hosts_over_ssh_are_planned_without_asking_them(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Installing on a host: real environments, small wheels, and no index but a folder of wheels."""
 
 import fcntl
+import hashlib
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import make_wheel
+from handmade import lock_of, make_wheel
 from keeping import wait_for
 
 from launcher import environments, installation
@@ -23,17 +24,22 @@ Answer = dict[str, Any]
 Install = Callable[..., Answer]
 
 
-def motley(folder: Path, version: str, *requires: str, broken: bool = False) -> Path:
-    """Write a small motley that starts, or does not."""
-    needs = [f"Requires-Dist: {line}" for line in requires]
+def motley(folder: Path, version: str, *needs: str, broken: bool = False) -> Path:
+    """Write a small motley that starts, or does not; it needs leaf and more from the shelf."""
+    wheels = [leaf_or_twig(folder / "copies", name) for name in ("leaf", *needs)]
     files = {
         "launcher/__init__.py": f"version = '{version}'",
         "launcher/session.py": "import nothing_like_it" if broken else "import leaf",
+        "launcher/locks/coordinator.txt": lock_of(*wheels),
         "trainer/__init__.py": "",
         "trainer/config.py": "",
     }
-    needs += ['Requires-Dist: leaf; extra == "coordinator"', "Provides-Extra: coordinator"]
-    return make_wheel(folder, "motley", version, files, "Requires-Python: >=3.11", *needs)
+    return make_wheel(folder, "motley", version, files, "Requires-Python: >=3.11")
+
+
+def leaf_or_twig(folder: Path, name: str) -> Path:
+    """Write a wheel that needs another one, which no lock names; its bytes are always the same."""
+    return make_wheel(folder, name, "1.0", {f"{name}.py": ""}, "Requires-Dist: unlocked")
 
 
 @pytest.fixture
@@ -41,7 +47,8 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of wheels that is the only index pip knows."""
     folder = tmp_path / "shelf"
     for name in ("leaf", "twig"):
-        make_wheel(folder, name, "1.0", {f"{name}.py": ""})
+        leaf_or_twig(folder, name)
+    make_wheel(folder, "unlocked", "1.0", {"unlocked.py": ""})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
@@ -135,10 +142,39 @@ def test_what_does_not_start_is_not_switched_to(
     assert running(tmp_path / "root") == "1.0"
 
 
-def test_a_missing_package_leaves_nothing(tmp_path: Path, shelf: Path, install: Install) -> None:
-    wheel = motley(tmp_path, "1.0", "no-such-package-on-the-shelf")
+def test_nothing_beside_the_lock_is_installed(
+    tmp_path: Path, shelf: Path, install: Install
+) -> None:
+    install("install", "--wheel", motley(tmp_path, "1.0"), "--extras", "coordinator")
+    assert list(tmp_path.glob("root/environments/*/lib/*/site-packages/leaf.py"))
+    assert not list(tmp_path.glob("root/environments/*/lib/*/site-packages/unlocked.py"))
+
+
+def test_another_file_than_the_locked_one_is_refused(
+    tmp_path: Path, shelf: Path, install: Install
+) -> None:
+    wheel = motley(tmp_path, "1.0")
+    make_wheel(shelf, "leaf", "1.0", {"leaf.py": "print('tampered with')"})
     failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
-    assert "no-such-package-on-the-shelf" in failure["error"]
+    assert "DO NOT MATCH THE HASHES" in failure["error"]
+    assert list((tmp_path / "root/environments").iterdir()) == []
+
+
+def test_a_source_distribution_is_not_built(tmp_path: Path, shelf: Path, install: Install) -> None:
+    """Building runs its code, and asks an index for tools that no lock names."""
+    source = shelf / "bark-1.0.tar.gz"
+    source.write_bytes(b"never looked at")
+    lock = f"bark==1.0 --hash=sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}"
+    files = {"launcher/__init__.py": "", "launcher/locks/coordinator.txt": lock}
+    wheel = make_wheel(tmp_path, "motley", "1.0", files)
+    failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
+    assert "bark==1.0" in failure["error"]
+
+
+def test_a_missing_package_leaves_nothing(tmp_path: Path, shelf: Path, install: Install) -> None:
+    wheel = motley(tmp_path, "1.0", "no_such_package_on_the_shelf")
+    failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
+    assert "no_such_package_on_the_shelf" in failure["error"].replace("-", "_")
     assert list((tmp_path / "root/environments").iterdir()) == []
     assert install("show")["version"] is None
 
@@ -226,7 +262,7 @@ def test_mistakes_are_one_line(tmp_path: Path, shelf: Path, install: Install) ->
     wheel = motley(tmp_path, "1.0")
     assert "name --extras" in install("install", "--wheel", wheel, code=2)["error"]
     assert (
-        "no extra nonsense"
+        "no lock for extra nonsense"
         in (install("install", "--wheel", wheel, "--extras", "nonsense", code=2)["error"])
     )
     assert "No such file" in install("install", "--wheel", tmp_path / "x.whl", code=2)["error"]
@@ -235,6 +271,14 @@ def test_mistakes_are_one_line(tmp_path: Path, shelf: Path, install: Install) ->
     other = shelf / "leaf-1.0-py3-none-any.whl"
     assert "a wheel of leaf" in install("install", "--wheel", other, code=2)["error"]
     assert "no previous version" in install("rollback", code=2)["error"]
+
+
+def test_what_stands_in_the_way_is_named(tmp_path: Path, shelf: Path, install: Install) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/environments").write_text("no folder")
+    wheel = motley(tmp_path, "1.0")
+    failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=4)
+    assert failure["error"] == f"{tmp_path}/root/environments: File exists"
 
 
 def test_no_room(

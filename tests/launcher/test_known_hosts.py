@@ -56,6 +56,7 @@ def test_patterns_mean_what_they_mean_to_ssh(
     )
 
 
+@pytest.mark.needs("ssh-keygen")
 def test_hashed_names_are_found_as_ssh_keygen_hashes_them(tmp_path: Path) -> None:
     kind, key = public(make_key(tmp_path / "key"))
     path = tmp_path / "known_hosts"
@@ -67,6 +68,7 @@ def test_hashed_names_are_found_as_ssh_keygen_hashes_them(tmp_path: Path) -> Non
     assert not find("lambda", [str(path)])
 
 
+@pytest.mark.needs("ssh-keygen")
 def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     said = subprocess.run(
@@ -77,6 +79,7 @@ def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:
     assert fingerprint(find("intel", [str(path)])[0].key) == said.split()[1]
 
 
+@pytest.mark.needs("ssh-keygen")
 def test_what_is_remembered_ssh_finds_and_we_do(own_home: Path) -> None:
     verify("host intel", "[10.0.0.3]:2222", [], "ssh-ed25519", KEY, True)
     remember(own_home, "lambda", "ssh-ed25519", OTHER)

@@ -88,3 +88,16 @@ def test_the_last_lines_of_the_newest_attempt_that_said_something(process: Proce
     supervisor = SessionSupervisor(LocalConnection(), "r")
     assert last_lines(supervisor, process, 2) == ["two", "three"]
     assert last_lines(supervisor, python_process(Path(process.folder), ""), 2) == []
+
+
+def test_a_line_without_an_end_is_shown_in_parts(
+    process: ProcessPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.log_pages.PIECE", 16)
+    monkeypatch.setattr("launcher.log_pages.LONGEST", 64)
+    monkeypatch.setattr("launcher.log_pages._BACK", 16)
+    log = pages(process, b"x" * 1000 + b"\nend\n")
+    found = list(log.pages(0, whole=False))
+    assert b"".join(line for page in found for line in page.lines) == b"x" * 1000 + b"end"
+    assert max(len(line) for page in found for line in page.lines) <= 128
+    assert log.offset_of_tail(5) >= 1004 - 128

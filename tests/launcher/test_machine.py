@@ -15,20 +15,21 @@ from launcher.machine import (
     secure_boot,
 )
 from launcher.questions import answer
+from launcher.received import receive
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
 def test_a_machine_survives_json_and_knows_itself() -> None:
-    here = Machine.from_tree(answer("machine", {}))
+    here = receive(Machine, answer("machine", {}), "machine")
     assert here == describe()
     assert here.cores >= 1
     assert here.libraries["numpy"].count(".") == 2
 
 
 def test_a_newer_hosts_further_keys_are_passed_over() -> None:
-    assert Machine.from_tree({**answer("machine", {}), "colour": "red"}) == describe()
+    assert receive(Machine, {**answer("machine", {}), "colour": "red"}, "machine") == describe()
 
 
 def fake_proc(folder: Path, boot: str, namespace: str) -> Path:

@@ -10,11 +10,12 @@ import pytest
 from launcher.access import LocalConnection
 from launcher.distillation import place_distillation
 from launcher.inventory import Host
-from launcher.observation import Cockpit, derive_state, read_training, shards
+from launcher.observation import Cockpit, derive_state, shards
 from launcher.placement import Setting, place
 from launcher.plan import LaunchPlan
 from launcher.processes import ProcessIdentity, identify
 from launcher.runs import Run
+from launcher.self_reports import read_training
 from launcher.supervisor import ProcessState
 from trainer import distill_job
 from trainer.config import load

@@ -61,7 +61,7 @@ def test_prefixes(
     Printer(False, [one]).print(one, 1, [b"alone"])
     plain = b"worker-1  | "
     prefix = b"\x1b[36m" + plain + b"\x1b[0m" if coloured else plain
-    expected = prefix + b"hello \xff\n" + prefix + b"\nalone\n"
+    expected = prefix + b"hello \\xff\n" + prefix + b"\nalone\n"
     assert capsysbinary.readouterr().out == expected
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from handmade import make_wheel
+from handmade import lock_of, make_wheel
 from keeping import wait_for
 
 from launcher import connection, installation
@@ -36,20 +36,20 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Return a maker of wheels with the real launcher and nothing that it does not need here."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    make_wheel(tmp_path, "twig", "1.0", {"twig.py": ""})
+    twig = make_wheel(tmp_path, "twig", "1.0", {"twig.py": ""})
     sources = {
         f"launcher/{path.name}": path.read_text(encoding="utf-8")
         for path in (ROOT / "launcher").glob("*.py")
     }
 
-    def make(version: str, *requires: str, broken: bool = False) -> BuiltWheel:
+    def make(version: str, twigs: bool = False, broken: bool = False) -> BuiltWheel:
         files = {
             **sources,
+            "launcher/locks/coordinator.txt": lock_of(twig) if twigs else "",
             "trainer/__init__.py": "",
             "trainer/config.py": "1 / 0" if broken else "",
         }
-        needs = [f"Requires-Dist: {line}" for line in requires]
-        path = make_wheel(tmp_path / version, "motley", version, files, *needs)
+        path = make_wheel(tmp_path / version, "motley", version, files)
         return BuiltWheel(path, version, read_wheel(path).sha256)
 
     return make
@@ -58,8 +58,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment without packages: the one part of an installation that takes long."""
-    wheel = read_wheel(make_wheel(tmp_path_factory.mktemp("wheel"), "motley", "0.1", {}))
-    recipe = wheel.recipe([], None)
+    files = {"launcher/locks/coordinator.txt": ""}
+    wheel = read_wheel(make_wheel(tmp_path_factory.mktemp("wheel"), "motley", "0.1", files))
+    recipe = wheel.recipe(["coordinator"], None)
     folder = tmp_path_factory.mktemp("root") / "environments" / recipe.key
     folder.parent.mkdir()
     make_environment(folder, recipe, "unused", lambda _: None)
@@ -80,7 +81,7 @@ def hosts(
         (root / "environments" / environment.name).symlink_to(environment)
         held = Installation(root, lambda _: None)
         with held.lock():
-            held.install(old, old.recipe([], None), "unused")
+            held.install(old, old.recipe(["coordinator"], None), "unused")
 
     def connect(host: Host) -> LocalConnection:
         if host.name == "away":
@@ -158,7 +159,7 @@ def test_a_run_that_is_up(tmp_path: Path, hosts: list[Host], make: Make) -> None
 
 
 def test_new_dependencies(tmp_path: Path, hosts: list[Host], make: Make) -> None:
-    fleet, wheel = Fleet(hosts[:1], lambda _: None), make("2.0", "twig")
+    fleet, wheel = Fleet(hosts[:1], lambda _: None), make("2.0", twigs=True)
     updates = fleet.examine(wheel)
     assert updates[0].makes_environment
     with pytest.raises(PreflightError, match="dependencies changed: lambda"):

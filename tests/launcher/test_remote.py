@@ -1,5 +1,6 @@
 """The launcher's end of a pipe: agents that die, fall silent, or are none."""
 
+import json
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from launcher.frames import LIMIT, FrameError, LineSplitter, encode, error_frame
 from launcher.remote import RemoteConnection
 
 HELLO = (
-    '{"schema": "motley.agent/1", "version": "0", "wheel": null, "python": "p", "user": "u", '
+    '{"schema": "motley.agent/1", "version": "0", "wheel": null, "python": "/p", "user": "u", '
     '"units": true, "state_folder": "/s", "pid": 1}'
 )
 Speak = Callable[[str], ProcessPipe]
@@ -246,3 +247,51 @@ def test_lines_are_cut_wherever_the_bytes_are() -> None:
         assert [line for part in parts for line in splitter.feed(part)] == expected
     with pytest.raises(FrameError):
         encode({"x": "x" * LIMIT})
+
+
+@pytest.mark.parametrize("value", ["-x", "relative", "", "/a\nb", "/\x1b[2J", 7, None])
+@pytest.mark.parametrize("key", ["python", "state_folder"])
+def test_a_hello_whose_paths_are_none_is_refused(speak: Speak, key: str, value: object) -> None:
+    hello = json.dumps({**json.loads(HELLO), key: value})
+    link = AgentLink("far", speak(f"print({hello!r}); import sys; sys.stdin.read()"))
+    with pytest.raises(UnreachableError, match=f"names a {key} that is no path"):
+        RemoteConnection("far", lambda: link)
+
+
+ANSWERS = """
+print(HELLO)
+import json, sys
+for line in sys.stdin:
+    number = json.loads(line)["id"]
+    print(json.dumps({"id": number, "result": ANSWER}))
+"""
+
+
+@pytest.mark.parametrize("answer", [None, 7, {"a": 1}, [1], [{"pid": []}], "x"])
+def test_answers_of_another_kind_are_one_line(speak: Speak, answer: object) -> None:
+    pipe = speak(f"ANSWER = {answer!r}\n{ANSWERS}")
+    link = AgentLink("far", pipe)
+    there = RemoteConnection("far", lambda: link)
+    for ask in (there.find_run, there.size, there.names):
+        if (ask == there.size and answer == 7) or (ask == there.names and isinstance(answer, list)):
+            continue
+        with pytest.raises(UnreachableError, match=r"host far: its agent answers .* with nonsense"):
+            ask("x")
+
+
+def test_names_that_are_paths_are_passed_over(speak: Speak) -> None:
+    link = AgentLink("far", speak(f"ANSWER = ['a', '../b', '/c', 'd/e']\n{ANSWERS}"))
+    assert RemoteConnection("far", lambda: link).names("/") == ["a"]
+
+
+def test_a_file_without_an_end_does_not_fill_the_memory(
+    speak: Speak, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.remote.MOST_READ", 5 << 20)
+    endless = f"import base64\nANSWER = base64.b64encode(bytes(1 << 20)).decode()\n{ANSWERS}"
+    link = AgentLink("far", speak(endless))
+    there = RemoteConnection("far", lambda: link)
+    for limit in (None, 1 << 40):
+        with pytest.raises(OSError, match="longer than 5 MiB"):
+            there.read("/proc/kcore", 0, limit)
+    assert len(there.read("/dev/zero", 0, 100)) == 100

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import fleet
+from launcher import connection, fleet
 from launcher.access import LocalConnection
 from launcher.devices import Device
 from launcher.errors import ConfigError, PreflightError, UnreachableError
@@ -61,7 +61,7 @@ def make_plan(tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> LaunchPla
 def keep(registry: Registry, tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> None:
     run, text = registry.record(make_plan(tmp_path, hosts, run_id))
     for host in run.hosts:
-        folder = Path(run.folder(host.name))
+        folder = Path(run.folder(host, connection.connect(host)))
         folder.mkdir(parents=True)
         (folder / "plan.json").write_bytes(text)
         (folder / "run.yaml").write_text("name: demo\n")
@@ -78,7 +78,8 @@ def test_a_run_is_read_from_the_coordinators_host(
     runs = Registry.of(hosts).all()
     assert [run.run_id for run in runs] == ["demo-1", "demo-2"]
     assert runs[0].head.name == "intel"
-    assert runs[0].folder("lambda") == str(tmp_path / "lambda" / "runs" / "demo-1")
+    there = runs[0].folder(hosts[0], connection.connect(hosts[0]))
+    assert there == str(tmp_path / "lambda" / "runs" / "demo-1")
     assert registry.config("demo-1") == b"name: demo\n"
     assert [run.run_id for run in registry.all({"demo-2", "other"})] == ["demo-2"]
 
@@ -95,14 +96,14 @@ def test_a_run_without_the_coordinators_host_is_known_there_too(
     assert not (tmp_path / "lambda" / "runs").exists()
 
 
-def test_connections_follow_the_inventory_and_the_plan_where_it_is_silent(
+def test_connections_follow_the_inventory_alone(
     tmp_path: Path, down: set[str], hosts: tuple[Host, ...]
 ) -> None:
     keep(Registry.of(hosts), tmp_path, hosts, "demo-1")
     moved = tuple(replace(host, address="10.9.9.9") for host in hosts if host.name == "intel")
     run = Registry.of(moved).get("demo-1")
     assert run.host("intel").address == "10.9.9.9"
-    assert run.host("lambda").state_folder == str(tmp_path / "lambda")
+    assert run.host("lambda") == Host(name="lambda", connection="none")
 
 
 def test_without_the_coordinators_host_the_others_are_read_and_nothing_is_started(
@@ -183,4 +184,5 @@ def test_the_end_of_a_run_is_written_on_every_host_that_has_it(
     answers = run.ask_to_end()
     assert (list(answers.found), list(answers.errors)) == (["intel"], ["lambda"])
     assert run.asked_to_end()
-    assert json.loads(Path(run.folder("intel"), "plan.json").read_text())["run_id"] == "demo-1"
+    intel = run.folder(run.head, connection.connect(run.head))
+    assert json.loads(Path(intel, "plan.json").read_text())["run_id"] == "demo-1"

@@ -18,6 +18,7 @@ def write(folder: Path, text: str, name: str = "config") -> str:
     return str(path)
 
 
+@pytest.mark.needs("ssh")
 def test_include_aliases_and_wildcards_count(tmp_path: Path) -> None:
     included = write(tmp_path, "Host intel\n  HostName 10.0.0.3\n  Port 2200\n", "more")
     config = write(
@@ -37,6 +38,7 @@ def test_include_aliases_and_wildcards_count(tmp_path: Path) -> None:
     assert route.proxy_command is None
 
 
+@pytest.mark.needs("ssh")
 def test_the_inventory_wins_over_ssh_config(tmp_path: Path) -> None:
     config = write(tmp_path, "Host *\n  User me\n  Port 2200\n  IdentityFile ~/.ssh/mine\n")
     host = Host(
@@ -65,6 +67,7 @@ def test_the_inventory_wins_over_ssh_config(tmp_path: Path) -> None:
         ("", None, None),
     ],
 )
+@pytest.mark.needs("ssh")
 def test_which_ssh_agent_is_asked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,6 +83,7 @@ def test_which_ssh_agent_is_asked(
     assert route_to(Host(name="intel", ssh_args=("-F", config))).agent == expected
 
 
+@pytest.mark.needs("ssh")
 def test_jump_hosts_are_routes_of_their_own(tmp_path: Path) -> None:
     config = write(
         tmp_path,
@@ -96,6 +100,7 @@ def test_jump_hosts_are_routes_of_their_own(tmp_path: Path) -> None:
     assert first.jump is None
 
 
+@pytest.mark.needs("ssh")
 def test_a_jump_host_on_the_command_line_counts_too(tmp_path: Path) -> None:
     config = write(tmp_path, "")
     for args in (("-J", "gate"), ("-Jgate",), ("-o", "ProxyJump=gate")):
@@ -107,6 +112,7 @@ def test_a_jump_host_on_the_command_line_counts_too(tmp_path: Path) -> None:
         assert any("-W" in part for part in command)
 
 
+@pytest.mark.needs("ssh")
 def test_the_ssh_command_verifies_whatever_else_is_said(tmp_path: Path) -> None:
     config = write(
         tmp_path,
@@ -158,6 +164,7 @@ def test_a_proxy_command_gets_its_tokens_and_no_shell_words() -> None:
         (("-o", "NoSuchOption=1"), "Bad configuration option"),
     ],
 )
+@pytest.mark.needs("ssh")
 def test_settings_that_ssh_does_not_take_are_one_line(args: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         route_to(Host(name="intel", ssh_args=args))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from agent_pipe import AgentHost
-from keeping import python_process, wait_for
+from keeping import ForkingSupervisor, python_process, wait_for
 from unit_host import UnitHost
 
 from launcher.access import LocalConnection
@@ -46,11 +46,12 @@ def home(tmp_path: Path, run_id: str) -> Path:
     return tmp_path / "runs" / run_id / "processes"
 
 
-@pytest.fixture(params=["session", "session of an agent", "units"])
+@pytest.fixture(params=["session", "session that forks", "session of an agent", "units"])
 def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator[Make]:
     """Return a maker of supervisors; every implementation is a parameter."""
     host = AgentHost()
-    kind = SystemdSupervisor if request.param == "units" else SessionSupervisor
+    kinds = {"units": SystemdSupervisor, "session that forks": ForkingSupervisor}
+    kind = kinds.get(request.param, SessionSupervisor)
     local = UnitHost(tmp_path) if request.param == "units" else LocalConnection()
     connection = host.connect() if "agent" in request.param else local
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from launcher.access import LocalConnection
-from launcher.devices import Device
+from launcher.devices import Detection, Device
 from launcher.errors import PreflightError, UnreachableError
 from launcher.inventory import Host
+from launcher.received import receive
 from launcher.survey import survey, with_devices
 
 RTX = {
@@ -28,14 +29,16 @@ FOUND = {
 
 
 def test_auto_takes_what_the_host_found() -> None:
-    host, problems = with_devices(Host(name="a"), FOUND)
+    host, problems = with_devices(Host(name="a"), receive(Detection, FOUND, "devices"))
     assert host.devices == (Device(**RTX),)
     assert problems == ()
 
 
 def test_listed_cards_get_what_the_host_knows_of_them() -> None:
     listed = (Device("wgpu", "0000:0b:00.0"), Device("cuda", "0000:01:00.0"), Device("cpu", "cpu"))
-    host, problems = with_devices(Host(name="a", devices=listed), FOUND)
+    host, problems = with_devices(
+        Host(name="a", devices=listed), receive(Detection, FOUND, "devices")
+    )
     assert host.devices == (Device(**RADEON), Device(**RTX), Device("cpu", "cpu"))
     assert problems == ()
 
@@ -46,7 +49,9 @@ def test_a_listed_card_that_is_not_there_is_a_problem_in_the_hosts_words() -> No
         Device("cuda", "GPU-7"),
         Device("wgpu", "0000:01:00.0"),
     )
-    host, problems = with_devices(Host(name="a", devices=listed), FOUND)
+    host, problems = with_devices(
+        Host(name="a", devices=listed), receive(Detection, FOUND, "devices")
+    )
     assert host.devices == listed
     assert problems == (
         "there is no wgpu device 0000:0e:00.0: "
@@ -122,3 +127,70 @@ def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(PreflightError, match="launch cluster push") as error:
         survey(hosts, {}, {"c": found.failures["c"], "b": found.failures["b"]}).refuse_failures()
     assert error.value.details == (str(found.failures["b"]),)
+
+
+class Lying(LocalConnection):
+    """A host that makes up what it is asked for."""
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = answers
+
+    def ask(self, *question: Any, **more: Any) -> Any:
+        truth = FOUND if question[0] == "devices" else super().ask(*question, **more)
+        lie = self._answers.get(question[0])
+        return lie(truth) if lie is not None else truth
+
+
+def addresses(address: str) -> Any:
+    entry = {"address": address, "prefix": 24, "interface": "eth0", "mtu": 1500}
+    return lambda truth: {**truth, "network": {"addresses": [entry], "problem": ""}}
+
+
+def card(**changes: object) -> Any:
+    return lambda truth: {**truth, "devices": [{**RTX, **changes}]}
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"machine": lambda _: None},
+        {"machine": lambda _: "x" * 10_000},
+        {"machine": lambda truth: {**truth, "cores": "all"}},
+        {"machine": lambda truth: {**truth, "memory": []}},
+        {"machine": lambda truth: {**truth, "network": 7}},
+        {"machine": addresses("--gpus")},
+        {"machine": addresses("evil.example")},
+        {"devices": lambda _: [1]},
+        {"devices": card(backend="sh")},
+        {"devices": card(id="--role=coordinator")},
+        {"devices": card(id="a b\n")},
+        {"devices": card(id=["x"])},
+        {"devices": card(memory="much")},
+        {"devices": lambda truth: {**truth, "problems": "none"}},
+    ],
+)
+def test_facts_of_another_shape_are_that_hosts_failure(lies: dict[str, Any]) -> None:
+    hosts = [Host(name="a"), Host(name="b", coordinator=True, devices=())]
+    found = survey(hosts, {"a": Lying(**lies), "b": LocalConnection()})
+    assert list(found.failures) == ["a"]
+    assert str(found.failures["a"]).startswith("host a: ")
+    assert "\n" not in str(found.failures["a"])
+    assert "b" in found.machines
+    assert not [d for host in found.hosts for d in host.devices or () if d.backend == "cuda"]
+
+
+@pytest.mark.parametrize("source", ["--bind", "x.example", 7])
+def test_a_route_that_is_no_address_is_that_hosts_failure(source: object) -> None:
+    route = {"source": source, "interface": "eth0"}
+    other = Lying(
+        machine=lambda truth: {**truth, "identity": "another"},
+        routes=lambda _: {"10.0.0.2": route},
+    )
+    head = Lying(machine=addresses("10.0.0.2"))
+    hosts = [
+        Host(name="a", coordinator=True, devices=(Device("cpu", "cpu"),)),
+        Host(name="b", devices=(Device("cpu", "cpu"),)),
+    ]
+    found = survey(hosts, {"a": head, "b": other})
+    assert list(found.failures) == ["b"]
+    assert source not in found.sources.values()

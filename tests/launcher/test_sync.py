@@ -70,6 +70,7 @@ def same(one: Path, other: Path) -> bool:
     }
 
 
+@pytest.mark.needs("rsync")
 def test_inputs_reach_every_host(near: Host, far: Host, tmp_path: Path, said: list[str]) -> None:
     model = make_model(tmp_path / "qwen3-tiny")
     data = tmp_path / "train.jsonl"
@@ -87,6 +88,7 @@ def test_inputs_reach_every_host(near: Host, far: Host, tmp_path: Path, said: li
     assert "up to date" in again[0].line
 
 
+@pytest.mark.needs("rsync")
 def test_links_of_a_model_cache_arrive_as_files(far: Host, tmp_path: Path, said: list[str]) -> None:
     blobs = make_model(tmp_path / "blobs")
     model = tmp_path / "snapshot"
@@ -99,6 +101,7 @@ def test_links_of_a_model_cache_arrive_as_files(far: Host, tmp_path: Path, said:
     assert not any(path.is_symlink() for path in arrived.iterdir())
 
 
+@pytest.mark.needs("rsync")
 def test_a_newer_model_leaves_nothing_of_the_old_one(
     far: Host, tmp_path: Path, said: list[str]
 ) -> None:
@@ -133,6 +136,7 @@ def partial_size(folder: Path) -> int:
 
 
 @pytest.mark.usefixtures("slow_rsync")
+@pytest.mark.needs("rsync")
 def test_a_push_that_broke_off_is_not_complete_and_goes_on(
     far: Host, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +155,7 @@ def test_a_push_that_broke_off_is_not_complete_and_goes_on(
 
 
 @pytest.mark.usefixtures("slow_rsync")
+@pytest.mark.needs("rsync")
 def test_a_pull_that_broke_off_shows_no_checkpoint_and_goes_on(
     far: Host, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +173,7 @@ def test_a_pull_that_broke_off_shows_no_checkpoint_and_goes_on(
     assert same(step, here / "demo/step-000010")
 
 
+@pytest.mark.needs("rsync")
 def test_only_whole_checkpoints_arrive_and_links_follow(
     near: Host, far: Host, tmp_path: Path, said: list[str]
 ) -> None:
@@ -193,6 +199,7 @@ def test_only_whole_checkpoints_arrive_and_links_follow(
         assert only.complete == ("step-000010", "step-000020")
 
 
+@pytest.mark.needs("rsync")
 def test_another_checkpoint_of_the_same_name_replaces_the_old_one(
     far: Host, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +225,7 @@ def test_another_checkpoint_of_the_same_name_replaces_the_old_one(
     assert same(there, here / "demo/step-000010")
 
 
+@pytest.mark.needs("rsync")
 def test_logits_go_to_hosts_without_a_mounted_share(
     near: Host, far: Host, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +240,7 @@ def test_logits_go_to_hosts_without_a_mounted_share(
     assert mounted.line == f"near: has them from 10.0.0.1:{near.share_folder}/logits"
 
 
+@pytest.mark.needs("rsync")
 def test_all_hosts_finish_and_every_error_is_said(
     near: Host, far: Host, tmp_path: Path, said: list[str]
 ) -> None:
@@ -275,6 +284,7 @@ def test_what_cannot_be_done_is_one_line(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.needs("rsync")
 def test_the_command_prints_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,32 +311,26 @@ def test_a_machine_without_rsync_is_told_so(
         rsync.find_rsync()
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "kind", "words"),
-    [
-        (255, "ssh: connect to host x port 22: No route to host", UnreachableError, "No route"),
-        (12, "rsync: connection unexpectedly closed\n", UnreachableError, "goes on where it"),
-        (127, "bash: line 1: rsync: command not found", PreflightError, "install the package"),
-        (1, "sudo: a password is required", PreflightError, "--tags share"),
-        (23, "rsync: mkdir failed: Disk full", PartialError, "Disk full"),
-    ],
-)
-def test_exit_codes_of_rsync_become_ours(
-    code: int, text: str, kind: type[Exception], words: str
-) -> None:
-    error = rsync.explain("w1", code, text)
-    assert type(error) is kind
-    assert words in str(error)
-    assert "w1" in str(error)
-
-
-def test_the_ssh_command_survives_rsyncs_own_splitting() -> None:
-    place = rsync.Place("h", "/srv", "module", "inputs", "h", ("ssh", "-o", "ProxyCommand=a 'b' c"))
-    assert place.options[1] == "'ssh' '-o' 'ProxyCommand=a ''b'' c'"
-    assert place.address("x/") == "h::inputs/x/"
-
-
 def test_a_host_without_a_share_needs_to_say_where_it_is(near: Host) -> None:
     bare = Host(name="near", connection="local")
     with pytest.raises(ConfigError, match="motley_share_folder"):
         sync.find_place(bare, connection.connect(bare), "checkpoints")
+
+
+@pytest.mark.needs("rsync")
+def test_what_a_host_names_stays_in_the_folder_here(near: Host, tmp_path: Path) -> None:
+    share = Path(str(near.share_folder)) / "checkpoints"
+    make_checkpoint(share / "step-1")
+    secret = make_checkpoint(tmp_path / "secret")
+    for name, files in (("up", {"..": 1}), ("path", {"../secret/x": 1}), ("line", {"a\nb": 1})):
+        (share / name).mkdir()
+        entries = {file: {"size": size, "blake3": ""} for file, size in files.items()}
+        (share / name / "manifest.json").write_text(json.dumps({"files": entries}))
+    (share / "linked").mkdir()
+    (share / "linked" / "manifest.json").symlink_to(secret / "manifest.json")
+    (share / "latest").symlink_to("..")
+    (share / "best").symlink_to(secret)
+    target = tmp_path / "here"
+    done = sync.pull(near, "checkpoints", "", target, lambda _: None)
+    assert done.complete == ("step-1",)
+    assert [path.name for path in target.iterdir()] == ["step-1"]

@@ -199,7 +199,7 @@ def test_an_instance_is_a_run_and_a_process(tmp_path: Path, instance: str) -> No
         text=True,
     )
     assert done.returncode == 2
-    assert "usage: python -m launcher.session" in done.stderr
+    assert "usage: python -P -m launcher.session" in done.stderr
 
 
 def test_a_unit_that_does_not_start_is_said_with_systemds_words(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import wheel
 from launcher.errors import ConfigError, LauncherError
 from launcher.wheel import BuiltWheel, build_wheel, checkout_folder
 
@@ -96,6 +97,23 @@ def test_a_broken_checkout_gives_pips_words(clone: Path, tmp_path: Path) -> None
         build_wheel(broken, tmp_path / "out")
     assert failure.value.details
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_without_setuptools_none_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel, "find_spec", lambda _: None)
+    with pytest.raises(LauncherError, match="no setuptools to build a wheel with: make setup"):
+        build_wheel(ROOT, tmp_path)
+
+
+def test_the_locks_of_hosts_are_in_it(built: BuiltWheel) -> None:
+    with zipfile.ZipFile(built.path) as archive:
+        names = {name for name in archive.namelist() if name.startswith("launcher/locks/")}
+    assert names == {
+        f"launcher/locks/{name}.txt"
+        for name in ("coordinator", "trainer", "torch-cpu", "torch-cuda")
+    }
 
 
 def test_as_a_program(tmp_path: Path) -> None:

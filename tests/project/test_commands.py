@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+from tests.project.command_blocks import DOCUMENTS, ROOT, command_blocks
 
 # A command in a code span or at the start of a line of a code block, with its lower-case words.
 COMMAND = re.compile(
@@ -24,19 +23,19 @@ TARGET = re.compile(r"(?:`|^\s*(?:\$ )?)make (?P<target>[a-z-]+)", re.MULTILINE)
 def documented() -> dict[str, set[str]]:
     """Return the documented commands, each with the options it is shown with."""
     found: dict[str, set[str]] = {}
-    for file in DOCUMENTS:
-        for match in COMMAND.finditer(_code(file.read_text(encoding="utf-8"))):
+    shown = [block.text.replace("\\\n", " ") for block in command_blocks()]
+    for text in [*shown, *(_spans(file.read_text(encoding="utf-8")) for file in DOCUMENTS)]:
+        for match in COMMAND.finditer(text):
             options = re.findall(r"(?<!\S)--[a-z][a-z-]+", match["rest"])
             if " " in match["words"] or options:
                 found.setdefault(match["words"], set()).update(options)
     return found
 
 
-def _code(text: str) -> str:
-    """Return a document's code: its blocks, and its spans one a line."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+def _spans(text: str) -> str:
+    """Return a document's code spans, one a line."""
     rest = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return "\n".join([*blocks, *re.findall(r"`[^`\n]+`", rest)])
+    return "\n".join(re.findall(r"`[^`\n]+`", rest))
 
 
 COMMANDS = documented()
@@ -90,11 +89,9 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
 
 def test_documented_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    shown = {
-        match["target"]
-        for file in DOCUMENTS
-        for match in TARGET.finditer(_code(file.read_text(encoding="utf-8")))
-    }
+    texts = [block.text for block in command_blocks()]
+    texts += [_spans(file.read_text(encoding="utf-8")) for file in DOCUMENTS]
+    shown = {match["target"] for text in texts for match in TARGET.finditer(text)}
     assert shown
     assert shown <= targets
 

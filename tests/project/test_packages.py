@@ -26,8 +26,12 @@ def test_the_packages_listed_are_the_packages_on_disk() -> None:
 
 
 def test_tests_are_no_packages() -> None:
-    # A tests/trainer/__init__.py would shadow the real trainer. The test bed is a tool of its own.
-    assert list((ROOT / "tests").rglob("__init__.py")) == [ROOT / "tests/testbed/__init__.py"]
+    # A tests/trainer/__init__.py would shadow the real trainer. Soak and test bed are tools of
+    # their own.
+    assert sorted((ROOT / "tests").rglob("__init__.py")) == [
+        ROOT / "tests/soak/__init__.py",
+        ROOT / "tests/testbed/__init__.py",
+    ]
 
 
 def test_package_data_exists() -> None:

@@ -1,4 +1,4 @@
-"""What `make setup` decides: tested with a stand-in for Python that writes down its pip calls."""
+"""What `make setup` decides: tested with a stand-in for Python that writes down what it is told."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-# Makes an environment by copying itself, and logs every pip call. $FAIL names what goes wrong.
+# Makes an environment by copying itself, and logs every call of pip and uv. $FAIL names what goes
+# wrong.
 PYTHON = """#!/bin/sh
 case "$*" in
     --version) echo 'Python 3.12.0' ;;
@@ -23,7 +24,11 @@ case "$*" in
     '-m venv '*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
     '-m pip --version') ;;
     *--dry-run*) [ "$FAIL" != noindex ] ;;
-    *pip*) echo "$*" >>"$PIP_LOG"; [ "$FAIL" != pip ] ;;
+    *pip*) echo "${UV_DEFAULT_INDEX:+index $UV_DEFAULT_INDEX: }$*" >>"$PIP_LOG"
+        case "$FAIL $*" in
+            pip*) echo 'ERROR: No matching distribution found for uv'; exit 1 ;;
+            uv*uv_like*) printf 'error: Request failed\\n  Caused by: dns error\\n'; exit 2 ;;
+        esac ;;
 esac
 """
 
@@ -34,7 +39,9 @@ Setup = Callable[..., subprocess.CompletedProcess[str]]
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     (folder / "scripts").mkdir(parents=True)
-    shutil.copy(ROOT / "scripts" / "setup.sh", folder / "scripts")
+    for name in ("setup.sh", "uv_like_pip.py"):
+        shutil.copy(ROOT / "scripts" / name, folder / "scripts")
+    shutil.copytree(ROOT / "launcher" / "locks", folder / "launcher" / "locks")
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     return folder
@@ -90,21 +97,27 @@ def test_says_what_it_installs_then_stays_quiet(
     assert first.returncode == 0, first.stderr
     assert "torch 2.13.0 for CPU" in first.stderr
     assert "without root" in first.stderr
-    assert "--constraint .venv/constraints.txt --editable .[dev]" in pip_calls(tmp_path)
-    assert (checkout / ".venv" / "constraints.txt").read_text() == "torch==2.13.0\n"
+    tools, packages, motley = pip_calls(tmp_path).splitlines()
+    for call in (tools, packages):
+        assert "--require-hashes --no-deps --only-binary :all: -r launcher/locks/" in call
+    assert tools.endswith(" -r launcher/locks/uv.txt")
+    assert packages.endswith(" -r launcher/locks/dev.txt -r launcher/locks/torch-cpu.txt")
+    assert motley.endswith(" --no-deps --no-build-isolation --editable .")
+    assert not (checkout / ".venv" / "setup.log").exists()
 
     second = setup(checkout)
     assert (second.returncode, second.stdout + second.stderr) == (0, "")
     assert pip_calls(tmp_path) == ""
 
 
+@pytest.mark.parametrize("name", ["pyproject.toml", "launcher/locks/trainer.txt"])
 def test_a_changed_project_file_updates_in_place(
-    checkout: Path, setup: Setup, tmp_path: Path
+    checkout: Path, setup: Setup, tmp_path: Path, name: str
 ) -> None:
     setup(checkout)
     pip_calls(tmp_path)
     (checkout / ".venv" / "kept").touch()
-    with (checkout / "pyproject.toml").open("a") as file:
+    with (checkout / name).open("a") as file:
         file.write("\n# changed\n")
     assert "updating" in setup(checkout).stderr
     assert "--editable" in pip_calls(tmp_path)
@@ -140,22 +153,40 @@ def test_cpu_torch_comes_from_pips_own_configuration_first(
     checkout: Path, setup: Setup, tmp_path: Path
 ) -> None:
     setup(checkout)
-    calls = pip_calls(tmp_path)
-    assert "torch==2.13.0+cpu" in calls
-    assert "index-url" not in calls
+    assert "index" not in pip_calls(tmp_path)
 
 
 def test_else_from_the_cpu_index(checkout: Path, setup: Setup, tmp_path: Path) -> None:
     setup(checkout, fail="noindex")
-    assert f"--index-url {CPU_INDEX} torch==2.13.0\n" in pip_calls(tmp_path)
+    calls = [line for line in pip_calls(tmp_path).splitlines() if line.startswith("index ")]
+    (torch,) = calls
+    assert torch.startswith(f"index {CPU_INDEX}: ")
+    assert torch.endswith(" --only-binary :all: -r launcher/locks/torch-cpu.txt")
 
 
 def test_an_nvidia_gpu_gets_the_cuda_build(checkout: Path, setup: Setup, tmp_path: Path) -> None:
     setup(checkout, gpu=True)
     calls = pip_calls(tmp_path)
-    assert " torch==2.13.0\n" in calls
-    assert "+cpu" not in calls
-    assert "index-url" not in calls
+    assert "-r launcher/locks/dev.txt -r launcher/locks/torch-cuda.txt" in calls
+    assert "torch-cpu" not in calls
+
+
+@pytest.mark.parametrize(
+    ("fail", "line"),
+    [
+        ("pip", "uv could not be installed: No matching distribution found for uv"),
+        ("uv", "a package could not be installed: dns error"),
+    ],
+)
+def test_without_a_network_the_error_is_one_line(
+    checkout: Path, setup: Setup, fail: str, line: str
+) -> None:
+    result = setup(checkout, fail=fail)
+    assert result.returncode != 0
+    errors = [said for said in result.stderr.splitlines() if "could not be installed" in said]
+    assert errors == [f"setup: {line} (more in .venv/setup.log)"]
+    assert "Caused by" not in result.stderr
+    assert (checkout / ".venv" / "setup.log").stat().st_size > 0
 
 
 def test_another_torch_build_makes_a_new_environment(checkout: Path, setup: Setup) -> None:

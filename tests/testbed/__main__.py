@@ -151,8 +151,15 @@ def run(lab: Lab, command: Sequence[str]) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.pass_obj
 def inventory(lab: Lab, file: Path) -> None:
-    """Write an Ansible inventory of the hosts to FILE."""
-    lab.write_inventory(file)
+    """Write an Ansible inventory to FILE: every host a CPU worker, the first one coordinates.
+
+    Without a share, since NFS needs more than every kernel has: files travel by rsync.
+    """
+    if not lab.hosts:
+        raise LabError(f"{lab.folder}: no hosts to write down; python -m tests.testbed up")
+    first = next(iter(lab.hosts))
+    settings = {"share_mode": "rsync", "motley_devices": [{"backend": "cpu"}]}
+    lab.write_inventory(file, settings, {first: {"motley_coordinator": True}})
 
 
 @testbed.command("image")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,13 @@ from tests.testbed.errors import LabError
 from tests.testbed.host import Host
 from tests.testbed.image import SUITES, image
 from tests.testbed.lab import Lab
+from tests.testbed.processes import Completed
 from tests.testbed.requirements import complaint
-from tests.testbed.training import RECIPE, Cluster
+from tests.testbed.training import RECIPE, ROOT, Cluster
 
 NewHost = Callable[..., Host]
+Play = Callable[..., Completed]
+COORDINATES = {"motley_coordinator": True}
 Report = Generator[None, pytest.TestReport, pytest.TestReport]
 
 
@@ -93,3 +98,45 @@ def new_host(lab: Lab) -> Iterator[NewHost]:
 def lab_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Return a folder for a lab of the test's own."""
     return tmp_path / re.sub(r"\W", "-", request.node.name)[:20]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the files that git has or would take, which nobody edits meanwhile."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git checkout")
+    copy = tmp_path_factory.mktemp("checkout")
+    files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(files, cwd=ROOT, capture_output=True, check=True)
+    archive = ["tar", "--create", "--null", "--files-from=-", "--ignore-failed-read"]
+    packed = subprocess.run(archive, cwd=ROOT, input=listing.stdout, capture_output=True)
+    subprocess.run(["tar", "--extract"], cwd=copy, input=packed.stdout, check=True)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def play(lab: Lab, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Play:
+    """Return a caller of ansible-playbook on all hosts of the lab, the first one coordinates."""
+
+    def call(
+        *arguments: str,
+        fails: bool | None = False,
+        env: dict[str, str] | None = None,
+        **extra: object,
+    ) -> Completed:
+        # `fails`: whether it must fail; None when either will do.
+        first = next(iter(lab.hosts))
+        variables: dict[str, object] = {"share_server": first, "trainer_extras": "coordinator"}
+        inventory = lab.write_inventory(
+            tmp_path_factory.mktemp("inventory") / "hosts.yml",
+            {**variables, **extra},
+            {first: COORDINATES},
+        )
+        program = [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory)]
+        done = lab.run([*program, *arguments], cwd=checkout, env=env, timeout=1200, check=False)
+        assert fails is None or (done.returncode != 0) == fails, (
+            done.stdout[-6000:] + done.stderr[-2000:]
+        )
+        return done
+
+    return call

@@ -4,8 +4,10 @@
 set -eu
 root=$1
 chroot "$root" useradd --create-home --shell /bin/bash --uid 1000 ops
-echo 'ops ALL=(ALL) NOPASSWD:ALL' >"$root/etc/sudoers.d/ops"
-chmod 440 "$root/etc/sudoers.d/ops"
+if [ -d "$root/etc/sudoers.d" ]; then # a bare one has no sudo
+    echo 'ops ALL=(ALL) NOPASSWD:ALL' >"$root/etc/sudoers.d/ops"
+    chmod 440 "$root/etc/sudoers.d/ops"
+fi
 if [ -n "$(find /usr/local/share/ca-certificates -name '*.crt' 2>/dev/null)" ]; then
     cp -rL /usr/local/share/ca-certificates "$root/usr/local/share/"
     chroot "$root" update-ca-certificates >/dev/null

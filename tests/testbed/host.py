@@ -52,7 +52,7 @@ class Host:
 
     def create(self) -> None:
         """Lay out the disk and the link of a new host; it does not run yet."""
-        base = image(self.plan.suite)
+        base = image(self.plan.suite, bare=self.plan.bare)
         if self.folder.exists():  # somebody was killed while making it
             self.remove()
         self._write_seed()

@@ -24,6 +24,9 @@ PACKAGES = (
 )
 """A small server as an operator finds it: reachable, with Python for Ansible, nothing of ours."""
 
+BARE = "systemd,systemd-sysv,dbus,libpam-systemd,ca-certificates,python3,python3-venv,git,make"
+"""What boots, and what the README asks a newcomer for: no sudo, ssh, rsync, compiler or driver."""
+
 CUSTOMIZE = Path(__file__).with_name("customize.sh")
 
 
@@ -43,33 +46,37 @@ def _alone(file: Path) -> Iterator[None]:
         yield
 
 
-def image(suite: str, rebuild: bool = False) -> Path:
+def image(suite: str, rebuild: bool = False, *, bare: bool = False) -> Path:
     """Return the root folder of a suite's image; made first (about 20 s) where there is none.
+
+    A `bare` one has no more than a newcomer's computer, see `BARE`.
 
     Its name holds a hash of what it is made from: a changed recipe or mirror makes another.
     """
     sources, options = apt_sources(suite), apt_options()
-    recipe = [suite, PACKAGES, CUSTOMIZE.read_text(encoding="utf-8"), *sources, *options]
+    packages = BARE if bare else PACKAGES
+    recipe = [suite, packages, CUSTOMIZE.read_text(encoding="utf-8"), *sources, *options]
     key = hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:12]
-    folder = cache_folder() / "images" / f"{suite}-{key}"
-    with _alone(cache_folder() / f"{suite}.lock"):
+    kind = f"bare-{suite}" if bare else suite
+    folder = cache_folder() / "images" / f"{kind}-{key}"
+    with _alone(cache_folder() / f"{kind}.lock"):
         if rebuild and folder.exists():
             shutil.rmtree(folder)
         if not folder.exists():
-            for old in folder.parent.glob(f"{suite}-*.part"):
+            for old in folder.parent.glob(f"{kind}-*.part"):
                 shutil.rmtree(old)
             part = folder.with_name(f"{folder.name}.part")
             part.parent.mkdir(parents=True, exist_ok=True)
-            _build(suite, part, sources, options)
+            _build(suite, packages, part, sources, options)
             part.rename(folder)
     return folder
 
 
-def _build(suite: str, target: Path, sources: list[str], options: list[str]) -> None:
+def _build(suite: str, packages: str, target: Path, sources: list[str], options: list[str]) -> None:
     # In namespaces of its own: whatever happens, no mount and no process of it stays.
     apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", "--quiet"]
-    command += ["--skip=output/dev", f"--include={PACKAGES}", f"--customize-hook={CUSTOMIZE}"]
+    command += ["--skip=output/dev", f"--include={packages}", f"--customize-hook={CUSTOMIZE}"]
     command += [f"--aptopt={option}" for option in options]
     try:
         run([*apart, *command, suite, target, *sources], timeout=900)

@@ -19,6 +19,8 @@ class Plan:
     name: str
     ip: str
     suite: str = "bookworm"
+    bare: bool = False
+    """A newcomer's computer instead of a server: `image.BARE`; it answers to no ssh."""
     disk: str | None = None
     """Size of the whole disk, such as 600M (held in memory); None: as much as the lab's disk."""
     volumes: dict[str, str] = field(default_factory=dict[str, str])

@@ -10,13 +10,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.testbed.conftest import NewHost
+from tests.testbed.conftest import COORDINATES, NewHost, Play
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
@@ -26,50 +25,10 @@ from tests.testbed.training import PROGRAMS, Operator
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
 RECIPE, RESET = "recipes/gpu-training.yml", "recipes/reset.yml"
 UNIT = "motley-worker@demo-20261121-130000-7f3a:worker-2.service"
-COORDINATES = {"motley_coordinator": True}
 SIZE = 20_000_000
 DROP_IN = "/etc/ssh/sshd_config.d/00-motley.conf"
-
-Play = Callable[..., Completed]
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the files that git has or would take, which nobody edits meanwhile."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("no git checkout")
-    copy = tmp_path_factory.mktemp("checkout")
-    files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(files, cwd=ROOT, capture_output=True, check=True)
-    archive = ["tar", "--create", "--null", "--files-from=-", "--ignore-failed-read"]
-    packed = subprocess.run(archive, cwd=ROOT, input=listing.stdout, capture_output=True)
-    subprocess.run(["tar", "--extract"], cwd=copy, input=packed.stdout, check=True)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def play(lab: Lab, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Play:
-    """Return a caller of ansible-playbook on all hosts of the lab, the first one coordinates."""
-
-    def call(
-        *arguments: str, fails: bool = False, env: dict[str, str] | None = None, **extra: object
-    ) -> Completed:
-        first = next(iter(lab.hosts))
-        variables: dict[str, object] = {"share_server": first, "trainer_extras": "coordinator"}
-        inventory = lab.write_inventory(
-            tmp_path_factory.mktemp("inventory") / "hosts.yml",
-            {**variables, **extra},
-            {first: COORDINATES},
-        )
-        program = [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory)]
-        done = lab.run([*program, *arguments], cwd=checkout, env=env, timeout=1200, check=False)
-        assert (done.returncode != 0) == fails, done.stdout[-6000:] + done.stderr[-2000:]
-        return done
-
-    return call
 
 
 @pytest.fixture(scope="module")

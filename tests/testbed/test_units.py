@@ -44,7 +44,7 @@ SETTINGS = {
     "trainer_root": "/opt/motley",
     "trainer_state_folder": STATE,
     "trainer_unit_command": "/usr/local/sbin/motley-unit",
-    "trainer_stop_seconds": 90,
+    "trainer_stop_seconds": 660,
     "trainer_writable_folders": ["/srv/motley"],
     "trainer_device_groups": [],
     "trainer_sudoers": ["ops"],

@@ -12,8 +12,9 @@ from tiny_run import make_store, save, tiny_config, tiny_layout, tiny_progress, 
 from trainer.checkpoint import CheckpointStore, find_checkpoint, read_progress
 from trainer.errors import InputError, StorageError
 from trainer.optimizer import AdamW
+from trainer.removal import pin
 from trainer.state import BEST_EVALUATED
-from trainer.storage import Disk, pin, point, verify
+from trainer.storage import Disk, point, verify
 
 
 @pytest.fixture

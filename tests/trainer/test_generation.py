@@ -112,14 +112,11 @@ def objects(result: click.testing.Result) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "trained", ["adapter", "nf4_adapter", "bf16_adapter", "model", "bf16_model"]
 )
+@pytest.mark.usefixtures("vulkan")
 def test_backends_print_the_same(
     request: pytest.FixtureRequest, tmp_path: Path, trained: str
 ) -> None:
     """Greedy and drawn; the prompts lie in a file, one is a conversation."""
-    from trainer.replica.wgpu.adapter import adapters
-
-    if not adapters():
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
     folder = request.getfixturevalue(trained)
     lines: list[dict[str, Any]] = [
         {"text": "mkdir -p build && echo hello"},

@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 from tiny_run import tiny_config, tiny_layout, tiny_state
 
+from trainer.errors import StorageError, UnprovedError
 from trainer.exchange.actions import Save
 from trainer.exchange.schedule import StepPlan
-from trainer.journal import Journal
+from trainer.journal import SAVING_VARIABLE, Journal
 from trainer.metrics import read_metrics
 from trainer.status import read_status
 
 
 class StuckStore:
     """Stands for a CheckpointStore on a disk that hangs until it is let go."""
+
+    lease = None
 
     def __init__(self) -> None:
         self.begun, self.free = threading.Event(), threading.Event()
@@ -30,6 +33,24 @@ class StuckStore:
         self.saved.append(snapshot.step)
         snapshot.close()
         return Path(f"step-{snapshot.step:06d}")
+
+    def release(self) -> None:
+        pass
+
+
+class FullStore(StuckStore):
+    """Stands for one on a disk that is full at first: so many saves fail."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+        self.free.set()
+
+    def save(self, snapshot: Any, progress: Any, metric: float | None) -> Path:
+        if self.failures:
+            self.failures -= 1
+            raise StorageError(f"step-{snapshot.step:06d}: checkpoint not saved: disk full")
+        return super().save(snapshot, progress, metric)
 
 
 class BrokenStore(StuckStore):
@@ -84,6 +105,87 @@ def test_a_rated_checkpoint_does_not_give_way(journal: Journal, store: StuckStor
     store.free.set()
     assert journal.close(0, "done") == 0
     assert store.saved == [1, 2, 4]
+
+
+def saved_in_turn(journal: Journal, *steps: int) -> None:
+    """Save steps, each after the one before has come to its end."""
+    for step in steps:
+        journal.save(save_of(step))
+        journal._writer.submit(lambda: None).result(30)
+
+
+def test_a_failed_save_is_an_alarm_and_a_second_one_in_a_row_halts(journal: Journal) -> None:
+    journal._store = FullStore(2)  # type: ignore[assignment]
+    saved_in_turn(journal, 1)
+    assert journal.failure is None
+    saved_in_turn(journal, 2)
+    assert isinstance(journal.failure, StorageError)
+    said = str(journal.failure)
+    assert "step-000002: checkpoint not saved: disk full" in said
+    assert "the second save in a row" in said
+    assert journal.close(journal.failure.exit_code, said) == 6
+
+
+def test_a_save_that_succeeds_in_between_forgives_the_first(journal: Journal) -> None:
+    store = FullStore(1)
+    journal._store = store  # type: ignore[assignment]
+    saved_in_turn(journal, 1, 2)
+    store.failures = 1
+    saved_in_turn(journal, 3)
+    assert journal.failure is None
+    saved_in_turn(journal, 4)
+    assert store.saved == [2, 4]
+    assert journal.close(0, "done") == 0
+
+
+def test_a_defect_counts_like_a_full_disk(journal: Journal) -> None:
+    journal._store = BrokenStore()  # type: ignore[assignment]
+    saved_in_turn(journal, 1, 2)
+    assert isinstance(journal.failure, StorageError)
+    journal.close(6, "")
+
+
+def test_an_unproved_end_whose_checkpoint_failed_is_the_disks_fault(journal: Journal) -> None:
+    journal._store = FullStore(1)  # type: ignore[assignment]
+    saved_in_turn(journal, 1)
+    assert journal.close(UnprovedError.exit_code, "not proved") == StorageError.exit_code
+
+
+def test_a_mark_says_while_something_is_being_saved(
+    store: StuckStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor gives a process that saves more time to end."""
+    mark = tmp_path / "saving"
+    monkeypatch.setenv(SAVING_VARIABLE, str(mark))
+    job: Any = SimpleNamespace(run_id="run", data="d" * 64)
+    stands: Any = store
+    journal = Journal(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+    assert not mark.exists()
+    journal.save(save_of(1))
+    assert mark.exists(), "from the moment that it is asked for"
+    assert store.begun.wait(30)
+    journal.save(save_of(2))
+    store.free.set()
+    journal._writer.submit(lambda: None).result(30)
+    assert store.saved == [1, 2]
+    assert not mark.exists()
+    journal.save(save_of(3))
+    assert mark.exists()
+    assert journal.close(0, "done") == 0
+    assert not mark.exists()
+
+
+def test_a_mark_that_cannot_be_made_is_no_reason_not_to_save(
+    store: StuckStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SAVING_VARIABLE, str(tmp_path / "gone" / "saving"))
+    job: Any = SimpleNamespace(run_id="run", data="d" * 64)
+    stands: Any = store
+    journal = Journal(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+    store.free.set()
+    journal.save(save_of(1))
+    assert journal.close(0, "done") == 0
+    assert store.saved == [1]
 
 
 def test_a_run_that_waits_says_so_until_it_goes_on(journal: Journal, tmp_path: Path) -> None:

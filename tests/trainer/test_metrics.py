@@ -86,6 +86,18 @@ def test_the_abandoned_future_is_marked_not_deleted(tmp_path: Path):
     assert len(read_metrics(path, abandoned=True)) == 6
 
 
+def test_steps_of_an_earlier_process_are_known_until_they_are_void(tmp_path: Path):
+    log = MetricsLog(tmp_path, tensorboard=False)
+    assert not log.has_steps()
+    log.event("listening", 0)
+    assert not log.has_steps()
+    log.step(metrics(1))
+    again = MetricsLog(tmp_path, tensorboard=False)
+    assert again.has_steps()
+    again.event("resumed", 0, reason="there was no checkpoint yet")
+    assert not again.has_steps()
+
+
 def test_a_line_torn_by_a_cut_swallows_nothing(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "step", "step": 1}\n{"kind": "st')

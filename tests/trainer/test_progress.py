@@ -152,8 +152,12 @@ class Broken(io.StringIO):
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("closed"), OSError(5, "EIO")])
 @pytest.mark.parametrize("make", [PlainView, LiveView])
 def test_a_view_that_fails_is_dropped(
-    make: Callable[..., Any], error: Exception, caplog: pytest.LogCaptureFixture
+    make: Callable[..., Any],
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb one rich draws at the end alone
     stream = Broken(error, terminal=make is LiveView)
     view = GuardedView(make(stream))
     stream.armed = True

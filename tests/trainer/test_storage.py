@@ -12,7 +12,8 @@ from crash_at_every_step import OPERATIONS, CountingDisk, open_store, save
 from tiny_run import tiny_state
 
 from trainer.errors import StorageError
-from trainer.storage import Disk, FolderWriter, pin, prepare_folder, remove, sweep, verify
+from trainer.removal import pin, remove, sweep
+from trainer.storage import Disk, FolderWriter, hidden_name, prepare_folder, verify
 
 HERE = Path(__file__).parent
 
@@ -117,7 +118,7 @@ def test_operations_are_all_counted():
 def test_sweep_spares_a_living_writer(tmp_path: Path):
     disk = Disk()
     living = FolderWriter(disk, tmp_path, "step-000001")
-    (tmp_path / ".tmp-step-000002-dead").mkdir()
+    (tmp_path / hidden_name("tmp", "step-000002")).mkdir()
     (tmp_path / ".link-latest-dead").symlink_to("step-000009")
     sweep(disk, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [living.temporary.name]
@@ -130,7 +131,7 @@ def test_sweep_brings_back_what_was_set_aside(tmp_path: Path):
     writer = FolderWriter(disk, tmp_path, "step-000001")
     writer.add("file", [b"content"])
     path = writer.publish()
-    path.rename(tmp_path / ".old-step-000001-1234")
+    path.rename(tmp_path / hidden_name("old", "step-000001"))
     sweep(disk, tmp_path)
     verify(path)
 
@@ -143,7 +144,7 @@ def test_a_pin_of_another_process_holds(tmp_path: Path):
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from trainer.storage import pin\n"
+            "import sys; from pathlib import Path; from trainer.removal import pin\n"
             "with pin(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()",
             path,
         ],

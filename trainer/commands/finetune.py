@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from trainer import config as run_config
 from trainer.commands.overrides import setting
 from trainer.errors import InputError
+from trainer.parent import fork_workers
 
 _OVERRIDES = {
     "task": "task",
@@ -71,6 +73,8 @@ def finetune(
     Without --role it runs alone; `--role coordinator` starts the server, and one worker for
     each of --gpus; `--role worker` joins a coordinator.
     """
+    if role == "worker":
+        fork_workers(lambda: _load_worker(flags["gpu_backend"]))
     if source is None and not (flags["model_dir"] and flags["data"]):
         raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
     overrides = {path: flags[flag] for flag, path in _OVERRIDES.items()}
@@ -96,3 +100,11 @@ def finetune(
             raise InputError("--role worker needs --coordinator HOST:PORT")
         code = roles.run_worker(config, run_id, place, flags["coordinator"])
     click.get_current_context().exit(code)
+
+
+def _load_worker(backend: str) -> None:
+    """Import what a worker runs on, and open nothing; what is missing is said where it is used."""
+    from trainer import roles
+
+    with contextlib.suppress(ImportError, OSError):
+        roles.load_worker(backend)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from trainer.soft_targets import SoftTargets
 
 IGNORED = -100
 """Marks a token that no loss is taken on, as in torch's cross-entropy."""
-_CHUNK = 2048  # samples tokenised at once: bounds the memory of the library's own encodings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,52 +36,71 @@ class Encoded:
 
 
 class Dataset:
-    """Encoded samples in the file's order, packed into flat arrays."""
+    """The samples of a file in its order; each becomes token ids when it is first asked for.
 
-    def __init__(self, path: Path, digest: str, encoded: Iterator[tuple[Encoded, bool]]) -> None:
-        self.path = path
-        self.digest = digest
-        """BLAKE3 hex of the file's bytes: members of a run compare it."""
-        self.truncated = 0
-        """Samples that were cut at `max_seq_len`."""
-        bounds = [0]
-        tokens: list[NDArray[np.int32]] = []
-        labels: list[int | NDArray[np.int32]] = []
-        for sample, cut in encoded:
-            bounds.append(bounds[-1] + len(sample.input_ids))
-            tokens.append(sample.input_ids)
-            labels.append(sample.labels)
-            self.truncated += cut
-        self._bounds = bounds
-        self._tokens = np.concatenate(tokens)
-        if isinstance(labels[0], int):
-            self._labels = np.array(labels, dtype=np.int32)
-            self._classes = True
-        else:
-            self._labels = np.concatenate([np.atleast_1d(row) for row in labels])
-            self._classes = False
-        self._tokens.flags.writeable = self._labels.flags.writeable = False
+    So a worker is ready when the file is read and checked: a shard is encoded in a millisecond or
+    two, a whole file in seconds to minutes.
+
+    Args:
+        known: how many tokens the model has embeddings for; None where nobody knows.
+    """
+
+    def __init__(
+        self, file: SampleFile, encoder: Encoder, max_seq_len: int, known: int | None
+    ) -> None:
+        self._path = file.path
+        self._encoder = encoder
+        self._max_seq_len = max_seq_len
+        self._known = known
+        self._rows: list[Sample | Encoded] = list(file.samples)
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Encoded:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        span = slice(self._bounds[index], self._bounds[index + 1])
-        labels = int(self._labels[index]) if self._classes else self._labels[span]
-        return Encoded(self._tokens[span], labels)
+        row = self._rows[index]
+        if isinstance(row, Sample):
+            row = self._rows[index] = self._encode(row)
+        return row
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of all samples together."""
-        return self._bounds[-1]
+    def _encode(self, sample: Sample) -> Encoded:
+        """Encode one sample, cut to its first `max_seq_len` tokens.
+
+        Raises:
+            InputError: it has no token, or one that the model has no embedding for.
+        """
+        if sample.messages:
+            ids, labels = self._encoder.conversation(sample)
+        else:
+            (ids,) = self._encoder.texts([sample])
+            end = self._encoder.end
+            if sample.label is None and end is not None and ids and ids[-1] != end:
+                ids = [*ids, end]
+            labels = ids
+        if not ids:
+            raise InputError(f"{self._path}:{sample.line}: the tokenizer leaves no token of it")
+        input_ids = np.array(ids[: self._max_seq_len], dtype=np.int32)
+        if self._known is not None and (largest := int(input_ids.max())) >= self._known:
+            # A device may not notice it.
+            raise InputError(
+                f"{self._path}:{sample.line}: the tokenizer makes token {largest} of it, the model"
+                f" knows {self._known}; take the tokenizer that the model was trained with"
+            )
+        input_ids.flags.writeable = False
+        if sample.label is not None:
+            return Encoded(input_ids, sample.label)
+        targets = np.array(labels[: self._max_seq_len], dtype=np.int32)
+        targets[0] = IGNORED
+        targets.flags.writeable = False
+        return Encoded(input_ids, targets)
 
 
 def load_dataset(
     path: Path, tokenizer_dir: Path, task: Task, num_classes: int | None, max_seq_len: int
 ) -> Dataset:
-    """Read, check and tokenise a whole data file.
+    """Read and check a whole data file.
 
     Samples are cut to their first `max_seq_len` tokens. A `causal-lm` text ends with the
     tokenizer's end-of-text token when it has one; a conversation is laid out by `chat.py`.
@@ -93,27 +110,26 @@ def load_dataset(
         InputError: the file or the tokenizer cannot be used.
     """
     assert max_seq_len > 0
-    file = read_file(path, task, num_classes)
-    dataset = Dataset(path, file.digest, _encode(file, Encoder(tokenizer_dir), max_seq_len))
-    _check_known(dataset, tokenizer_dir)
-    if task == "causal-lm" and not np.any(dataset._labels != IGNORED):
+    file, encoder = read_file(path, task, num_classes), Encoder(tokenizer_dir)
+    known = _known(tokenizer_dir)
+    dataset = Dataset(file, encoder, max_seq_len, known)
+    if known is not None and encoder.largest >= known:
+        for index in range(len(dataset)):  # now, not in the middle of a run
+            dataset[index]
+    rows = (dataset[index] for index in range(len(dataset)))
+    if task == "causal-lm" and not any(np.any(row.labels != IGNORED) for row in rows):
         raise InputError(
             f"{path}: no token is left to learn from within max_seq_len {max_seq_len}, raise it"
         )
     return dataset
 
 
-def _check_known(dataset: Dataset, model_dir: Path) -> None:
-    """Refuse tokens that the model has no embedding for; a device may not notice them."""
+def _known(model_dir: Path) -> int | None:
+    """Return how many tokens a model has embeddings for; None when it does not say."""
     if not (model_dir / "config.json").is_file():
-        return
+        return None
     known = read_config(model_dir).get("vocab_size")
-    largest = int(dataset._tokens.max())
-    if isinstance(known, int) and largest >= known:
-        raise InputError(
-            f"{model_dir}: the tokenizer makes token {largest} of {dataset.path}, the model knows"
-            f" {known}; take the tokenizer that the model was trained with"
-        )
+    return known if isinstance(known, int) else None
 
 
 def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
@@ -161,6 +177,11 @@ class Encoder:
         if self.end is not None and self.prefix[-1:] == [self.end]:
             self.prefix = self.prefix[:-1]  # some put the end-of-text token last by themselves
 
+    @property
+    def largest(self) -> int:
+        """The largest id that a text can become."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+
     def texts(self, samples: list[Sample]) -> list[list[int]]:
         """Return the ids of each text as `AutoTokenizer` gives them."""
         self.tokenizer.encode_special_tokens = False
@@ -200,29 +221,3 @@ class Encoder:
         if self.format.required:
             ends.append(self.tokenizer.token_to_id(self.format.end))
         return frozenset(token for token in ends if token is not None)
-
-
-def _encode(file: SampleFile, encoder: Encoder, max_seq_len: int) -> Iterator[tuple[Encoded, bool]]:
-    """Yield each sample in order, and whether it was cut."""
-    for start in range(0, len(file.samples), _CHUNK):
-        chunk = file.samples[start : start + _CHUNK]
-        texts = iter(encoder.texts([sample for sample in chunk if not sample.messages]))
-        for sample in chunk:
-            if sample.messages:
-                ids, labels = encoder.conversation(sample)
-            else:
-                ids = next(texts)
-                if not ids:
-                    raise InputError(
-                        f"{file.path}:{sample.line}: the tokenizer leaves no token of it"
-                    )
-                if sample.label is None and encoder.end is not None and ids[-1] != encoder.end:
-                    ids = [*ids, encoder.end]
-                labels = ids
-            input_ids = np.array(ids[:max_seq_len], dtype=np.int32)
-            if sample.label is not None:
-                yield Encoded(input_ids, sample.label), len(ids) > max_seq_len
-            else:
-                targets = np.array(labels[:max_seq_len], dtype=np.int32)
-                targets[0] = IGNORED
-                yield Encoded(input_ids, targets), len(ids) > max_seq_len

@@ -65,6 +65,8 @@ class Student:
                     break
                 self._train(batch, waited=time.monotonic() - began)
                 self._look_up()
+                if failure := self.journal.failure:
+                    raise failure
         except NonFiniteError:
             raise
         except TrainerError:

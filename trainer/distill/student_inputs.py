@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.architecture import read_architecture
 from trainer.checkpoint import CheckpointStore, Restored
 from trainer.config import RunConfig
-from trainer.continuation import checkpoint_folder, continue_run
+from trainer.continuation import continue_run, open_store
 from trainer.data.tokens import Dataset, load_dataset
 from trainer.distill.fresh import fresh_config, fresh_model
 from trainer.distill.stopping import Stop
@@ -135,7 +135,12 @@ def read_inputs(config: RunConfig, run_id: str, folder: LogitsFolder) -> Inputs:
         data=folder.digest,
         version=version("motley"),
     )
-    store = CheckpointStore(checkpoint_folder(config), layout, config, model_dir)
+    store = open_store(config, run_id, layout, model_dir)
+    try:
+        restored = continue_run(store, run_id, config, job.data)
+    except BaseException:
+        store.release()
+        raise
     return Inputs(
         config=config,
         job=job,
@@ -145,7 +150,7 @@ def read_inputs(config: RunConfig, run_id: str, folder: LogitsFolder) -> Inputs:
         plan=plan,
         validation=validation,
         store=store,
-        restored=continue_run(store, run_id, config, job.data),
+        restored=restored,
     )
 
 

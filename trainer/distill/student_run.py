@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer import lease
 from trainer.config import Backend, RunConfig
 from trainer.data.order import epoch_order
 from trainer.distill.stopping import Stop
 from trainer.distill.student_inputs import FreshStudent, Inputs, await_description, read_inputs
-from trainer.errors import InputError, NonFiniteError, TrainerError
+from trainer.errors import InputError, InUseError, NonFiniteError, TrainerError
 from trainer.initialization import initial_weights
 from trainer.journal import Journal
+from trainer.lease import Lease
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.stream import Position, ShardStream
 from trainer.status import StatusFile, first_status, say_last
@@ -66,7 +68,24 @@ def run_student(
         UnreachableError: the teacher died, or never came.
         NonFiniteError: NaN or Inf halted the run.
         StorageError: the folder, or the last checkpoint, cannot be read or written.
+        InUseError: another process writes the output folder or the checkpoints.
     """
+    held = lease.take(Path(config.output), run_id)
+    try:
+        return _run(config, run_id, device, teacher_timeout, stop, fresh, held)
+    finally:
+        held.release()
+
+
+def _run(
+    config: RunConfig,
+    run_id: str,
+    device: Device,
+    teacher_timeout: float,
+    stop: Stop,
+    fresh: FreshStudent | None,
+    held: Lease,
+) -> int:
     folder = LogitsFolder(Path(config.data.train))
     status, status_file = first_status(run_id, 0, 1), StatusFile(Path(config.output))
 
@@ -80,10 +99,12 @@ def run_student(
             return 0
         if fresh is not None:
             fresh.make(config, folder.description)
-        student = _make_student(read_inputs(config, run_id, folder), device, teacher_timeout, stop)
+        inputs = read_inputs(config, run_id, folder)
+        student = _make_student(inputs, device, teacher_timeout, stop, held)
     except TrainerError as error:  # there is no journal yet that would say so
         status.update(state="failed", reason=str(error), exit_code=error.exit_code)
-        for place in filter(None, (config.output, config.checkpoint.folder)):
+        others = isinstance(error, InUseError)  # the checkpoints are: nothing is written there
+        for place in filter(None, (config.output, None if others else config.checkpoint.folder)):
             say_last(Path(place), status)
         raise
     try:
@@ -96,7 +117,9 @@ def run_student(
     return student.journal.close(0, reason)
 
 
-def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: Stop) -> Student:
+def _make_student(
+    inputs: Inputs, device: Device, teacher_timeout: float, stop: Stop, held: Lease
+) -> Student:
     """Open the device, bring the weights there, and begin to read.
 
     Nothing may hold on to the inputs: a restored state is three times the weights.
@@ -119,7 +142,7 @@ def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: 
         optimizer.restore(restored.state)
     else:
         replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
-    journal = Journal(Path(config.output), inputs.store, config, inputs.job, plan, 1)
+    journal = Journal(Path(config.output), inputs.store, config, inputs.job, plan, 1, held)
     journal.emit(
         {
             "event": "joined",
@@ -130,8 +153,7 @@ def _make_student(inputs: Inputs, device: Device, teacher_timeout: float, stop: 
             "backend_reason": choice.reason,
         }
     )
-    if restored:
-        journal.emit({"event": "resumed", "step": step, "path": str(restored.path)})
+    journal.go_on(restored)
     assert config.distillation is not None
     folder, scheme = inputs.folder, inputs.folder.description.scheme
     prepare = Preparation(scheme, config.distillation, config.data.max_seq_len)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
-from trainer.evaluate.sandbox import Sandbox, Verdict
+from trainer.evaluate.sandbox import Sandbox, Trial, Verdict
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """Where a function is over: the paper's own, section 3.2."""
@@ -31,10 +33,14 @@ class Problem:
     entry_point: str
     """The function's name."""
 
-    def program(self, completion: str) -> str:
+    def trial(self, completion: str) -> Trial:
         """Return what passes when the completion is right."""
-        body = completion[: _end(completion)]
-        return f"{self.prompt}{body}\n\n{self.test}\n\ncheck({self.entry_point})\n"
+        return Trial(
+            program=f"{self.prompt}{completion[: _end(completion)]}\n",
+            entry_point=self.entry_point,
+            test=f"{self.test}\n\ncheck({self.entry_point})\n",
+            given=_complete(self.prompt),
+        )
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -68,11 +74,11 @@ def read_problems(path: Path) -> list[Problem]:
     return problems
 
 
-def judge(sandbox: Sandbox, programs: Sequence[str], threads: int | None = None) -> list[Verdict]:
-    """Run programs, several at a time; none outlives this call, whatever ends it."""
+def judge(sandbox: Sandbox, trials: Sequence[Trial], threads: int | None = None) -> list[Verdict]:
+    """Run trials, several at a time; none outlives this call, whatever ends it."""
     pool = ThreadPoolExecutor(threads or os.cpu_count())
     try:
-        return list(pool.map(sandbox.run, programs))
+        return list(pool.map(sandbox.run, trials))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         sandbox.stop()
@@ -101,6 +107,16 @@ def figures(passed: Iterable[int], samples: int) -> dict[str, float]:
         for k in REPORTED
         if k <= samples
     }
+
+
+def _complete(prompt: str) -> str:
+    """Return the prompt up to where its last statement breaks off: tests may use what is there."""
+    lines = prompt.splitlines(keepends=True)
+    for count in range(len(lines), 0, -1):
+        with suppress(SyntaxError, ValueError):
+            ast.parse(text := "".join(lines[:count]))
+            return text
+    return ""
 
 
 def _end(completion: str) -> int:

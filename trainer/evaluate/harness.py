@@ -96,13 +96,14 @@ def _load(trained: Trained, compute: Compute) -> Any:
     import transformers
 
     from trainer.replica.backend import UnusableError, cuda_device, first_usable
-    from trainer.replica.torch_model import compute_dtype, flatten, load_model
+    from trainer.replica.torch_model import compute_dtype, flatten
+    from trainer.replica.torch_published import load_published
 
     def on(name: str) -> Any:
         device = torch.device(name)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
-        model: Any = load_model(trained.base_dir, trained.config, device)
+        model: Any = load_published(trained.base_dir, trained.config, device)
         flatten(model, trained.layout, device).copy_(torch.from_numpy(trained.weights))
         mixed = compute_dtype(trained.config, device) == torch.bfloat16
         return _import("lm_eval.models.huggingface").HFLM(

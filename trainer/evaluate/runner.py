@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from trainer import storage
 from trainer.errors import StorageError, TrainerError
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.claims import Claim, Claims, Head
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
 from trainer.evaluate.watched import Checkpoint, WatchedRun
 from trainer.interruption import Interrupted, Interruption
+from trainer.removal import pin
 from trainer.replica.wgpu.failures import LostError
 from trainer.trained import Trained, load_trained
 
@@ -138,7 +138,7 @@ class Runner:
         began = time.monotonic()
 
         def load() -> Trained:
-            pins.enter_context(storage.pin(checkpoint.path))
+            pins.enter_context(pin(checkpoint.path))
             return load_trained(checkpoint.path, self._manner.base, self._manner.max_seq_len)
 
         try:

@@ -1,76 +1,80 @@
-"""Runs programs that nobody has read: bubblewrap's namespaces around limits of the kernel.
+"""Judges programs that nobody has read: bubblewrap's namespaces around limits of the kernel.
 
-A program sees a read-only system, one small scratch folder and a Python with its standard library:
-no network, not even this machine's own, no home folder, no other process, no variable. CPU time,
-memory, processes, files and time are limited. What is left open are the kernel's system calls.
+A trial has two sandboxes. One runs the program, the other its tests, and data alone crosses between
+them (`trainer.evaluate.boxed`), so the program cannot reach what decides about it: that the tests
+come to their end. Neither the tests nor what they expect are ever in the program's sandbox.
+
+A sandbox shows a read-only system and a Python with its standard library: no network, not even this
+machine's own, no home folder, no place to write, no other process, no variable. It is one process
+with threads. CPU time, time, address space, files and output are limited, and system calls that
+take memory of another kind are refused (`trainer.evaluate.syscalls`). So its limits are those of
+the whole, for an ordinary user too.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from trainer.errors import InputError
+from trainer.evaluate.syscalls import seccomp_filter
 
 _NOBODY = 65534
 _ETC = ("/etc/ld.so.cache", "/etc/alternatives")
-_LAUNCH = """\
-import resource as r, sys
-with open("/proc/self/oom_score_adj", "w") as file:
-    file.write("1000")
-cpu, memory, processes, size = map(int, sys.argv[1:])
-limits = {
-    r.RLIMIT_CPU: cpu, r.RLIMIT_AS: memory, r.RLIMIT_NPROC: processes, r.RLIMIT_FSIZE: size,
-    r.RLIMIT_CORE: 0, r.RLIMIT_NOFILE: 64,
-}
-for name, value in limits.items():
-    r.setrlimit(name, (value, value))
-token, program = sys.stdin.readline(), sys.stdin.read()
-exec(compile(program, "program", "exec"), {"__name__": "__main__"})
-sys.stderr.write(token)
-"""
-"""Runs in the sandbox. The token on the last line is what tells a program that came to its end from
-one that left early with exit code 0."""
+_BOXED = Path(__file__).with_name("boxed.py")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a program may use up."""
+    """What each of a trial's two sandboxes may use up."""
 
     cpu_seconds: int = 10
-    """Of each of its processes."""
     seconds: float = 30.0
     """On the clock; then all of it is killed."""
     memory: int = 512 * 1024**2
-    """Bytes of address space of each process."""
-    processes: int = 16
-    file_size: int = 1024**2
-    """Bytes of one file, and of what it says on stderr."""
-    scratch: int = 16 * 1024**2
-    """Bytes of all files together."""
+    """Bytes of address space; buffers of pipes and pairs of sockets are at most 60 MiB more."""
+    threads: int = 16
+    """With bubblewrap's own process outside."""
+    output: int = 1024**2
+    """Bytes of what it says on stderr."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A program and what it is put to."""
+
+    program: str
+    """Source that nobody has read; defines the function."""
+    entry_point: str
+    """The function's name."""
+    test: str
+    """Trusted source that calls the function by its name, and raises when it is wrong."""
+    given: str = ""
+    """Trusted source that the tests may use as well."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a program ended."""
+    """How a trial ended."""
 
     passed: bool
-    """It ran to its end without an exception."""
+    """The tests came to their end without an exception."""
     reason: str = ""
     """Why not, in a line."""
 
 
 class Sandbox:
-    """Where programs run, one by one or in several threads.
+    """Where programs are tried, one by one or in several threads.
 
-    As root, programs run as nobody, since the kernel limits no processes of root.
+    As root, programs run as nobody, since the kernel limits no threads of root.
 
     Raises:
         InputError: bubblewrap is missing, or cannot make a sandbox on this machine.
@@ -78,6 +82,7 @@ class Sandbox:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
+        self._filter = seccomp_filter()
         self._running: set[subprocess.Popen[bytes]] = set()
         bwrap = shutil.which("bwrap")
         if bwrap is None:
@@ -88,9 +93,10 @@ class Sandbox:
         own = Path(sys.base_prefix) / "bin" / "python3"
         reasons: list[str] = []
         for python in dict.fromkeys((own, Path("/usr/bin/python3"))):  # nobody may not reach ours
-            self._command = _command(bwrap, python, self._limits)
+            self._bwrap = _bwrap(bwrap, python)
+            self._python = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _BOXED.read_text()]
             try:
-                verdict = self.run("")
+                verdict = self.run(Trial(program="def f(): pass", entry_point="f", test="f()"))
             except OSError as error:
                 verdict = Verdict(False, f"{bwrap}: {error.strerror}")
             if verdict.passed:
@@ -101,49 +107,92 @@ class Sandbox:
             "user namespaces, else leave out the task code"
         )
 
-    def run(self, program: str) -> Verdict:
-        """Run a Python program."""
-        token = secrets.token_hex(16)
-        user = _NOBODY if os.geteuid() == 0 else None
-        with tempfile.TemporaryFile() as errors:
+    def run(self, trial: Trial) -> Verdict:
+        """Put a program to its tests."""
+        job = json.dumps(vars(trial)).encode()
+        with tempfile.TemporaryFile() as errors, ExitStack() as stack:
+            pipes = [os.pipe(), os.pipe()]
+            ends = [end for pipe in pipes for end in pipe]
+            try:
+                (asked, asking), (answers, answering) = pipes
+                program = self._start("program", stdin=asked, stdout=answering)
+                stack.callback(self._end, program)
+                tests = self._start("tests", asking, answers, stdin=subprocess.PIPE, stderr=errors)
+                stack.callback(self._end, tests)
+            finally:
+                for end in ends:
+                    os.close(end)
+            try:
+                with suppress(BrokenPipeError):  # then its exit code and last words say more
+                    tests.communicate(job, timeout=self._limits.seconds)
+            except subprocess.TimeoutExpired:
+                return Verdict(False, f"ran for more than {self._limits.seconds:g} s")
+            tests.wait()
+            if tests.returncode == 0:
+                return Verdict(True)
+            return Verdict(False, _last_line(errors)[:200] or f"ended with {tests.returncode}")
+
+    def stop(self) -> None:
+        """End all trials that run in other threads."""
+        for process in tuple(self._running):
+            process.kill()
+
+    def _start(
+        self,
+        part: str,
+        *ends: int,
+        stdin: int,
+        stdout: int = subprocess.DEVNULL,
+        stderr: int | IO[bytes] = subprocess.DEVNULL,
+    ) -> subprocess.Popen[bytes]:
+        """Start one of the two sandboxes with its ends of the pipes between them."""
+        limits = self._limits
+        numbers = limits.cpu_seconds, limits.memory, limits.threads, limits.output, *ends
+        source, fill = os.pipe()
+        try:
+            os.write(fill, self._filter)  # far smaller than a pipe
+            os.close(fill)
+            user = _NOBODY if os.geteuid() == 0 else None
             process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
+                [*self._bwrap, "--seccomp", str(source), "--", *self._python, part]
+                + [str(number) for number in numbers],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(source, *ends),
                 cwd="/",
                 env={},
                 user=user,
                 group=user,
                 extra_groups=None if user is None else [],
             )
-            self._running.add(process)
-            try:
-                source = f"{token}\n{program}".encode(errors="surrogatepass")
-                process.communicate(source, timeout=self._limits.seconds)
-            except subprocess.TimeoutExpired:
-                return Verdict(False, f"ran for more than {self._limits.seconds:g} s")
-            finally:
-                process.kill()  # with it the first process of its namespace, and so all in it
-                process.wait()
-                self._running.discard(process)
-            last = _last_line(errors)
-        if process.returncode == 0 and last == token:
-            return Verdict(True)
-        if process.returncode == 0:
-            return Verdict(False, "left before it came to its end")
-        return Verdict(False, last[:200] or f"ended with {process.returncode}")
+        finally:
+            os.close(source)
+        self._running.add(process)
+        return process
 
-    def stop(self) -> None:
-        """End all programs that run in other threads."""
-        for process in tuple(self._running):
-            process.kill()
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()  # with it the first process of its namespace, and so all in it
+        process.wait()
+        if process.stdin:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        self._running.discard(process)
 
 
-def _command(bwrap: str, python: Path, limits: Limits) -> list[str]:
+def _bwrap(bwrap: str, python: Path) -> list[str]:
     nobody = str(_NOBODY)
     command = [bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
-    command += ["--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox"]
+    # As process 1: bubblewrap's own one would be a second process, and free of our limits.
+    command += [
+        "--as-pid-1",
+        "--new-session",
+        "--clearenv",
+        "--cap-drop",
+        "ALL",
+        "--hostname",
+        "sandbox",
+    ]
     command += ["--uid", nobody, "--gid", nobody, "--ro-bind", "/usr", "/usr"]
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
         if path.is_symlink():
@@ -155,16 +204,13 @@ def _command(bwrap: str, python: Path, limits: Limits) -> list[str]:
     home = python.parents[1]
     if not home.is_relative_to("/usr"):
         command += ["--ro-bind", str(home), str(home)]
-    command += ["--proc", "/proc", "--dev", "/dev"]
-    command += ["--size", str(limits.scratch), "--tmpfs", "/tmp"]  # noqa: S108 - the sandbox's own
-    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]  # noqa: S108
-    command += ["--", str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _LAUNCH]
-    numbers = limits.cpu_seconds, limits.memory, limits.processes, limits.file_size
-    return command + [str(number) for number in numbers]
+    # Nowhere to write: empty files alone would fill the memory, a tmpfs limits their size only.
+    command += ["--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]  # noqa: S108
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]  # noqa: S108
 
 
 def _last_line(file: BinaryIO) -> str:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 4096, 0))
     lines = file.read().decode(errors="replace").strip().split("\n")
-    return lines[-1].strip()
+    return "".join(char if char.isprintable() else "?" for char in lines[-1].strip())

@@ -158,8 +158,8 @@ class Code:
             compute.threads,
         )
         texts = [completion.text for completion in made]
-        programs = [problem.program(text) for problem, text in zip(asked, texts, strict=True)]
-        verdicts = judge(self._sandbox, programs, compute.threads)
+        trials = [problem.trial(text) for problem, text in zip(asked, texts, strict=True)]
+        verdicts = judge(self._sandbox, trials, compute.threads)
         firsts = range(0, len(asked), self._samples)
         passed = [
             sum(verdict.passed for verdict in verdicts[first : first + self._samples])

@@ -16,6 +16,8 @@ class Send:
 
     link: int
     frames: Iterable[Frame]
+    if_idle: bool = False
+    """Leave them out while anything is queued: what is queued is a sign of life too."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Close:
 
     link: int
     reason: str
+    told: bool = False
+    """Whether the last message says so: then the peer closes, once it has read that."""
 
 
 @dataclass(frozen=True)

@@ -137,14 +137,15 @@ class WorkerClient:
         backoff = _FIRST_BACKOFF
         reason = "no attempt was made"
         while not self._over:
+            refused = False
             try:
                 reason = await self._connect()
                 if self._session and self._session.accepted:
                     backoff = _FIRST_BACKOFF
             except RefusalError as refusal:
-                reason = str(refusal)
+                reason, refused = str(refusal), True
                 if not refusal.retry:
-                    self._fail(RefusedError(f"the coordinator refused this worker: {reason}"))
+                    self._fail(refusal)
                     return
             except RefusedError as error:
                 self._fail(error)
@@ -159,11 +160,9 @@ class WorkerClient:
             if self._over:
                 return
             if time.monotonic() - self._last_heard > self._patience:
-                self._fail(
-                    UnreachableError(
-                        f"{self._where}: no coordinator for {self._patience:.0f} s ({reason})"
-                    )
-                )
+                missing = "not let in" if refused else "no coordinator"
+                what = f"{missing} for {self._patience:.0f} s ({reason})"
+                self._fail(UnreachableError(f"{self._where}: {what}"))
                 return
             # Jitter keeps workers that were cut off together from returning together.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
@@ -181,6 +180,7 @@ class WorkerClient:
                     run_tag(self._request.run_id),
                     opened=self._opened,
                     frame=self._frame,
+                    heard=self._hear,
                     closed=self._closed,
                     max_queued=1_000_000,
                 ),
@@ -191,8 +191,7 @@ class WorkerClient:
                 ssl_handshake_timeout=HANDSHAKE if self._context else None,
                 ssl_shutdown_timeout=FLUSH if self._context else None,
             )
-        silence = time.monotonic()
-        self._heard = silence
+        self._heard = time.monotonic()
         while not self._lost.done():
             accepted = self._session.accepted
             # Not yet in: look often, for the first beat is due soon after being let in.
@@ -202,33 +201,42 @@ class WorkerClient:
             await asyncio.wait([self._lost], timeout=beat)
             if self._link and time.monotonic() - self._heard > limit:
                 self._link.abort(f"the coordinator was silent for {limit:g} s")
-            elif accepted and self._link:
+            elif accepted and self._link and self._link.idle:
                 self._transmit(self._session, [self._session.message(messages.Heartbeat())])
         return await self._lost
 
     def _opened(self, link: Link) -> None:
         self._link = link
-        certificate = link.certificate
-        if certificate is not None and not tls.is_coordinator(certificate):
-            reason = "the peer's certificate is not a coordinator's"
-            self._end_link(RefusedError(f"{self._where}: {reason}"))
+        try:
+            if certificates := link.certificates:
+                tls.check_coordinator(certificates, self._request.run_id)
+        except RefusalError as refusal:
+            self._end_link(refusal)
             return
         assert self._session is not None
         link.admit()
         link.send([self._session.hello()])
 
+    def _hear(self, link: Link) -> None:
+        """Note that bytes pass: on a slow line one frame can take longer than silence may last."""
+        del link
+        self._heard = time.monotonic()
+
     def _frame(self, link: Link, frame: Frame) -> None:
         assert self._session is not None
-        self._heard = self._last_heard = time.monotonic()
         try:
             events, answers = self._session.receive(frame)
         except RefusalError as refusal:
-            self._end_link(refusal)
+            reason = f"the coordinator refused this worker: {refusal}"
+            self._end_link(RefusalError(reason, refusal.retry))
             return
-        link.send(answers)
+        self._last_heard = time.monotonic()
+        if answers:
+            link.send(answers)
         for event in events:
             if isinstance(event, Shutdown):
                 self._over = True
+                link.abort(event.reason)
             self._events.put((self._session, event))
 
     def _closed(self, link: Link, reason: str) -> None:

@@ -12,24 +12,27 @@ import math
 from typing import Literal
 
 from trainer.config import RunConfig
-from trainer.errors import NonFiniteError, ProtocolError
+from trainer.errors import GradientError, ProtocolError, TrainerError, UnprovedError
 from trainer.exchange import messages
 from trainer.exchange.actions import Action, Finish
+from trainer.exchange.joiners import Joiners
 from trainer.exchange.outbox import Outbox
-from trainer.exchange.roster import Job, Member, RefusalError, Roster
+from trainer.exchange.roster import Certified, Job, Member, RefusalError, Roster
 from trainer.exchange.schedule import StepPlan
-from trainer.exchange.training import Score, Training
-from trainer.exchange.transfer import state_frames
+from trainer.exchange.training import Training
+from trainer.exchange.validation import Score
 from trainer.exchange.wire import Frame, MessageType
 from trainer.layout import GradientLayout
 from trainer.optimizer import TrainState
 
 Phase = Literal["waiting", "running", "finishing", "over"]
 
-INTRODUCTION = 10.0
+INTRODUCTION = 5.0
 """Seconds that a connection has to send its JoinRequest."""
 RESUME_PATIENCE = 15.0
 """Seconds that a resumed run waits for all of its workers before it goes on with those here."""
+STOP_PATIENCE = 10.0
+"""Seconds that a stop waits for the step under way, and for the last proofs of equal weights."""
 _GRADIENTS = (MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT)
 _WORK = (*_GRADIENTS, MessageType.SHARD_RESULT)
 
@@ -66,18 +69,20 @@ class Coordinator:
             score=score,
         )
         self._settings = config.exchange
+        streams, patience = len(layout.blocks) + 1, self._settings.join_deadline
+        self._joiners = Joiners(self.roster, self._outbox, streams, patience)
         self._resumed = state.step > 0
-        self._introductions: dict[int, tuple[float, int | None]] = {}
+        self._introductions: dict[int, tuple[float, Certified]] = {}
         self._stop_reason = ""
         self._alone_since = now
-        self._finish_by = math.inf
+        self._stop_by = math.inf
         self._last_tick = now
         self._last_beat = now
 
     # Events
 
-    def connected(self, link: int, certified: int | None, now: float) -> list[Action]:
-        """A link opened; `certified` is the rank in the peer's certificate, if it showed one."""
+    def connected(self, link: int, certified: Certified, now: float) -> list[Action]:
+        """A link opened; `certified` is what the peer's certificate says, if it showed one."""
         self._introductions[link] = (now, certified)
         return self._outbox.take()
 
@@ -89,15 +94,18 @@ class Coordinator:
             if link in self._introductions:
                 self._join(link, frame, now)
             elif member := self.roster.by_link(link):
-                member.last_heard = now
                 self._handle(member, frame, now)
                 self._move_on(now)
         except ProtocolError as error:
             self._expel(link, str(error), now)
-        except NonFiniteError as error:
-            self._outbox.emit("halted", reason=str(error))
-            self._end(error.exit_code, str(error))
+        except GradientError as error:
+            return self.halt(error)
         return self._outbox.take()
+
+    def heard(self, link: int, now: float) -> None:
+        """Bytes passed on a link: the peer lives, also in the middle of a long frame."""
+        if member := self.roster.by_link(link):
+            member.last_heard = now
 
     def disconnected(self, link: int, reason: str, now: float) -> list[Action]:
         """A link closed, or its shell gave it up."""
@@ -117,27 +125,48 @@ class Coordinator:
         for member in list(self.roster):
             if now - member.last_heard > self._settings.lost_after:
                 self._expel(member.link, f"silent for {self._settings.lost_after:g} s", now)
-        for member in self.training.late(now):
-            self._expel(member.link, "its shard was not done within the step's deadline", now)
+        for member, reason in self.training.late(now):
+            self._expel(member.link, reason, now)
+        for member in self._joiners.overdue(now):
+            self._expel(member.link, self.roster.bar(member, self._settings.join_deadline), now)
         if now - self._last_beat >= self._settings.heartbeat:
             self._last_beat = now
             for member in self.roster:
-                self._outbox.send(member, messages.Heartbeat())
+                self._outbox.beat(member)
         self._check_patience(now)
         self._move_on(now)
         return self._outbox.take()
 
     def stop(self, reason: str, now: float) -> list[Action]:
-        """Finish the step that is under way, save, and end with exit code 0."""
+        """Save what is committed, give the step that is under way some time, and end with 0."""
         if self.phase == "over" or self.training.stopping:
             return []
         self._stop_reason = reason
+        self._stop_by = now + STOP_PATIENCE
         self.training.stopping = True
         self._outbox.emit("stopping", reason=reason)
-        round_ = self.training.round
-        stepping = round_ is not None and round_.kind == "train" and self.roster.ready()
-        if self.phase in ("waiting", "running") and not stepping:
-            self._begin_finish(now)
+        # First of all: the one who asked may not wait for a step that takes minutes.
+        self.training.save()
+        if self.phase in ("waiting", "running") and not (self._stepping and self.roster.ready()):
+            self._begin_finish()
+        return self._outbox.take()
+
+    def halt(self, error: TrainerError) -> list[Action]:
+        """End at once with an error's exit code; what is not saved is lost."""
+        if self.phase == "over":
+            return []
+        self._outbox.emit("halted", reason=str(error))
+        self._end(error.exit_code, str(error))
+        return self._outbox.take()
+
+    def fail(self, reason: str) -> list[Action]:
+        """End after a defect: leave what it had begun, and save the last committed state."""
+        self._outbox.take()
+        self.phase = "over"
+        self.training.save()
+        for member in self.roster:
+            self._outbox.close(member.link, reason)
+        self._outbox.add(Finish(1, reason))
         return self._outbox.take()
 
     def settle(self, now: float) -> list[Action]:
@@ -155,32 +184,31 @@ class Coordinator:
         assert isinstance(request, messages.JoinRequest)
         _, certified = self._introductions.pop(link)
         state = self.training.state
-        digest = state.digest()
-        stranger = Member(link, request.rank or 0, 0, request, now, "")
+        stranger = Member(link, request.rank or 0, 0, request, now)
         if self.phase == "finishing":
             self._outbox.send(stranger, messages.Shutdown(reason="the run is over", exit_code=0))
-            self._outbox.close(link, "the run is over")
+            self._outbox.close(link, "the run is over", told=True)
             return
         try:
-            member = self.roster.admit(link, request, certified, digest, now)
+            member = self.roster.admit(link, request, certified, now)
         except RefusalError as refusal:
             refused = messages.JoinRefused(reason=str(refusal)[:1000], retry=refusal.retry)
             self._outbox.send(stranger, refused)
-            self._outbox.close(link, str(refusal))
+            self._outbox.close(link, str(refusal), told=True)
             self._outbox.emit("refused", rank=request.rank, reason=str(refusal))
             return
-        moments = state.step > 0
+        member.step, moments = state.step, state.step > 0
         accepted = messages.JoinAccepted(
             rank=member.rank,
             generation=member.generation,
             step=state.step,
             moments=moments,
-            digest=digest,
             heartbeat=self._settings.heartbeat,
             lost_after=self._settings.lost_after,
         )
         self._outbox.send(member, accepted)
-        self._outbox.stream(member, state_frames(state.snapshot(), member.generation, moments))
+        frames = member.delivery.state(state.snapshot(), member.generation, moments)
+        self._outbox.stream(member, frames)
         self.training.catch_up(member)
 
     def _handle(self, member: Member, frame: Frame, now: float) -> None:
@@ -198,52 +226,21 @@ class Coordinator:
             case messages.Heartbeat():
                 pass
             case messages.StateLoaded() as proof:
-                self._welcome(member, proof, now)
+                member.prove(proof.digest)
             case messages.ShardResult() as result:
                 self.training.result(member, result, now)
             case messages.WeightsReport() as report:
-                self._compare(member, report, now)
+                self.training.audit.answer(member.rank, report)
             case messages.Leave(reason=reason):
                 self._expel(member.link, reason, now)
             case other:
                 raise ProtocolError(f"{other.type.name} is not for the coordinator")
 
-    def _welcome(self, member: Member, proof: messages.StateLoaded, now: float) -> None:
-        if member.ready or proof.digest != member.expected:
-            raise ProtocolError("the state that it proves is not the one it was sent")
-        member.ready = True
-        event = "rejoined" if member.rank in self.roster.seen else "joined"
-        self.roster.seen.add(member.rank)
-        request = member.request
-        self._outbox.emit(
-            event,
-            rank=member.rank,
-            host=request.host,
-            backend=request.backend,
-            device=request.device,
-            backend_reason=request.backend_reason,
-            generation=member.generation,
-        )
-        self.training.adopt(now)
+    def _welcome(self, member: Member, now: float) -> None:
+        event, details = self.roster.welcome(member)
+        self._outbox.emit(event, **details)
+        self.training.joined(member, now)
         self._check_patience(now)
-
-    def _compare(self, member: Member, report: messages.WeightsReport, now: float) -> None:
-        ready = [other.rank for other in self.roster.ready()]
-        audit = self.training.audit
-        verdict = audit.compare(member.rank, report.step, report.digest, ready)
-        if verdict == "diverged":
-            diverged = self.roster.diverged
-            diverged[member.rank] = diverged.get(member.rank, 0) + 1
-            self._outbox.emit(
-                "diverged", rank=member.rank, at=report.step + 1, digest=report.digest
-            )
-            self._expel(member.link, f"it holds other weights after step {report.step + 1}", now)
-        elif verdict == "verified":
-            self._emit_verified()
-
-    def _emit_verified(self) -> None:
-        audit = self.training.audit
-        self._outbox.emit("verified", at=audit.step + 1, digest=audit.digest, ranks=audit.confirmed)
 
     def _expel(self, link: int, reason: str, now: float) -> None:
         self._introductions.pop(link, None)
@@ -258,8 +255,6 @@ class Coordinator:
         )
         if member.ready and self.phase == "running" and not self.roster.ready():
             self._alone_since = now
-        if self.training.audit.settled([other.rank for other in self.roster.ready()]):
-            self._emit_verified()  # only the lost one's proof was out
         self.training.lost(member, now)
 
     def _forgive_own_sleep(self, now: float) -> None:
@@ -271,6 +266,7 @@ class Coordinator:
         self._alone_since = min(now, self._alone_since + slept)
         for member in self.roster:
             member.last_heard = min(now, member.last_heard + slept)
+        self.training.audit.postpone(slept)
         if round_ := self.training.round:
             round_.deadline += min(slept, now - round_.started)
         for link, (since, certified) in self._introductions.items():
@@ -282,36 +278,58 @@ class Coordinator:
         """Start when everyone is here; give up when nobody came in time."""
         ready = [member.rank for member in self.roster.ready()]
         waited, patience = now - self._alone_since, self._settings.join_deadline
+        gave_up = waited > patience and not self._joiners.arriving()
         if self.phase == "waiting":
             late = waited > min(patience, RESUME_PATIENCE)
             if len(ready) >= self.expect_workers or (self._resumed and ready and late):
                 self.phase = "running"
                 self.training.begin(now)
-            elif waited > patience:
+            elif gave_up:
                 missing = [r for r in range(self.expect_workers) if r not in ready]
                 listed = ", ".join(map(str, missing))
                 self._end(3, f"rank {listed} did not join within {patience:.0f} s")
-        elif self.phase == "running" and not ready and waited > patience:
+        elif self.phase == "running" and not ready and gave_up:
             self.training.save()
             self._end(3, f"no worker was left for {patience:.0f} s: see their logs, then resume")
 
     def _move_on(self, now: float) -> None:
-        """Close what is complete: a round, or the run."""
+        """Take in who has caught up, and close what is complete: a round, or the run."""
+        for member in self._joiners.caught_up():
+            self._welcome(member, now)
         if self.phase == "running":
-            self.training.advance(now)
+            if self.training.stopping or not self._joiners.behind(now):
+                self.training.advance(now)
             deserted = self.training.stopping and not self.roster.ready()
-            if self.training.settled and (self.training.round is None or deserted):
-                self._begin_finish(now)
-        if self.phase == "finishing":
-            proofs_out = self.training.audit.pending and self.roster.ready()
-            if not proofs_out or now >= self._finish_by:
-                self._end(0, self._stop_reason or "done")
+            given_up = deserted or now >= self._stop_by
+            if self.training.settled and (self.training.round is None or given_up):
+                self._begin_finish()
+        if self.phase == "finishing" and (not self.training.audit.pending or now >= self._stop_by):
+            self._conclude()
 
-    def _begin_finish(self, now: float) -> None:
+    @property
+    def _stepping(self) -> bool:
+        """Whether a step, and not a validation, is under way."""
+        return self.training.round is not None and self.training.round.kind == "train"
+
+    def _begin_finish(self) -> None:
+        if self._stepping:  # only a stop ends before the last step
+            step = self.training.state.step + 1
+            self._stop_reason += f"; step {step} was not done in time and is left out"
         self.phase = "finishing"
         self.training.round = None
-        self._finish_by = now + self._settings.lost_after
         self.training.save()
+
+    def _conclude(self) -> None:
+        """End in order: with 0 when asked to stop, else only if the last state is proved."""
+        step = self.training.state.step
+        gap = self.training.audit.gap(step)
+        if gap and step:
+            self._outbox.emit("unproved", at=step, reason=gap)
+        if gap and not self.training.stopping:
+            error = UnprovedError(gap)
+            self._end(error.exit_code, str(error))
+        else:
+            self._end(0, self._stop_reason or "done")
 
     def _end(self, exit_code: int, reason: str) -> None:
         self.phase = "over"
@@ -319,5 +337,5 @@ class Coordinator:
         for member in self.roster:
             shutdown = messages.Shutdown(reason=reason[:1000], exit_code=exit_code)
             self._outbox.send(member, shutdown)
-            self._outbox.close(member.link, reason)
+            self._outbox.close(member.link, reason, told=True)
         self._outbox.add(Finish(exit_code, reason))

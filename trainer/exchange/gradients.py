@@ -23,6 +23,8 @@ Float32 = NDArray[np.float32]
 
 _PIECE = 16 * 1024
 """Floats squared at a time: their doubles stay in the cache and in malloc's heap."""
+_CHECKED = 64 * 1024
+"""Floats looked at in one go: the second look finds them in the cache."""
 
 
 class BlockAssembly:
@@ -52,6 +54,21 @@ class BlockAssembly:
         return end == self.bytes.size
 
 
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """One shard's gradient sum of one block, fp32, and what it is to be divided by."""
+
+    values: Float32
+    weight: int
+    squares: float
+    """The sum of squares, in single precision: inf where that overflows."""
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm, to about three digits."""
+        return math.sqrt(self.squares if self.squares < math.inf else _square_sum(self.values))
+
+
 @dataclass(frozen=True)
 class Average:
     """An averaged block as it goes to everyone."""
@@ -73,7 +90,7 @@ class GradientSum:
         self.averages: dict[int, Average] = {}
         self.bytes_received = 0
         self._partial: dict[tuple[int, int], BlockAssembly] = {}
-        self._whole: dict[int, dict[int, tuple[Float32, int]]] = {}
+        self._whole: dict[int, dict[int, Contribution]] = {}
         self._square_sums: dict[int, float] = {}
 
     @property
@@ -81,8 +98,8 @@ class GradientSum:
         """The global L2 norm of the averages; exact in the order in which blocks came."""
         return math.sqrt(math.fsum(self._square_sums.values()))
 
-    def add(self, frame: Frame) -> bool:
-        """Take a gradient frame in and return whether its contribution is whole now.
+    def add(self, frame: Frame) -> Contribution | None:
+        """Take a gradient frame in and return its contribution if that is whole now.
 
         Raises:
             ProtocolError: codec, block, offset, length or weight is wrong.
@@ -98,12 +115,13 @@ class GradientSum:
             self._partial[key] = assembly
         self.bytes_received += len(frame.payload)
         if not assembly.add(frame):
-            return False
+            return None
         del self._partial[key]
         values = self._decoded(frame.block, assembly.bytes)
-        self._check(frame.block, values, f"rank {frame.rank}")
-        self._whole.setdefault(frame.block, {})[frame.shard] = (values, assembly.weight)
-        return True
+        squares = self._check(frame.block, values, f"rank {frame.rank}")
+        contribution = Contribution(values, assembly.weight, squares)
+        self._whole.setdefault(frame.block, {})[frame.shard] = contribution
+        return contribution
 
     def forget(self, shard: int) -> None:
         """Drop the unfinished contributions of a shard whose worker was lost."""
@@ -120,11 +138,11 @@ class GradientSum:
         span = self.layout.blocks[block]
         out = self.flat[span.start : span.stop]
         first, *rest = (whole[shard.id] for shard in order)
-        out[...] = first[0]
+        out[...] = first.values
         with np.errstate(over="ignore"):  # an overflow is found, and named, by the check below
-            for values, _ in rest:
-                np.add(out, values, out=out)
-        weight = first[1] + sum(other[1] for other in rest)
+            for other in rest:
+                np.add(out, other.values, out=out)
+        weight = first.weight + sum(other.weight for other in rest)
         if weight:
             np.divide(out, np.float32(weight), out=out)
         encoded = out.view(np.uint8)
@@ -155,11 +173,17 @@ class GradientSum:
         self.codec.decode(encoded, values)
         return values
 
-    def _check(self, block: int, values: Float32, source: str) -> None:
-        finite = np.isfinite(values)
-        if finite.all():
-            return
-        where = int(np.argmin(finite))
+    def _check(self, block: int, values: Float32, source: str) -> float:
+        """Return the sum of squares, inf where that overflows, of values that are all finite."""
+        squares, finite = 0.0, True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, values.size, _CHECKED):
+                piece = values[start : start + _CHECKED]
+                finite = finite and bool(np.isfinite(piece).all())
+                squares += float(np.dot(piece, piece))
+        if finite:
+            return squares
+        where = int(np.argmin(np.isfinite(values)))
         tensor = self.layout.tensor_at(block, where)
         raise NonFiniteError(
             f"step {self.step + 1}: {source} sent {values[where]} in block "

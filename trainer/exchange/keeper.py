@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from trainer.errors import TrainerError
 from trainer.exchange.actions import Save
 
 
@@ -12,6 +13,11 @@ class Keeper(Protocol):
 
     def emit(self, event: dict[str, Any]) -> None:
         """Log an event."""
+        ...
+
+    @property
+    def failure(self) -> TrainerError | None:
+        """Why the run must halt: what was to be kept is not kept."""
         ...
 
     def save(self, save: Save) -> None:

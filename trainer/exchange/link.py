@@ -12,11 +12,13 @@ from typing import cast
 from trainer.errors import ProtocolError
 from trainer.exchange.wire import Frame, FrameDecoder, FrameEncoder, IncompatibleError
 
-HANDSHAKE = 10.0
+HANDSHAKE = 5.0
 """Seconds that a TLS handshake may take."""
 FLUSH = 5.0
 """Seconds that a closing link may take to send what is queued."""
 _HIGH_WATER = 256 * 1024
+_TURN = 32
+"""Frames that a link writes before others get their turn, also to a reader as quick as we are."""
 _SEND_BUFFER = 256 * 1024
 """Bytes in flight and unsent of one connection: enough for 1 Gbit/s over 2 ms."""
 _CONGESTION = (b"cubic", b"reno")
@@ -29,6 +31,7 @@ class Link(asyncio.BufferedProtocol):
 
     Frames queued with `send` may be iterators: they are drawn only as the socket takes bytes, so
     a slow reader costs references, not copies. `max_queued` bounds how far it may fall behind.
+    `heard` is called when bytes came, and when the peer made room for more of ours.
     `incompatible` may send a last word to a peer that can never be understood.
     """
 
@@ -38,6 +41,7 @@ class Link(asyncio.BufferedProtocol):
         *,
         opened: Callable[[Link], None],
         frame: Callable[[Link, Frame], None],
+        heard: Callable[[Link], None],
         closed: Callable[[Link, str], None],
         max_queued: int,
         incompatible: Callable[[Link, str], None] | None = None,
@@ -45,12 +49,14 @@ class Link(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder(run)
         self._encoder = FrameEncoder(run)
         self._opened, self._frame, self._closed = opened, frame, closed
+        self._heard = heard
         self._max_queued = max_queued
         self._incompatible = incompatible
         self._queue: deque[Iterator[Frame]] = deque()
         self._paused = False
+        self._resting = False
         self._closing = False
-        self._close_when_sent = False
+        self._close_when_sent = self._told = False
         self.error: Exception | None = None
         """What broke the connection, if anything did."""
         self._reason = "the connection was closed"
@@ -72,6 +78,9 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Hand on what came."""
+        if self._closing:
+            return
+        self._heard(self)
         try:
             for frame in self._decoder.received(nbytes):
                 if self._closing:
@@ -81,7 +90,7 @@ class Link(asyncio.BufferedProtocol):
             self.error = error
             if self._incompatible:
                 self._incompatible(self, str(error))
-            self.close(str(error))
+            self.close(str(error), told=self._incompatible is not None)
         except ProtocolError as error:
             self.abort(str(error))
 
@@ -106,16 +115,19 @@ class Link(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Go on."""
         self._paused = False
+        self._heard(self)
         self._pump()
 
     # What the owner calls
 
     @property
-    def certificate(self) -> dict[str, object] | None:
-        """The peer's certificate as `ssl` decodes it, None without TLS."""
+    def certificates(self) -> list[dict[str, object]] | None:
+        """The peer's certificate and those of our CAs as `ssl` decodes them, None without TLS."""
         assert self._transport is not None
         encrypted = self._transport.get_extra_info("ssl_object")
-        return encrypted.getpeercert() if encrypted else None
+        if not encrypted:
+            return None
+        return [encrypted.getpeercert(), *encrypted.context.get_ca_certs()]
 
     @property
     def peer(self) -> str:
@@ -123,6 +135,16 @@ class Link(asyncio.BufferedProtocol):
         assert self._transport is not None
         host, port, *_ = self._transport.get_extra_info("peername")
         return f"{host}:{port}"
+
+    @property
+    def opened(self) -> bool:
+        """Whether the connection was made, with TLS complete."""
+        return self._transport is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued."""
+        return not self._queue
 
     def admit(self) -> None:
         """Accept tensor payloads from now on."""
@@ -138,11 +160,16 @@ class Link(asyncio.BufferedProtocol):
             return
         self._pump()
 
-    def close(self, reason: str) -> None:
-        """Send what is queued, then close."""
+    def close(self, reason: str, *, told: bool = False) -> None:
+        """Send what is queued, then close.
+
+        A peer that was `told` closes by itself, and what it still sends is dropped: to close with
+        bytes unread would reset the connection, and a peer whose write fails reads no more.
+        """
         if self._closing or self._transport is None:
             return
         self._reason = reason
+        self._told = told
         self._close_when_sent = True
         self._pump()
         asyncio.get_running_loop().call_later(FLUSH, self._transport.abort)
@@ -155,17 +182,28 @@ class Link(asyncio.BufferedProtocol):
             self._queue.clear()
             self._transport.abort()
 
+    def _go_on(self) -> None:
+        self._resting = False
+        self._pump()
+
     def _pump(self) -> None:
         assert self._transport is not None
-        while self._queue and not self._paused:
+        written = 0
+        while self._queue and not self._paused and not self._resting:
+            if written == _TURN:
+                self._resting = True
+                asyncio.get_running_loop().call_soon(self._go_on)
+                return
             frame = next(self._queue[0], None)
             if frame is None:
                 self._queue.popleft()
             else:
                 self._transport.write(self._encoder.encode(frame))
+                written += 1
         if self._close_when_sent and not self._queue:
             self._closing = True
-            self._transport.close()
+            if not self._told:
+                self._transport.close()
 
 
 def _share_the_wire(connection: socket.socket | None) -> None:

@@ -35,10 +35,7 @@ class LocalExchange:
     def next_event(self) -> Event | None:
         """Return the next event; the machine always has one until the run is over."""
         self._drain()
-        if self._stop_reason is not None:
-            reason, self._stop_reason = self._stop_reason, None
-            self._perform(self._coordinator.stop(reason, time.monotonic()))
-            self._drain()
+        self._look_up()
         return self._events.popleft() if self._events else None
 
     def send_block(
@@ -47,6 +44,7 @@ class LocalExchange:
         """Hand a block's gradient sum to the coordinator."""
         self._outgoing.extend(self._session.block(shard, index, gradient, weight))
         self._drain()
+        self._look_up()  # what is committed is saved without waiting for the rest of the step
 
     def send(self, message: Message, step: int) -> None:
         """Hand a result or a report to the coordinator."""
@@ -54,11 +52,20 @@ class LocalExchange:
         self._drain()
 
     def interrupt(self, reason: str) -> None:
-        """Let the run end after the step that is under way."""
+        """Have what is committed saved, and the run end after the step that is under way."""
         self._stop_reason = reason
 
     def close(self, reason: str) -> None:
         """Nothing is held."""
+
+    def _look_up(self) -> None:
+        """Stop when asked to, and halt when nothing can be saved."""
+        if self._stop_reason is not None:
+            reason, self._stop_reason = self._stop_reason, None
+            self._perform(self._coordinator.stop(reason, time.monotonic()))
+        if failure := self._keeper.failure:
+            self._perform(self._coordinator.halt(failure))
+        self._drain()
 
     def _drain(self) -> None:
         while self._outgoing:

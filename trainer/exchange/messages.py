@@ -57,7 +57,6 @@ class JoinAccepted(Message):
     generation: Count
     step: Count
     moments: bool
-    digest: Text
     heartbeat: Seconds
     lost_after: Seconds
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from trainer.exchange import messages
 from trainer.exchange.actions import Action, Close, Emit, Send
-from trainer.exchange.messages import Message
 from trainer.exchange.roster import Member
 from trainer.exchange.wire import Frame
 
@@ -21,17 +21,23 @@ class Outbox:
         """Append an action."""
         self._actions.append(action)
 
-    def send(self, member: Member, message: Message, step: int = 0) -> None:
+    def send(self, member: Member, message: messages.Message, step: int = 0) -> None:
         """Send a control message to a member."""
         self.stream(member, [message.frame(member.generation, step, member.rank)])
 
     def stream(self, member: Member, frames: Iterable[Frame]) -> None:
-        """Send frames to a member."""
-        self.add(Send(member.link, frames))
+        """Send frames to a member; those of a joiner are counted until its link took them."""
+        counted = frames if member.ready else member.delivery.counted(frames)
+        self.add(Send(member.link, counted))
 
-    def close(self, link: int, reason: str) -> None:
-        """Close a link."""
-        self.add(Close(link, reason))
+    def beat(self, member: Member) -> None:
+        """Send a heartbeat, unless something is on its way already."""
+        frame = messages.Heartbeat().frame(member.generation, rank=member.rank)
+        self.add(Send(member.link, [frame], if_idle=True))
+
+    def close(self, link: int, reason: str, *, told: bool = False) -> None:
+        """Close a link, or let the peer do so that was told."""
+        self.add(Close(link, reason, told))
 
     def emit(self, event: str, **details: Any) -> None:
         """Log an event."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from trainer.errors import RefusedError
+from trainer.errors import ProtocolError, RefusedError
 from trainer.exchange.messages import JoinRequest
+from trainer.exchange.transfer import Delivery
 
 MAX_DIVERGED = 3
 """Times a rank may prove other weights than ours before it stays out."""
@@ -34,14 +36,28 @@ class Member:
     """The membership epoch in which it came; frames of an earlier one are fenced off."""
     request: JoinRequest
     last_heard: float
-    expected: str
-    """The digest of the state that it was sent."""
+    delivery: Delivery = field(default_factory=Delivery)
+    """The state that it is sent, and what waits behind it."""
+    proved: bool = False
+    """Whether it proved that state."""
+    step: int = 0
+    """Updates that are in that state."""
     ready: bool = False
-    """Whether it proved that state and may be dealt samples."""
+    """Whether it also caught up with the run since, and may be dealt samples."""
     samples: int = 0
     """Its share of the current step."""
     benched: bool = False
     """Whether it gets no samples because it would slow the step down."""
+
+    def prove(self, digest: str) -> None:
+        """Note that the worker holds a state with this digest.
+
+        Raises:
+            ProtocolError: it is not the one that was sent, or was proved before.
+        """
+        if self.proved or not digest or digest != self.delivery.digest:
+            raise ProtocolError("the state that it proves is not the one it was sent")
+        self.proved = True
 
 
 class RefusalError(RefusedError):
@@ -52,6 +68,10 @@ class RefusalError(RefusedError):
         self.retry = retry
 
 
+Certified = int | RefusalError | None
+"""The rank in a peer's certificate, why that does not count, or None on plaintext loopback."""
+
+
 class Roster:
     """The members by rank, and the generation."""
 
@@ -59,6 +79,8 @@ class Roster:
         self.job = job
         self.generation = generation
         self.diverged: dict[int, int] = {}
+        self.slow: set[int] = set()
+        """Ranks that the run waited for in vain."""
         self.seen: set[int] = set()
         """Ranks that were ever ready."""
         self._members: dict[int, Member] = {}
@@ -77,17 +99,15 @@ class Roster:
         """Return the member on a link."""
         return next((member for member in self._members.values() if member.link == link), None)
 
-    def admit(
-        self, link: int, request: JoinRequest, certified: int | None, expected: str, now: float
-    ) -> Member:
+    def admit(self, link: int, request: JoinRequest, certified: Certified, now: float) -> Member:
         """Let a worker in under a new generation.
-
-        `certified` is the rank in its certificate, None on a plaintext loopback link.
 
         Raises:
             RefusalError: it runs another job, claims another rank than its certificate, or the rank
-                is taken.
+                is taken or was barred.
         """
+        if isinstance(certified, RefusalError):
+            raise certified
         self._compare(request)
         rank = request.rank if request.rank is not None else certified
         if rank is None:
@@ -101,14 +121,39 @@ class Roster:
                 f"rank {rank} computed other weights {MAX_DIVERGED} times: check its memory and "
                 "packages, then restart the run"
             )
+        if rank in self.slow:
+            raise RefusalError(
+                f"rank {rank} could not catch up while the run waited for it: its link is too slow "
+                "for this model; give it more time with exchange.join_deadline, or leave it out"
+            )
         if taken := self._members.get(rank):
             raise RefusalError(
                 f"rank {rank} is already here, from {taken.request.host}", retry=True
             )
         self.generation += 1
-        member = Member(link, rank, self.generation, request, now, expected)
+        member = Member(link, rank, self.generation, request, now)
         self._members[rank] = member
         return member
+
+    def bar(self, member: Member, seconds: float) -> str:
+        """Keep a rank out that cannot catch up, and return why."""
+        self.slow.add(member.rank)
+        return f"still behind after the run waited for it for {seconds:g} s: its link is too slow"
+
+    def welcome(self, member: Member) -> tuple[str, dict[str, Any]]:
+        """Let a member that has caught up take part; return the event that says so."""
+        member.ready = True
+        event = "rejoined" if member.rank in self.seen else "joined"
+        self.seen.add(member.rank)
+        request = member.request
+        return event, {
+            "rank": member.rank,
+            "host": request.host,
+            "backend": request.backend,
+            "device": request.device,
+            "backend_reason": request.backend_reason,
+            "generation": member.generation,
+        }
 
     def remove(self, member: Member) -> None:
         """Take a member out; the generation fences off whatever it still sends."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
 
 from trainer.errors import InputError, ProtocolError
 from trainer.exchange import tls
@@ -14,13 +17,31 @@ from trainer.exchange.actions import Action, Close, Emit, Finish, Save, Send, Se
 from trainer.exchange.coordinator import Coordinator
 from trainer.exchange.heap import return_freed_arrays
 from trainer.exchange.keeper import Keeper
-from trainer.exchange.link import FLUSH, HANDSHAKE, Link
+from trainer.exchange.link import FLUSH, Link
+from trainer.exchange.listener import Listener
 from trainer.exchange.messages import JoinRefused
+from trainer.exchange.refusals import Refusals
+from trainer.exchange.roster import RefusalError
 from trainer.exchange.wire import Frame, run_tag
 
-MAX_LINKS = 256
-"""Connections at a time, members and strangers together."""
+log = logging.getLogger(__name__)
+
 _STEPS_BEHIND = 8
+_Words = ParamSpec("_Words")
+_Callback = Callable[Concatenate["GradientServer", _Words], None]
+
+
+def _ends_the_run_if_it_fails(callback: _Callback[_Words]) -> _Callback[_Words]:
+    """Let a defect in a callback end the run: asyncio would log it, and serve on without sense."""
+
+    @functools.wraps(callback)
+    def guarded(self: GradientServer, /, *words: _Words.args, **named: _Words.kwargs) -> None:
+        try:
+            callback(self, *words, **named)
+        except Exception as error:
+            self.fail(error)
+
+    return guarded
 
 
 class GradientServer:
@@ -42,6 +63,8 @@ class GradientServer:
         self._run = run_tag(coordinator.roster.job.run_id)
         blocks = len(coordinator.training.layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
+        self._refusals = Refusals(keeper.emit, time.monotonic())
+        self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
         self._numbers: dict[Link, int] = {}
         self._count = 0
@@ -66,35 +89,54 @@ class GradientServer:
         self._finished = loop.create_future()
         host, port = self._bind
         try:
-            server = await loop.create_server(
-                self._link,
-                host,
-                port,
-                ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE if self._context else None,
-                ssl_shutdown_timeout=FLUSH if self._context else None,
-            )
+            listener = Listener(self._bind, self._context, self._link, self._refusals)
         except OSError as error:
             raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
-        self._bind = (host, server.sockets[0].getsockname()[1])
+        self._listener = listener
+        self._bind = (host, listener.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, f"stopped by {number.name}")
         self._keeper.emit({"event": "listening", "address": f"{host}:{self.port}"})
+        listener.start()
         on_listening()
         ticker = asyncio.create_task(self._tick())
         try:
             finish = await self._finished
         finally:
             ticker.cancel()
-            server.close()
+            listener.close()
         await self._flush()
+        self._refusals.sum_up(time.monotonic(), at_once=True)
         return await asyncio.to_thread(self._keeper.close, finish.exit_code, finish.reason)
+
+    def fail(self, error: Exception) -> None:
+        """End the run after a defect: loudly, and with a last checkpoint if that is possible."""
+        assert self._finished is not None
+        if self._finished.done():
+            log.error("a defect after the run was over", exc_info=error)
+            return
+        reason = f"a defect in Motley: {type(error).__name__}: {error}"
+        log.critical("the run ends: %s", reason, exc_info=error)
+        try:
+            self._perform(self._coordinator.fail(reason))
+        except Exception:
+            log.exception("no last checkpoint could be saved")
+        if not self._finished.done():
+            self._finished.set_result(Finish(1, reason))
 
     async def _tick(self) -> None:
         interval = self._coordinator.training.config.exchange.heartbeat / 4
         while True:
             await asyncio.sleep(interval)
-            self._perform(self._coordinator.tick(time.monotonic()))
+            self._pass_time()
+
+    @_ends_the_run_if_it_fails
+    def _pass_time(self) -> None:
+        now = time.monotonic()
+        self._refusals.sum_up(now)
+        self._perform(self._coordinator.tick(now))
+        if failure := self._keeper.failure:
+            self._perform(self._coordinator.halt(failure))
 
     async def _flush(self) -> None:
         """Give the last messages the time to leave."""
@@ -104,6 +146,7 @@ class GradientServer:
         for link in list(self._links.values()):
             link.abort("the run is over")
 
+    @_ends_the_run_if_it_fails
     def _stop(self, reason: str) -> None:
         self._perform(self._coordinator.stop(reason, time.monotonic()))
 
@@ -112,20 +155,22 @@ class GradientServer:
             self._run,
             opened=self._opened,
             frame=self._frame,
+            heard=self._heard,
             closed=self._closed,
             max_queued=self._max_queued,
             incompatible=self._incompatible,
         )
 
+    @_ends_the_run_if_it_fails
     def _opened(self, link: Link) -> None:
-        if len(self._links) >= MAX_LINKS:
-            link.abort("too many connections")
-            return
         try:
-            certificate = link.certificate
-            certified = None if certificate is None else tls.certified_rank(certificate)
+            run_id = self._coordinator.roster.job.run_id
+            chain = link.certificates
+            certified = tls.certified_rank(chain, run_id) if chain else None
+        except RefusalError as refusal:
+            certified = refusal
         except ProtocolError as error:
-            self._keeper.emit({"event": "refused", "reason": f"{link.peer}: {error}"})
+            self._refusals.say({"event": "refused", "reason": f"{link.peer}: {error}"})
             link.abort(str(error))
             return
         self._count += 1
@@ -133,39 +178,59 @@ class GradientServer:
         self._numbers[link] = self._count
         self._perform(self._coordinator.connected(self._count, certified, time.monotonic()))
 
+    @_ends_the_run_if_it_fails
     def _frame(self, link: Link, frame: Frame) -> None:
         number = self._numbers[link]
         self._perform(self._coordinator.receive(number, frame, time.monotonic()))
         if self._coordinator.roster.by_link(number):
             link.admit()
+            self._door.admit(link)
 
+    @_ends_the_run_if_it_fails
+    def _heard(self, link: Link) -> None:
+        if number := self._numbers.get(link):
+            self._coordinator.heard(number, time.monotonic())
+
+    @_ends_the_run_if_it_fails
     def _incompatible(self, link: Link, reason: str) -> None:
         """Tell a peer of another version or run: what cannot read the reason sees our header."""
-        self._keeper.emit({"event": "refused", "reason": f"{link.peer}: {reason}"})
+        self._refusals.say({"event": "refused", "reason": f"{link.peer}: {reason}"})
         link.send([JoinRefused(reason=reason, retry=False).frame(0)])
 
+    @_ends_the_run_if_it_fails
     def _closed(self, link: Link, reason: str) -> None:
+        self._door.closed(link)
         number = self._numbers.pop(link, None)
         if number is not None:
             del self._links[number]
             self._perform(self._coordinator.disconnected(number, reason, time.monotonic()))
 
+    @property
+    def _door(self) -> Listener:
+        assert self._listener is not None
+        return self._listener
+
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Send(link=number, frames=frames):
-                    if link := self._links.get(number):
+                case Send(link=number, frames=frames, if_idle=if_idle):
+                    link = self._links.get(number)
+                    if link and (link.idle or not if_idle):
                         link.send(frames)
-                case Close(link=number, reason=reason):
+                case Close(link=number, reason=reason, told=told):
                     if link := self._links.get(number):
-                        link.close(reason)
+                        link.close(reason, told=told)
                 case Settle():
                     self._perform(self._coordinator.settle(time.monotonic()))
                 case Save():
                     self._keeper.save(action)
                 case Emit(event=event):
-                    self._keeper.emit(event)
+                    self._tell(event)
                 case Finish():
                     assert self._finished is not None
                     if not self._finished.done():
                         self._finished.set_result(action)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        tell = self._refusals.say if event["event"] == "refused" else self._keeper.emit
+        tell(event)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from trainer.config import RunConfig
 from trainer.errors import NonFiniteError, ProtocolError
@@ -15,16 +14,18 @@ from trainer.exchange.gradients import GradientSum
 from trainer.exchange.ledger import Ledger, Shard
 from trainer.exchange.messages import ShardResult, StepCommit
 from trainer.exchange.outbox import Outbox
+from trainer.exchange.outliers import Outliers
 from trainer.exchange.roster import Member, Roster
 from trainer.exchange.rounds import Kind, Pace, Round, step_event
 from trainer.exchange.schedule import StepPlan
 from trainer.exchange.shares import Balancer
+from trainer.exchange.validation import Score, Validation
 from trainer.exchange.wire import Frame, MessageType
 from trainer.layout import GradientLayout
 from trainer.optimizer import AdamW, TrainState, learning_rate_at, weights_digest
 
-Score = Callable[[list[list[int]]], dict[str, float]]
-"""Turns the confusion matrix of a validation into named figures."""
+_STEPS_BEHIND = 3
+"""Times a step's deadline that a proof of equal weights may take."""
 
 
 class Training:
@@ -49,18 +50,17 @@ class Training:
         self.round: Round | None = None
         self.stopping = False
         """Whether to end after the step that is under way."""
-        self.audit = Audit()
+        self.audit = Audit(outbox, roster.diverged, state.step)
         self.balancer = Balancer(config.exchange.shares)
         self._roster = roster
         self._outbox = outbox
         self._optimizer = AdamW(config.optimizer, layout)
-        self._validation_samples = validation_samples
-        self._score = score
+        self._outliers = Outliers(layout, config.exchange, outbox)
+        self._validation = Validation(config, validation_samples, score)
         self._codec = make_codec(config.exchange.codec)
         self._pace = Pace(config.exchange.join_deadline, config.exchange.step_deadline)
         self._next_shard = 0
         self._unsettled: Callable[[], None] | None = None
-        self._validation: tuple[int, dict[str, Any]] | None = None
         self._saved_step = state.step
 
     # One round
@@ -78,6 +78,7 @@ class Training:
         Raises:
             ProtocolError: the frame belongs to nothing that this member was dealt.
             NonFiniteError: it completes a contribution with a NaN or Inf.
+            OutlierError: it completes one that is far too long, and that is to halt the run.
         """
         round_, shard = self._dealt(member, frame.shard)
         if round_.sums is None or frame.step != round_.step or frame.rank != member.rank:
@@ -91,8 +92,10 @@ class Training:
             raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
         if frame.weight != round_.weights.setdefault(shard.id, frame.weight):
             raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
-        if not round_.sums.add(frame):
+        contribution = round_.sums.add(frame)
+        if contribution is None:
             return
+        self._outliers.check(frame, contribution)
         round_.ledger.record(shard.id, frame.block)
         if round_.ledger.complete(frame.block):
             average = round_.sums.average(frame.block, round_.ledger.counting(frame.block))
@@ -111,10 +114,8 @@ class Training:
             raise ProtocolError(f"a result of shard {shard.id} out of turn")
         if result.weight != round_.weights.get(shard.id, result.weight):
             raise ProtocolError(f"shard {shard.id}: result and gradients differ in weight")
-        if round_.kind == "evaluate" and not self._well_formed(result.confusion):
-            raise ProtocolError(
-                f"a confusion matrix that is not of {self.config.num_classes} classes"
-            )
+        if round_.kind == "evaluate":
+            self._validation.check(result)
         if result.loss_sum is None:
             raise NonFiniteError(
                 f"step {round_.step + 1}: rank {member.rank} computed a loss that is not finite in "
@@ -164,8 +165,9 @@ class Training:
             for average in self.round.sums.averages.values():
                 self._outbox.stream(member, self.round.sums.frames(average, member.generation))
 
-    def adopt(self, now: float) -> None:
-        """Deal shards that nobody was there to take."""
+    def joined(self, member: Member, now: float) -> None:
+        """Count the state that a joiner proved, and deal it shards that had no taker."""
+        self.audit.joined(member.rank, member.step, now + self._proof_allowance)
         if self.round:
             orphans, self.round.orphans = self.round.orphans, []
             for shard in orphans:
@@ -176,20 +178,28 @@ class Training:
 
         One that was not ready had none; what its rank left behind earlier is with others.
         """
+        self.audit.lost(member.rank)
         if self.round and member.ready:
             for shard in self.round.ledger.open_shards(member.rank):
                 if self.round.sums:
                     self.round.sums.forget(shard.id)
                 self._redeal(self.round, shard, now)
 
-    def late(self, now: float) -> list[Member]:
-        """Return who has kept the round waiting past its deadline."""
-        if self.round is None or now <= self.round.deadline:
-            return []
-        ledger = self.round.ledger
-        late = [member for member in self._roster.ready() if ledger.open_shards(member.rank)]
-        if late:
-            self._pace.missed()
+    def late(self, now: float) -> list[tuple[Member, str]]:
+        """Return who has kept the round, or a proof of its weights, waiting for too long."""
+        unproved = self.audit.late(now)
+        late = [
+            (member, f"it did not prove its weights after step {unproved[member.rank]} in time")
+            for member in self._roster.ready()
+            if member.rank in unproved
+        ]
+        if self.round is not None and now > self.round.deadline:
+            reason = "its shard was not done within the step's deadline"
+            shards = self.round.ledger.open_shards
+            slow = [(member, reason) for member in self._roster.ready() if shards(member.rank)]
+            if slow:
+                self._pace.missed()
+            late += [(member, why) for member, why in slow if member.rank not in unproved]
         return late
 
     # Saving
@@ -199,9 +209,8 @@ class Training:
         if self.state.step == self._saved_step:
             return
         self._saved_step = self.state.step
-        step, scores = self._validation or (-1, None)
-        validation = scores if step == self.state.step else None
-        self._outbox.add(Save(self.state.snapshot(), self._roster.generation, validation))
+        scores = self._validation.scores(self.state.step)
+        self._outbox.add(Save(self.state.snapshot(), self._roster.generation, scores))
 
     # Inside
 
@@ -213,14 +222,11 @@ class Training:
 
     def _open_next(self, step: int, now: float) -> None:
         """Open what follows after `step` updates: a validation, a step, or nothing."""
-        every = self.config.training.evaluate_every
-        due = step == self.plan.total_steps or (every > 0 and step > 0 and step % every == 0)
-        validated = self._validation is not None and self._validation[0] == step
         self.round = None
         if self.stopping:
             return
-        if due and self._validation_samples and not validated:
-            samples = range(self._validation_samples)
+        if self._validation.due(step, self.plan.total_steps):
+            samples = self._validation.samples
             shares = self.balancer.proportional(len(samples), self._ranks())
             self._open("evaluate", step, 0, samples, shares, now)
         elif step < self.plan.total_steps:
@@ -290,7 +296,8 @@ class Training:
         norm, limit = sums.norm, self.config.optimizer.max_grad_norm
         scale = 1.0 if norm <= limit else limit / norm
         rate = learning_rate_at(round_.step, self.plan.total_steps, self.config.optimizer)
-        report = done % self.config.exchange.hash_every == 0 or done == self.plan.total_steps
+        last = self.stopping or done == self.plan.total_steps
+        report = last or done % self.config.exchange.hash_every == 0
         receivers = len(self._roster)
         self._open_next(done, now)
         shards = {shard.rank: shard for shard in self.round.ledger.dealt} if self.round else {}
@@ -314,7 +321,8 @@ class Training:
         def settle() -> None:
             self._optimizer.apply(self.state, sums.flat, rate, scale)
             if report:
-                self.audit.expect(round_.step, weights_digest(self.state.weights))
+                ranks, due = self._ranks(), now + self._proof_allowance
+                self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
             details = step_event(round_, receivers, rate, now - round_.started)
             self._outbox.emit("step", generation=self._roster.generation, **details)
             training_goes_on = self.round is not None and self.round.kind == "train"
@@ -324,18 +332,14 @@ class Training:
         self._unsettled = settle
 
     def _validated(self, round_: Round) -> None:
-        scores: dict[str, Any] = {"loss": round_.loss()}
-        if confusion := round_.confusion():
-            scores |= self._score(confusion)
-        self._validation = (round_.step, scores)
+        scores = self._validation.done(round_)
         self._outbox.emit("validation", at=round_.step, **scores)
         self.save()
 
-    def _well_formed(self, table: tuple[tuple[int, ...], ...] | None) -> bool:
-        classes = self.config.num_classes
-        if table is None or classes is None:
-            return table is None and classes is None
-        return len(table) == classes and all(len(row) == classes for row in table)
+    @property
+    def _proof_allowance(self) -> float:
+        """Seconds for a proof: a worker without a share may be some steps behind the others."""
+        return _STEPS_BEHIND * self._pace.allowance("train")
 
     def _ranks(self) -> list[int]:
         return [member.rank for member in self._roster.ready()]

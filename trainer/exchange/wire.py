@@ -15,7 +15,7 @@ from enum import IntEnum
 from trainer.errors import ProtocolError
 
 MAGIC = b"MTLY"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_CONTROL = 64 * 1024
 """Bytes of the largest control message, and of anything before a peer is admitted."""
 MAX_PAYLOAD = 1024 * 1024
@@ -25,9 +25,13 @@ MAX_WEIGHT = 2**32 - 1
 CHUNK = 64 * 1024
 """Bytes of payload in the gradient frames we send: the fastest size measured on 1 GbE."""
 
+_FIRST_BUFFER = 4 * 1024
+"""Bytes that a receive buffer begins with: a request to join fits, and a stranger costs no more."""
 _HEADER = struct.Struct("<4sBBBBIIIHHIIIQI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
+_BUFFER = 2 * (MAX_CONTROL + HEADER_SIZE)
+"""Bytes of a member's receive buffer until a frame needs more."""
 
 
 class IncompatibleError(ProtocolError):
@@ -137,14 +141,16 @@ class FrameDecoder:
         self._run = run
         self._sequence = 0
         self._limit = MAX_CONTROL
-        self._buffer = bytearray(2 * (MAX_CONTROL + HEADER_SIZE))
+        self._buffer = bytearray(_FIRST_BUFFER)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._stop = 0
 
     def admit(self) -> None:
         """Accept tensor payloads from now on."""
-        self._limit = MAX_PAYLOAD
+        if self._limit != MAX_PAYLOAD:
+            self._limit = MAX_PAYLOAD
+            self._relocate(_BUFFER)
 
     def free_space(self) -> memoryview:
         """Return the part of the receive buffer that waits for bytes; never empty."""
@@ -208,7 +214,8 @@ class FrameDecoder:
         end = self._start + HEADER_SIZE + length
         if end > self._stop:
             if HEADER_SIZE + length > len(self._buffer):
-                self._relocate(HEADER_SIZE + length)
+                larger = HEADER_SIZE + MAX_PAYLOAD if length > MAX_CONTROL else _BUFFER
+                self._relocate(larger)
             return None
         payload = self._view[self._start + HEADER_SIZE : end]
         (checksum,) = _CHECKSUM.unpack_from(self._buffer, self._start + _HEADER.size)
@@ -232,8 +239,8 @@ class FrameDecoder:
     def _relocate(self, size: int) -> None:
         """Move what is unread to the front, of a larger buffer if `size` asks for one."""
         unread = bytes(self._view[self._start : self._stop])
-        if size > len(self._buffer) or len(unread) == len(self._buffer):
-            self._buffer = bytearray(max(size, MAX_PAYLOAD + HEADER_SIZE))
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
             self._view = memoryview(self._buffer)
         self._buffer[: len(unread)] = unread
         self._start, self._stop = 0, len(unread)

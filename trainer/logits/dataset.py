@@ -34,6 +34,7 @@ from trainer.logits.description import (
 from trainer.logits.ledger import faults
 from trainer.logits.scores import Window
 from trainer.records import replace_file
+from trainer.removal import sweep
 from trainer.storage import Disk, FolderWriter
 
 __all__ = [
@@ -239,7 +240,7 @@ class LogitsFolder:
     def _publish(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
         writer: FolderWriter | None = None
         try:
-            storage.sweep(disk, self.path, plan.name)  # what an attempt that died left behind
+            sweep(disk, self.path, plan.name)  # what an attempt that died left behind
             writer = FolderWriter(disk, self.path, plan.name)
             writer.add(SHARD_FILE, [content])
             writer.publish()

@@ -1,4 +1,4 @@
-"""The torch replica: transformers on the CPU or one CUDA device, LoRA through PEFT, NF4."""
+"""The torch replica: full, LoRA or LoRA on NF4, on the CPU or one CUDA device."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from trainer.replica.distillation import Mix, Sums
 from trainer.replica.gradient_stream import GradientStream
 from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch_batch import MicroBatch, collate
+from trainer.replica.torch_loader import load_model
 from trainer.replica.torch_model import (
     compile_layers,
     compute_dtype,
     flatten,
-    load_model,
     recompute_activations,
     trainable_parameters,
 )
@@ -94,7 +94,6 @@ class TorchReplica:
         self._model: Any = model
         self._weights = flatten(model, layout, self._device)
         self._gradients: GradientStream | None = None
-        self._pad_token: int = self._model.config.pad_token_id or 0
         dtype = compute_dtype(config, self._device)
         self._autocast = torch.autocast(
             self._device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
@@ -231,7 +230,7 @@ class TorchReplica:
         groups = split(lengths, self.limit)
         for number, group in enumerate(groups, start=1):
             samples = [[batch[index] for index in rows[row]] for row in group]
-            micro = collate(samples, self._pad_token, soft=mix is not None)
+            micro = collate(samples, soft=mix is not None)
             self._tried = sum(map(len, samples)), micro.input_ids.numel()
             yield micro.to(self._device), number == len(groups)
 

@@ -158,15 +158,17 @@ class MicroBatch:
         )
 
 
-def collate(rows: Sequence[Sequence[Encoded]], pad_token: int, *, soft: bool = False) -> MicroBatch:
+def collate(rows: Sequence[Sequence[Encoded]], *, soft: bool = False) -> MicroBatch:
     """Return samples by row as one padded micro-batch on the CPU.
+
+    Rows are padded with token 0: no other token sees it, and it has no target.
 
     Args:
         soft: with what a teacher expected, which every sample then has.
     """
     lengths = [sum(len(sample.input_ids) for sample in row) for row in rows]
     shape = len(rows), max(1, *lengths)
-    input_ids = np.full(shape, pad_token, np.int64)
+    input_ids = np.zeros(shape, np.int64)
     labels = np.full(shape, IGNORED, np.int64)
     positions = np.tile(np.arange(shape[1]), (shape[0], 1))
     for number, row in enumerate(rows):

@@ -19,7 +19,8 @@ from trainer.config import RunConfig
 from trainer.errors import InputError
 from trainer.layout import GradientLayout
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch_model import compute_dtype, flatten, load_model
+from trainer.replica.torch_model import compute_dtype, flatten
+from trainer.replica.torch_published import load_published
 
 
 class TorchGenerator:
@@ -52,7 +53,7 @@ class TorchGenerator:
         if threads is not None:
             torch.set_num_threads(threads)
         # It stays in train mode: without dropout it computes the same, see TorchReplica.evaluate.
-        self._model: Any = load_model(model_dir, config, self._device)
+        self._model: Any = load_published(model_dir, config, self._device)
         flatten(self._model, layout, self._device).copy_(torch.tensor(weights))
         # The folder's own settings, such as a penalty for repetition, are not ours.
         self._model.generation_config = transformers.GenerationConfig()

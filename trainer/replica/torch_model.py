@@ -1,73 +1,57 @@
-"""A transformers model ready to train: loaded, adapted, what trains in one flat tensor."""
+"""A loaded model made ready to train: adapted, what trains in one flat tensor."""
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trainer.config import RunConfig
 from trainer.errors import InputError
 from trainer.layout import GradientLayout
+from trainer.replica.torch_decoder import Decoder
+from trainer.replica.torch_linear import add_adapters
 
-HEADS = ("score", "lm_head")
 NF4_BLOCK = 64
 """Consecutive weights that share a scale."""
 
 
-def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.Module:
-    """Return the model in train mode on `device`, with trainable parameters as the method says.
-
-    Dropout is off: gradients must not depend on who computes them. The frozen base has
-    `config.model.dtype` or NF4; what trains is fp32.
-
-    Raises:
-        InputError: the weights cannot be loaded.
-    """
-    _quieten()
-    auto = {
-        "classify": transformers.AutoModelForSequenceClassification,
-        "causal-lm": transformers.AutoModelForCausalLM,
-    }[config.task]
-    settings: dict[str, Any] = {"attention_dropout": 0.0}
-    if config.num_classes is not None:
-        settings["num_labels"] = config.num_classes
-    if config.model.quantization == "nf4":
-        settings["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_compute_dtype=compute_dtype(config, device),
-            bnb_4bit_use_double_quant=False,
-            llm_int8_skip_modules=list(HEADS),
-        )
-    full = config.method == "full"
+@contextmanager
+def reading(model_dir: Path, device: torch.device) -> Iterator[None]:
+    """Turn what goes wrong when a model is loaded into one line for people."""
     try:
-        model: nn.Module = auto.from_pretrained(
-            model_dir,
-            dtype=torch.float32 if full else getattr(torch, config.model.dtype),
-            device_map={"": device},
-            attn_implementation="sdpa",
-            local_files_only=True,
-            use_safetensors=True,
-            **settings,
-        )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        yield
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise InputError(
                 f"{model_dir}: the base model alone does not fit on {device}"
             ) from None
         raise InputError(f"{model_dir}: cannot be loaded: {_first_line(error)}") from None
+
+
+def prepared(
+    model: nn.Module, model_dir: Path, config: RunConfig, device: torch.device
+) -> nn.Module:
+    """Return a loaded base as it trains: what is frozen, adapters, train mode.
+
+    Raises:
+        InputError: bitsandbytes computes other products than those of the weights.
+    """
     if config.model.quantization == "nf4" and device.type == "cpu":
         _check_nf4_widths(model, model_dir)
+    full = config.method == "full"
     model.requires_grad_(full)
     if not full:
-        _add_lora(model, config)
+        lora = config.lora
+        scale = lora.lora_alpha / lora.lora_rank
+        add_adapters(model, lora.target_modules, lora.lora_rank, scale, device)
+        if config.task == "classify":
+            model.get_submodule("score").requires_grad_(True)
     for module in model.modules():
         # On CPUs with AVX512-BF16 an eval-mode forward of bitsandbytes repacks NF4 weights in
         # place, and every later gradient is wrong while the loss looks right.
@@ -78,7 +62,10 @@ def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.M
 
 def recompute_activations(model: Any) -> None:
     """Keep only layer inputs in forward and compute the rest again in backward."""
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    if isinstance(model, Decoder):
+        model.model.recompute = True
+    else:
+        model.activation_checkpointing_enable({"use_reentrant": False})
 
 
 def compile_layers(model: Any) -> None:
@@ -102,10 +89,7 @@ def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
     adapted = any(".lora_A." in name for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            if adapted:  # adapters were injected in place, so the outer wrapper's prefix is ours
-                name = name.replace(".modules_to_save.default", "").replace(".default", "")
-                name = f"base_model.model.{name}"
-            yield name, parameter
+            yield f"base_model.model.{name}" if adapted else name, parameter
 
 
 def flatten(model: nn.Module, layout: GradientLayout, device: torch.device) -> Tensor:
@@ -137,30 +121,6 @@ def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
                 f"{model_dir}: {name} is {width} wide; nf4 on the CPU needs a multiple"
                 f" of {NF4_BLOCK}: set model.quantization none, or take a GPU"
             )
-
-
-def _add_lora(model: nn.Module, config: RunConfig) -> None:
-    import peft
-
-    settings = peft.LoraConfig(
-        task_type="SEQ_CLS" if config.task == "classify" else "CAUSAL_LM",
-        r=config.lora.lora_rank,
-        lora_alpha=config.lora.lora_alpha,
-        target_modules=list(config.lora.target_modules),
-        lora_dropout=0.0,
-        bias="none",
-    )
-    with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 by a deprecated name.
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        peft.get_peft_model(model, settings)  # injects in place; the wrapper is not needed
-
-
-def _quieten() -> None:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    # It reports on stderr that an optional kernel package is not there.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from trainer.data.samples import DataError
-from trainer.data.tokens import IGNORED, load_dataset
+from trainer.data.samples import DataError, Sample
+from trainer.data.tokens import IGNORED, Encoder, load_dataset
 from trainer.errors import InputError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -45,7 +45,7 @@ def test_classify_ids_and_labels(tmp_path):
     assert [data[i].labels for i in range(len(data))] == [2, 0]
     assert data[0].input_ids.dtype == np.int32
     assert tokenizer.decode(data[0].input_ids.tolist()) == "echo hi"
-    assert (data.tokens, data.truncated) == (9, 0)
+    assert sum(len(data[i].input_ids) for i in range(len(data))) == 9
     with pytest.raises(IndexError):
         data[2]
     with pytest.raises(IndexError):
@@ -57,7 +57,20 @@ def test_samples_are_cut_at_the_end(tmp_path):
     path = write(tmp_path / "a.jsonl", {"input": "abcdef", "label": 1}, {"input": "ab", "label": 1})
     data = load_dataset(path, tmp_path, "classify", 2, max_seq_len=4)
     assert tokenizer.decode(data[0].input_ids.tolist()) == "abcd"
-    assert data.truncated == 1
+    assert tokenizer.decode(data[1].input_ids.tolist()) == "ab"
+
+
+def test_samples_are_encoded_when_they_are_asked_for(tmp_path, monkeypatch):
+    """A worker that starts again does not wait for the whole file's tokens."""
+    byte_tokenizer(tmp_path)
+    path = write(tmp_path / "a.jsonl", *({"input": f"echo {n}", "label": 0} for n in range(100)))
+    seen: list[Sample] = []
+    texts = Encoder.texts
+    monkeypatch.setattr(Encoder, "texts", lambda self, part: seen.extend(part) or texts(self, part))
+    data = load_dataset(path, tmp_path, "classify", 2, max_seq_len=64)
+    assert not seen
+    assert data[7] is data[7]
+    assert [sample.line for sample in seen] == [8]
 
 
 def test_causal_lm_text_ends_and_predicts_all_but_its_first_token(tmp_path):

@@ -116,6 +116,7 @@ def test_how_a_batch_is_cut_changes_nothing_but_rounding(
 
 
 @pytest.mark.slow
+@pytest.mark.needs("g++")
 @pytest.mark.timeout(
     900
 )  # most of a minute of a compiler, on a machine that has nothing else to do

@@ -57,6 +57,20 @@ def test_problems_come_from_json_lines(tmp_path: Path) -> None:
         read_problems(tmp_path / "none")
 
 
+def test_tests_may_use_what_the_prompt_defines_before_the_function() -> None:
+    prompt = "import math\n\ndef double(n):\n    return 2 * n\n\ndef half(n):\n"
+    problem = Problem(prompt, "def check(f):\n    assert f(double(3)) == 3", "half")
+    assert problem.trial("").given == prompt.removesuffix("def half(n):\n")
+    whole = Problem('def f(n):\n    """What."""\n', "", "f")
+    assert whole.trial("").given == whole.prompt
+    assert Problem("def f(n):\n  return [", "", "f").trial("").given == ""
+    try:
+        verdict = Sandbox().run(problem.trial("    return n / 2"))
+    except InputError as error:
+        pytest.skip(f"needs bwrap: {error}")
+    assert verdict.passed, verdict.reason
+
+
 def test_right_and_wrong_completions_are_told_apart() -> None:
     try:
         sandbox = Sandbox()
@@ -69,7 +83,7 @@ def test_right_and_wrong_completions_are_told_apart() -> None:
         "    return n *": False,
         "    import os; os._exit(0)\n": False,
     }
-    programs = [TRIANGLE.program(completion) for completion in completions]
-    verdicts = judge(sandbox, programs, threads=2)
+    trials = [TRIANGLE.trial(completion) for completion in completions]
+    verdicts = judge(sandbox, trials, threads=2)
     assert [verdict.passed for verdict in verdicts] == list(completions.values())
     assert "AssertionError" in verdicts[2].reason

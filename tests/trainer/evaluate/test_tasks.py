@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click.testing
 import pytest
@@ -15,6 +16,7 @@ from trainer.commands.evaluate import evaluate
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute
 from trainer.evaluate.tasks import Material, make_tasks
+from trainer.generation import Completion, complete
 from trainer.trained import load_trained
 
 if TYPE_CHECKING:
@@ -36,13 +38,10 @@ def test_a_classifier_is_rated_by_its_accuracy(
     assert {"validation/loss", "validation/mcc"} < figures.keys()
 
 
+@pytest.mark.usefixtures("vulkan")
 def test_vulkan_comes_to_the_figures_of_the_cpu(
     tmp_path: Path, model: Path, data: Path, make_config: MakeConfig
 ) -> None:
-    from trainer.replica.wgpu.adapter import adapters
-
-    if not adapters():
-        pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
     run = Run(tmp_path / "run", model, make_config)
     trained = load_trained(run.save(1))
     (task,) = make_tasks("loss", Material(data=[data]))
@@ -94,14 +93,21 @@ def test_code_is_not_run_unless_that_is_allowed(tmp_path: Path) -> None:
         make_tasks("code", Material(problems=problems, run_code=True, samples=2))
 
 
-def test_code_that_a_model_writes_is_run_and_counted(run: Run, tmp_path: Path) -> None:
-    """Of the two problems one is right whatever follows, the other wrong: a mean of one half."""
+def test_code_that_a_model_writes_is_run_and_counted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it writes is right for one of the two problems: a mean of one half."""
     run.save(1)
-    text = 'def f():\n    return 1\n"""'  # what the model adds ends up in a string
+
+    def written(*arguments: Any) -> list[Completion]:
+        made = complete(*arguments)
+        return [replace(completion, text="    return 1\n") for completion in made]
+
+    monkeypatch.setattr("trainer.evaluate.tasks.complete", written)
     problems = [
         {
-            "prompt": text,
-            "test": f'"""\ndef check(f):\n    assert f() == {value}',
+            "prompt": "def f():\n",
+            "test": f"def check(f):\n    assert f() == {value}",
             "entry_point": "f",
         }
         for value in (1, 2)

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from trainer.config import RunConfig, load
+from trainer.exchange.actions import Save
 from trainer.exchange.compression import make_codec
+from trainer.exchange.coordinator import Coordinator
 from trainer.exchange.messages import JoinRequest
 from trainer.exchange.roster import Job
 from trainer.exchange.schedule import StepPlan
@@ -90,6 +92,27 @@ class ExactProblem:
         """Return the state before the first update."""
         weights = np.linspace(-1, 1, self.layout.size, dtype=np.float32)
         return TrainState.fresh(weights)
+
+    def coordinator(self, workers: int, now: float, last: Save | None = None) -> Coordinator:
+        """Return the coordinator of a run from its last checkpoint, or from the beginning."""
+        state, generation = self.fresh_state(), 0
+        if last:
+            snapshot, generation = last.snapshot, last.generation
+            arrays = (snapshot.weights, snapshot.first_moment, snapshot.second_moment)
+            state = TrainState(*(array.copy() for array in arrays), step=snapshot.step)
+            assert state.weights.tobytes() == self.trajectory[state.step]
+        return Coordinator(
+            config=self.config,
+            job=JOB,
+            layout=self.layout,
+            plan=self.plan,
+            validation_samples=self.validation_samples,
+            state=state,
+            expect_workers=workers,
+            score=lambda table: {"count": sum(map(sum, table))},
+            now=now,
+            generation=generation,
+        )
 
     def gradient(self, epoch: int, position: int) -> np.ndarray:
         """Return a sample's gradient, fp32 `[N]`.

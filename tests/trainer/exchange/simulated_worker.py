@@ -19,6 +19,9 @@ from trainer.exchange.session import Committed, Event, Restored, Session, result
 from trainer.exchange.wire import Frame, FrameDecoder, FrameEncoder, run_tag
 from trainer.optimizer import AdamW, TrainState, weights_digest
 
+MAX_QUEUED = 8 * (4 + 4)
+"""Streams that may wait on a link, as `GradientServer` bounds them for four blocks."""
+
 
 class Pipe:
     """One direction of a connection: frames go in, bytes come out in pieces of any size.
@@ -47,6 +50,16 @@ class Pipe:
         taken = bytes(self._bytes[:count])
         del self._bytes[: len(taken)]
         return taken
+
+    @property
+    def queued(self) -> int:
+        """Streams that were not drawn whole."""
+        return len(self._frames)
+
+    @property
+    def full(self) -> bool:
+        """Whether more wait than `GradientServer` lets wait."""
+        return len(self._frames) > MAX_QUEUED
 
     @property
     def empty(self) -> bool:
@@ -104,6 +117,8 @@ class SimulatedWorker:
         """Whether its loop sends through the membership of the moment, not that of the shard."""
         self.corrupt = False
         """Whether its memory is bad: the next update goes wrong by one bit."""
+        self.mute = False
+        """Whether it keeps the proofs of its weights to itself."""
         self.wire: Wire | None = None
         self.session: Session | None = None
         self.heard = self.beat = 0.0
@@ -218,7 +233,7 @@ class SimulatedWorker:
         if self.corrupt:
             self.state.weights.view(np.uint32)[3] ^= 1
         self.commits.append(event)
-        if commit.report:
+        if commit.report and not self.mute:
             digest = weights_digest(self.state.weights)
             report = WeightsReport(step=commit.step, digest=digest)
             self._send(session, [session.message(report, commit.step)])

@@ -55,3 +55,20 @@ def covered(shards: list[Shard]) -> set[int]:
 
 def redealt(cluster: SimulatedCluster) -> list[tuple[int, list[int]]]:
     return [(event["rank"], event["to"]) for event in cluster.named("redealt")]
+
+
+def until_step(cluster: SimulatedCluster, step: int) -> None:
+    while cluster.step < step:
+        assert cluster.finish is None, cluster.finish
+        cluster.go_on()
+
+
+def until_validating(cluster: SimulatedCluster) -> None:
+    assert cluster.coordinator
+    while not (round_ := cluster.coordinator.training.round) or round_.kind == "train":
+        cluster.go_on()
+
+
+def saved(cluster: SimulatedCluster) -> list[tuple[int, bool]]:
+    """Return step and whether there was a validation, for each checkpoint."""
+    return [(save.snapshot.step, save.validation is not None) for save in cluster.saves]

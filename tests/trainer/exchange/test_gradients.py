@@ -39,7 +39,7 @@ def test_the_order_of_arrival_does_not_matter(codec: str):
         sums = GradientSum(LAYOUT, make_codec(codec), step=3)
         for shard in arrival:
             whole = [sums.add(f) for f in frames(drawn(shard), shard, shard.size, codec)]
-            assert whole == [False] * (len(whole) - 1) + [True]
+            assert [w is not None for w in whole] == [False] * (len(whole) - 1) + [True]
         average = sums.average(0, SHARDS)
         assert average.weight == 9
         results.add(average.encoded.tobytes())

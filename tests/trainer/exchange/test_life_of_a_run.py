@@ -1,4 +1,4 @@
-"""From the first step to the last: checkpoints, validations, stopping, restarting, same bits."""
+"""From the first step to the last: checkpoints, validations, restarting, same bits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from exact_problem import ExactProblem
 from simulated_cluster import TICK, SimulatedCluster
+from staging import saved, until_step
 
 from trainer.exchange.messages import Shutdown
 
@@ -18,22 +19,6 @@ pytestmark = pytest.mark.usefixtures("small_frames")
 @pytest.fixture(scope="module")
 def problem() -> ExactProblem:
     return ExactProblem()
-
-
-def until_step(cluster: SimulatedCluster, step: int) -> None:
-    while cluster.step < step:
-        cluster.go_on()
-
-
-def until_validating(cluster: SimulatedCluster) -> None:
-    assert cluster.coordinator
-    while not (round_ := cluster.coordinator.training.round) or round_.kind == "train":
-        cluster.go_on()
-
-
-def saved(cluster: SimulatedCluster) -> list[tuple[int, bool]]:
-    """Return step and whether there was a validation, for each checkpoint."""
-    return [(save.snapshot.step, save.validation is not None) for save in cluster.saves]
 
 
 # Cadence
@@ -93,109 +78,14 @@ def test_any_number_of_workers_ends_with_the_same_weights(problem: ExactProblem,
         assert worker.state.weights.tobytes() == problem.trajectory[-1]
 
 
-# Stopping
-
-
-def test_stopped_while_waiting(problem: ExactProblem):
-    cluster = SimulatedCluster(problem, workers=1, expect=2)
-    cluster.start()
-    cluster.stop("stopped by SIGTERM")
-    cluster.pass_time(2 * TICK)
-    assert cluster.finish
-    assert (cluster.finish.exit_code, cluster.finish.reason) == (0, "stopped by SIGTERM")
-    assert cluster.saves == [], "there is nothing to save yet"
-    assert cluster.workers[0].ended
-
-
-@pytest.mark.parametrize("pieces", range(1, 12))
-def test_stopped_in_a_step_finishes_it_and_saves(problem: ExactProblem, pieces: int):
-    cluster = SimulatedCluster(problem, workers=3)
-    until_step(cluster, 1)
-    cluster.go_on(pieces)
-    assert cluster.coordinator
-    round_ = cluster.coordinator.training.round
-    training = round_ is not None and round_.kind == "train"
-    step = cluster.step
-    cluster.stop()
-    cluster.settle_down()
-    cluster.pass_time(2 * TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
-    assert cluster.step == step + training
-    assert cluster.saves[-1].snapshot.step == cluster.step
-    assert all(worker.ended and worker.ended.exit_code == 0 for worker in cluster.workers)
-    cluster.run_to_end()
-
-
-def test_stopped_while_validating_drops_the_validation_but_nobody(problem: ExactProblem):
-    cluster = SimulatedCluster(problem, workers=2)
-    until_validating(cluster)
-    # A proof of the weights is still out, so the end is not at once.
-    for worker in cluster.workers:
-        cluster.deliver_down(worker)
-    cluster.stop()
-    for worker in cluster.workers:
-        while worker.step():
-            pass
-        cluster.deliver_up(worker)
-    cluster.pass_time(2 * TICK)
-    assert not cluster.named("lost")
-    assert not cluster.named("validation")
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
-    assert saved(cluster)[-1] == (4, False)
-    cluster.run_to_end()
-
-
-def test_stopped_together_with_its_workers(problem: ExactProblem):
-    """`down` stops everyone at once; a step that all have left is not waited for."""
-    cluster = SimulatedCluster(problem, workers=3)
-    until_step(cluster, 3)
-    step = cluster.step
-    cluster.stop()
-    for worker in cluster.workers:
-        cluster.kill(worker)
-    cluster.pass_time(2 * TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
-    assert cluster.saves[-1].snapshot.step == step
-    cluster.run_to_end()
-
-
-def test_stopped_with_nobody_there(problem: ExactProblem):
-    cluster = SimulatedCluster(problem, workers=2)
-    until_step(cluster, 3)
-    for worker in cluster.workers:
-        cluster.kill(worker)
-    cluster.stop()
-    cluster.pass_time(2 * TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
-    assert cluster.saves[-1].snapshot.step == 3
-
-
-def test_the_end_waits_for_the_last_proofs_but_not_for_ever():
-    problem = ExactProblem(validation_samples=0)
-    lost_after = problem.config.exchange.lost_after
-    cluster = SimulatedCluster(problem, workers=2)
-    until_step(cluster, problem.plan.total_steps)
-    assert cluster.workers[1].wire
-    cluster.workers[1].wire.cut = True  # its proof never arrives
-    cluster.go_on(5)
-    assert cluster.complete, "the checkpoint does not wait"
-    assert cluster.finish is None
-    cluster.pass_time(lost_after - 2 * TICK)
-    assert cluster.finish is None
-    cluster.pass_time(4 * TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
+# The end
 
 
 def test_nobody_joins_a_run_that_is_over(problem: ExactProblem):
     cluster = SimulatedCluster(problem, workers=2)
+    cluster.workers[0].mute = True
     until_step(cluster, problem.plan.total_steps)
     assert cluster.coordinator
-    cluster.coordinator.training.audit.expect(99, "nobody proves this")
     while cluster.coordinator.phase != "finishing":
         cluster.go_on()
     late = cluster.workers[1]

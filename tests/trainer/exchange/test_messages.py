@@ -34,9 +34,7 @@ ASSIGNMENT = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=3, st
 ALL: list[Message] = [
     join_request(3),
     join_request(None),
-    JoinAccepted(
-        rank=2, generation=9, step=7, moments=True, digest="ab", heartbeat=0.5, lost_after=3
-    ),
+    JoinAccepted(rank=2, generation=9, step=7, moments=True, heartbeat=0.5, lost_after=3),
     JoinRefused(reason="another model", retry=False),
     StateLoaded(step=7, digest="ab"),
     ASSIGNMENT,

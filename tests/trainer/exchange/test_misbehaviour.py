@@ -22,7 +22,7 @@ REASONS = {
     "another weight within a block": "shard 2: its blocks differ in weight",
     "a contribution twice": "block 1 of shard 2 is here already",
     "a result too early": "a result of shard 2 out of turn",
-    "a report ahead": "a report on step 1000, which was not asked for",
+    "a report ahead": "a report on the weights after step 1001, which was not asked for",
     "a command": "STEP_COMMIT is not for the coordinator",
     "a state": "STATE is not a control message",
     "a replay": "STATE_LOADED: frame 1 came, 2 was due",

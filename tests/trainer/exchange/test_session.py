@@ -23,7 +23,7 @@ from trainer.exchange.messages import (
 )
 from trainer.exchange.roster import RefusalError
 from trainer.exchange.session import Committed, Restored, Session
-from trainer.exchange.transfer import state_frames
+from trainer.exchange.transfer import Delivery, state_frames
 from trainer.exchange.wire import Frame, MessageType
 from trainer.optimizer import TrainState
 
@@ -45,13 +45,12 @@ def state_at(step: int) -> TrainState:
     return state
 
 
-def accepted(state: TrainState, moments: bool, digest: str | None = None) -> Frame:
+def accepted(state: TrainState, moments: bool) -> Frame:
     message = JoinAccepted(
         rank=1,
         generation=GENERATION,
         step=state.step,
         moments=moments,
-        digest=digest or state.digest(),
         heartbeat=0.5,
         lost_after=3.0,
     )
@@ -98,8 +97,9 @@ def refused(session: Session, frame: Frame) -> str:
 def test_a_state_arrives_whole_and_is_proved(moments: bool):
     session = Session(join_request(1), PROBLEM.layout, "fp32")
     state = state_at(5) if moments else PROBLEM.fresh_state()
+    delivery = Delivery()
     assert session.receive(accepted(state, moments)) == ([], [])
-    *some, last = state_frames(state.snapshot(), GENERATION, moments)
+    *some, last = delivery.state(state.snapshot(), GENERATION, moments)
     assert len(some) == (3 if moments else 1) * 8 - 1
     for frame in some:
         assert session.receive(frame) == ([], [])
@@ -108,7 +108,8 @@ def test_a_state_arrives_whole_and_is_proved(moments: bool):
     assert restored.rank == 1
     assert restored.state.digest() == state.digest()
     assert proof.type is MessageType.STATE_LOADED
-    assert state.digest().encode() in bytes(proof.payload)
+    assert delivery.digest.encode() in bytes(proof.payload)
+    assert not moments or delivery.digest == state.digest()
 
 
 def test_a_state_in_another_order_or_too_much_of_it():
@@ -132,14 +133,14 @@ def test_a_state_of_another_step():
     assert "out of turn" in refused(session, frame)
 
 
-def test_a_state_that_was_not_promised():
-    session = Session(join_request(1), PROBLEM.layout, "fp32")
-    state = PROBLEM.fresh_state()
-    session.receive(accepted(state, moments=False, digest="other"))
-    *some, last = state_frames(state.snapshot(), GENERATION, moments=False)
-    for frame in some:
-        session.receive(frame)
-    assert refused(session, last) == "the state that came is not the one that was promised"
+def test_the_digest_is_there_before_the_last_frame_leaves():
+    """The proof can be back before the link asks for more."""
+    delivery = Delivery()
+    frames = delivery.counted(delivery.state(state_at(5).snapshot(), GENERATION, moments=True))
+    digests = [delivery.digest for _ in frames]
+    assert digests[-1]
+    assert not any(digests[:-1])
+    assert delivery.waiting == 0
 
 
 def test_refusals_say_whether_to_try_again():

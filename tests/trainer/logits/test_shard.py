@@ -1,5 +1,9 @@
 """What is read from a shard is what was written."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
@@ -29,3 +33,32 @@ def test_windows_come_back(tmp_path, kind, values):
                     continue
                 assert mine.dtype == np.float32
                 np.testing.assert_allclose(mine, wanted, rtol=exact, atol=exact * 1e-3)
+
+
+IN_ONE_THREAD = """
+import sys
+from pathlib import Path
+from tiny_logits import SCHEMES, tiny_description, tiny_windows
+from trainer.logits import shard
+
+description = tiny_description(SCHEMES["topk"])
+plan = description.shards[0]
+threads = lambda: len(list(Path("/proc/self/task").iterdir()))
+before = threads()
+content = bytes(shard.encode(description, plan, tiny_windows(description, 0)))
+for _ in range(3):
+    shard.decode(description, plan, content)
+print(threads() - before)
+"""
+
+
+def test_no_thread_outlives_a_read_or_a_write():
+    """A thread of pyarrow that lets go of our bytes while Python ends aborts the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_THREAD],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        check=True,
+    )
+    assert done.stdout == "0\n"

@@ -37,13 +37,13 @@ def test_a_row_says_where_its_samples_begin() -> None:
     samples = [
         Encoded(np.arange(1, n, dtype=np.int32), np.arange(1, n, dtype=np.int32)) for n in (4, 3)
     ]
-    micro = collate([samples, samples[1:]], pad_token=0)
+    micro = collate([samples, samples[1:]])
     assert micro.input_ids.tolist() == [[1, 2, 3, 1, 2], [1, 2, 0, 0, 0]]
     assert micro.labels.tolist() == [[1, 2, 3, 1, 2], [1, 2, -100, -100, -100]]
     assert micro.positions is not None
     assert micro.positions.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]
     assert micro.lengths.tolist() == [5, 2]
-    assert collate([samples[:1], samples[1:]], pad_token=0).positions is None
+    assert collate([samples[:1], samples[1:]]).positions is None
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])

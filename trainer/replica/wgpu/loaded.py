@@ -11,13 +11,13 @@ from trainer.architecture import read_architecture
 from trainer.config import RunConfig
 from trainer.headers import read_config
 from trainer.layout import GradientLayout
+from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.batch import padded_length
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.loader import load_frozen
 from trainer.replica.wgpu.memory import Pool
 from trainer.replica.wgpu.model import Decoder, Tensors
-from trainer.replica.wgpu.rope import rope_tables
 from trainer.replica.wgpu.slots import Slots
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu import golden
 from trainer.replica.wgpu import layer as recorded
 from trainer.replica.wgpu.array import Array, Kind
@@ -29,7 +30,6 @@ from trainer.replica.wgpu.layer import Activations, Layer, Norm, Shape
 from trainer.replica.wgpu.linear import Linear, Lora, Trainable
 from trainer.replica.wgpu.memory import Pool
 from trainer.replica.wgpu.nf4 import dequantize, quantize
-from trainer.replica.wgpu.rope import rope_tables
 
 TOLERANCE = 1e-5
 """Of the largest value, or of the norms' product for a derivative; right is below 1e-6."""

@@ -27,7 +27,7 @@ def folder(path, seconds):
     reaches it. So the caller is a child, and nobody waits for it beyond the deadline.
     """
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, path],
+        [sys.executable, "-I", "-c", CHILD, path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import wgpu
 
-from trainer.replica.wgpu.adapter import select
+from trainer.replica.wgpu.adapter import Adapter
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.failures import DeviceError, LostError, OutOfMemoryError
@@ -68,9 +68,9 @@ def submit_nothing(device: Device, _array: Array) -> None:
 
 
 @pytest.fixture(scope="module")
-def lost() -> tuple[Device, Array, Graph]:
+def lost(vulkan: Adapter) -> tuple[Device, Array, Graph]:
     """A device that was lost after it had been used, with a graph that ran."""
-    device = Device(select(allow_software=True))
+    device = Device(vulkan)
     x, weight, y = device.array((2, 64)), device.array((64,)), device.array((2, 64))
     graph = Graph(device)
     rms_norm(graph, x, weight, y, eps=1e-6)

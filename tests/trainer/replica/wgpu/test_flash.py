@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, run
-from trainer.replica.wgpu.adapter import select
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.kernels.flash import flash_attention, serves
 
@@ -68,6 +67,6 @@ def test_it_serves_software_devices_and_whole_vectors_alone(device: Device) -> N
     assert not serves(device, 80)
     assert not serves(device, 256)
     assert not serves(None, 128)
-    gpu = Device(select(allow_software=True))
+    gpu = Device(device.adapter)
     gpu.adapter = replace(gpu.adapter, kind="discrete")
     assert not serves(gpu, 128)

@@ -16,7 +16,8 @@ from trainer.errors import InputError, NonFiniteError
 from trainer.initialization import initial_weights, uniform
 from trainer.layout import build_layout
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch_model import flatten, load_model
+from trainer.replica.torch_model import flatten
+from trainer.replica.torch_published import load_published
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.generator import WgpuGenerator
 from trainer.replica.wgpu.loaded import load
@@ -55,7 +56,7 @@ class Both:
         self.layout = layout
         self.loaded.write(device, weights)
         self.generator = WgpuGenerator(device, self.loaded.decoder, **settings)
-        self.torch: Any = load_model(folder, on_torch or config, torch.device("cpu"))
+        self.torch: Any = load_published(folder, on_torch or config, torch.device("cpu"))
         flatten(self.torch, layout, torch.device("cpu")).copy_(torch.tensor(weights))
 
     def greedy(self, prompt: Sequence[int], count: int = NEW) -> list[int]:

@@ -17,7 +17,7 @@ from small_model import write_data, write_model
 
 from trainer.architecture import read_architecture
 from trainer.config import RunConfig
-from trainer.replica.torch_model import load_model
+from trainer.replica.torch_loader import load_model
 from trainer.replica.wgpu import loader, nf4_file
 from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.device import Device

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch.nn import functional
 
+from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu import golden
-from trainer.replica.wgpu.adapter import select
+from trainer.replica.wgpu.adapter import Adapter
 from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.failures import DeviceError, LostError
-from trainer.replica.wgpu.rope import rope_tables
 from trainer.replica.wgpu.selftest import check
 
 
 class Miscompiling(Device):
     """A device whose driver turns one piece of code into another."""
 
-    def __init__(self, written: str, compiled: str) -> None:
-        super().__init__(select(allow_software=True))
+    def __init__(self, adapter: Adapter, written: str, compiled: str) -> None:
+        super().__init__(adapter)
         self.written = written
         self.compiled = compiled
         self.hits = 0
@@ -54,15 +54,17 @@ def test_a_right_device_passes_and_gets_its_memory_back(device: Device) -> None:
         ("select(-other, other, i < half)", "select(other, -other, i < half)", "gradient"),
     ],
 )
-def test_one_wrong_sign_or_number_is_caught(written: str, compiled: str, wrong: str) -> None:
-    broken = Miscompiling(written, compiled)
+def test_one_wrong_sign_or_number_is_caught(
+    vulkan: Adapter, written: str, compiled: str, wrong: str
+) -> None:
+    broken = Miscompiling(vulkan, written, compiled)
     with pytest.raises(DeviceError, match=f"failed the self-test: .*{wrong}.* is off by"):
         check(broken)
     assert broken.hits
 
 
-def test_a_lost_device_is_not_called_wrong() -> None:
-    device = Device(select(allow_software=True))
+def test_a_lost_device_is_not_called_wrong(vulkan: Adapter) -> None:
+    device = Device(vulkan)
     device.handle.destroy()
     with pytest.raises(LostError):
         check(device)

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from trainer.errors import InputError
-from trainer.replica.wgpu.rope import rope_tables
+from trainer.replica.rope import rope_tables
 
 LLAMA3 = {
     "rope_type": "llama3",

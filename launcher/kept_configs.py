@@ -1,0 +1,164 @@
+"""The config of a run that goes on: what this machine started it with, else what its host says.
+
+A config names files that every host reads and folders that they write. The copy on a host may have
+been changed by what ran there. So each start leaves a copy here, in `configs/` of the state folder,
+and a machine without one takes from a host only paths of places that Motley keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+import yaml
+
+from launcher.access import default_state_folder, make_private_folder
+from launcher.errors import ConfigError
+from launcher.files import write_atomically
+from launcher.hub import is_hub_name
+from launcher.inventory import Host
+from launcher.placement import REMOTE_STATE
+from launcher.runs import Registry
+
+SHARE = "/srv/motley"
+"""Where the share role has it, unless the inventory says otherwise."""
+
+_RUN = {
+    "model.path": "--model DIR",
+    "data.train": "--data FILE",
+    "output": "--output DIR",
+    "data.validation": "--set data.validation=FILE",
+    "checkpoint.folder": "--set checkpoint.folder=DIR",
+}
+"""The paths in a run config, and how they are given with `--resume`."""
+_JOB = {
+    "teacher.model": "--teacher DIR",
+    "teacher.data": "--data PATH",
+    "teacher.tokenizer": "--tokenizer DIR",
+    "student.model": "--student DIR",
+    "student.output": "--output DIR",
+    "logits": "--logits DIR",
+    **{
+        key: f"--set {key}=PATH"
+        for key in (
+            *("student.config", "student.validation", "student.checkpoint.folder"),
+            *("evaluation.data", "evaluation.prompts", "evaluation.problems"),
+        )
+    },
+}
+_PRIVATE = ("ca", "configs", "inventories", "lock", "push", "runs")
+"""Names in a state folder that are the launcher's own."""
+_DEFAULT_OUTPUT = ("runs", "output")
+_TASK = re.compile(r"[\w:-]+", re.ASCII)
+
+
+def keep_config(run_id: str, config: bytes) -> None:
+    """Keep what a run is started with; without it `--resume` here asks for more."""
+    path = _own(run_id)
+    with contextlib.suppress(OSError):
+        make_private_folder(path.parent)
+        write_atomically(path, config)
+
+
+def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[bytes, str]:
+    """Return the config to go on with, and what is to be said of it; empty when nothing is.
+
+    Args:
+        given: the settings that the command line has a value for.
+
+    Raises:
+        ConfigError: there is no such run, or its config names what only this machine may name.
+    """
+    registry.get(run_id)
+    own: bytes | None = None
+    with contextlib.suppress(OSError):
+        own = _own(run_id).read_bytes()
+    if own is None:
+        theirs = registry.config(run_id)
+        if not registry.is_here:
+            _refuse_what_is_elsewhere(theirs, registry.hosts, run_id, given)
+        return theirs, ""
+    with contextlib.suppress(ConfigError):
+        if registry.config(run_id) != own:
+            return own, f"the config that the hosts keep of {run_id} is another one; not used"
+    return own, ""
+
+
+def _own(run_id: str) -> Path:
+    return default_state_folder() / "configs" / f"{run_id}.yaml"
+
+
+def _refuse_what_is_elsewhere(
+    config: bytes, hosts: Sequence[Host], run_id: str, given: Collection[str]
+) -> None:
+    try:
+        tree: Any = yaml.safe_load(config)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"run {run_id}: its run.yaml is not a config; start a new run")
+    settings = cast("dict[str, Any]", tree)
+    is_job = "teacher" in settings
+    for key, flag in (_JOB if is_job else _RUN).items():
+        for path in () if key in given else _values(settings, key):
+            if not (_may_be_named(path, hosts, is_job) or (key == "model.path" and _on_hub(path))):
+                raise ConfigError(
+                    f"run {run_id} was not started from this machine, and its host's config names "
+                    f"{key} {path}, which is nothing that Motley keeps there; if that is right, "
+                    f"give it as well: {flag}"
+                )
+    code = [value for value in _values(settings, "evaluation.run_code") if value is not False]
+    tasks = [task for task in _values(settings, "evaluation.tasks") if not _is_task(task)]
+    for key, found in (("evaluation.run_code", code), ("evaluation.tasks", tasks)):
+        if found and key not in given:
+            raise ConfigError(
+                f"run {run_id} was not started from this machine, and its host's config sets {key} "
+                f"to {found[0]}; if that is right, give it as well: --set {key}=VALUE"
+            )
+
+
+def _is_task(name: object) -> bool:
+    return isinstance(name, str) and _TASK.fullmatch(name) is not None
+
+
+def _may_be_named(path: object, hosts: Sequence[Host], is_job: bool) -> bool:
+    """Whether a path lies where Motley keeps models, data and results of its own."""
+    if not isinstance(path, str) or not path.isprintable():
+        return False
+    pure = PurePosixPath(path)
+    if ".." in pure.parts or path.startswith("-"):
+        return False
+    if not pure.is_absolute():
+        return is_job and _is_open(pure)  # of a job: below a host's state folder or share
+    for host in hosts:
+        own = host.state_folder or (str(default_state_folder()) if host.is_local else REMOTE_STATE)
+        if pure.is_relative_to(host.share_folder or SHARE):
+            return True
+        if pure.is_relative_to(own):
+            return _is_open(pure.relative_to(own))
+    return False
+
+
+def _is_open(path: PurePosixPath) -> bool:
+    return path.parts[:2] == _DEFAULT_OUTPUT or path.parts[:1] not in [
+        (),
+        *[(p,) for p in _PRIVATE],
+    ]
+
+
+def _on_hub(path: object) -> bool:
+    return isinstance(path, str) and is_hub_name(path, Path("/")) and not path.startswith("inputs/")
+
+
+def _values(tree: Mapping[str, Any], key: str) -> Iterator[object]:
+    """Yield what a dotted key has: nothing, one value, or those of a list."""
+    found: Any = tree
+    for part in key.split("."):
+        found = cast("dict[str, Any]", found).get(part) if isinstance(found, dict) else None
+    if isinstance(found, list):
+        yield from cast("list[Any]", found)
+    elif found is not None:
+        yield found

@@ -1,0 +1,89 @@
+"""What the README has a reader type on one machine: the same commands, on less data and shorter."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.project.command_blocks import CommandBlock, command_block
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+class Reader:
+    """Types what a document says, in a folder and on a port of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self._environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "MOTLEY_STATE_DIR": str(folder / "state"),
+            "NO_COLOR": "1",
+        }
+
+    def type(self, block: CommandBlock, added: dict[str, str]) -> str:
+        """Run a block of commands, some with further options; return what they print."""
+        text = block.text
+        for command, options in added.items():
+            assert text.count(command) == 1, command
+            text = text.replace(command, f"{command} {options}")
+        done = self.run(text)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def run(self, text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-euxc", text],
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=800,
+        )
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    yield reader
+    reader.run("launch cluster down --all")
+
+
+def test_the_demo_by_hand(reader: Reader) -> None:
+    printed = reader.type(
+        command_block("README.md", "What you see"),
+        {
+            "-o demo/data": "--count 256 --validation-count 64",
+            "--config pretrain": "--set training.max_steps=2 --set training.batch_size=8",
+            "--preset quickstart": f"--set training.max_steps=6 -e motley_port={reader.port}",
+        },
+    )
+    assert "finished, step 6/6" in printed
+    assert "nothing was running" in printed
+    assert json.loads(printed.splitlines()[-1])["schema"] == "motley.scores/1"
+
+
+def test_a_readers_own_data_and_model(reader: Reader) -> None:
+    own = "trainer generate-data shell-safety -o data --count 96 --validation-count 10\n"
+    own += "trainer init-model --data data/train.jsonl -o model"
+    assert reader.run(own).returncode == 0
+    (reader.folder / "run.yaml").write_text(
+        "task: classify\nnum_classes: 5\noutput: output\nmodel: {path: model}\n"
+        "data: {train: data/train.jsonl, max_seq_len: 64}\ntraining: {batch_size: 32}\n"
+    )
+    printed = reader.type(
+        command_block("README.md", "Your own data and model"),
+        {"training.epochs=3": f"--wait -e motley_port={reader.port}"},
+    )
+    assert "finished, step 9/9" in printed

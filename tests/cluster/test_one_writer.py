@@ -1,0 +1,133 @@
+"""Two coordinators of one run: one of them loses, also when it had been the first."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from real_cluster import STEPS, Cluster
+from real_process import Process, free_port, wait_for
+
+from trainer.metrics import read_metrics
+from trainer.state import read_progress
+from trainer.status import read_status
+
+pytestmark = pytest.mark.cluster
+
+SLOW = ("--seconds", "0.005")
+ELSEWHERE = Path(__file__).with_name("elsewhere.py")
+
+
+def second_coordinator(cluster: Cluster) -> Process:
+    """Start one with the same run id and output."""
+    bind = f"127.0.0.1:{free_port()}"
+    flags = ("--role", "coordinator", "--bind", bind, "--expect-workers", "1")
+    return cluster.trainer("second", *flags)
+
+
+def elsewhere(cluster: Cluster, silence: float) -> Process:
+    """Start a coordinator on what stands for another host."""
+    command = [sys.executable, str(ELSEWHERE), str(silence), "finetune"]
+    command += ["--config", str(cluster.run_file), "--run-id", "run", "--expect-workers", "1"]
+    command += ["--role", "coordinator", "--bind", cluster.address]
+    return cluster.start("coordinator", command)
+
+
+def assert_refused(process: Process, holder: Process) -> None:
+    assert process.wait() == 4
+    complaint = process.text.strip().splitlines()[-1]
+    assert complaint.startswith("trainer: ")
+    assert f"in use by run run, pid {holder.pid} on host" in complaint
+    assert f"kill {holder.pid} there" in complaint
+    assert "Traceback" not in process.text
+
+
+def test_a_second_one_is_refused_and_the_first_undisturbed(cluster: Cluster) -> None:
+    def written() -> dict[Path, int]:
+        files = (path for path in cluster.output.rglob("*") if path.is_file())
+        return {path: path.stat().st_mtime_ns for path in files}
+
+    first = cluster.coordinator(1)
+    first.signal(signal.SIGSTOP)  # what is written now, another one writes
+    before = written()
+    for second in (second_coordinator(cluster), cluster.trainer("local", "--threads", "1")):
+        assert_refused(second, first)
+    assert written() == before
+    first.signal(signal.SIGCONT)
+    assert cluster.status["pid"] == first.pid
+    worker = cluster.worker(0)
+    assert [first.wait(), worker.wait()] == [0, 0]
+    cluster.check_contracts([0])
+    assert len(cluster.events("listening")) == 1
+
+
+def test_of_two_that_start_at_once_one_serves(cluster: Cluster) -> None:
+    racing = [second_coordinator(cluster) for _ in range(2)]
+    wait_for(lambda: any(not process.running for process in racing), "one loses", cluster)
+    loser, winner = sorted(racing, key=lambda process: process.running)
+    assert_refused(loser, winner)
+    wait_for(lambda: cluster.events("listening"), "the winner listens", cluster)
+    winner.signal(signal.SIGTERM)
+    assert winner.wait() == 0
+    assert cluster.status["pid"] == winner.pid
+
+
+def test_a_killed_one_is_followed_at_once(cluster: Cluster) -> None:
+    """Also one that runs alone."""
+    for flags in (("--role", "coordinator", "--bind", cluster.address), ("--threads", "1")):
+        started = [cluster.trainer("first", *flags)]
+        wait_for(lambda: cluster.output.joinpath("status.json").exists(), "it runs", cluster)
+        started[0].kill()
+        cluster.output.joinpath("status.json").unlink(missing_ok=True)
+    last = cluster.coordinator(1)
+    assert "listening for" not in last.text, "it waited for nothing"
+    worker = cluster.worker(0)
+    assert [last.wait(), worker.wait()] == [0, 0]
+    assert cluster.step == STEPS
+
+
+def test_one_that_was_cut_off_and_followed_on_another_host_stops(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """It wakes up with a step to commit and checkpoints to write, and writes neither."""
+    share = tmp_path / "share" / "run"
+    successor = cluster.another("run")
+    for run in (cluster, successor):
+        run.configure(checkpoint__folder=str(share), checkpoint__every=1)
+    first = cluster.coordinator(1)
+    cluster.worker(0, *SLOW)
+    cluster.wait_event("checkpoint", step=3)
+    first.signal(signal.SIGSTOP)
+
+    second = elsewhere(successor, silence=1.0)
+    resumed = successor.wait_event("resumed")
+    assert resumed["step"] >= 3
+    assert f"pid {first.pid} on host" in second.text
+    successor.worker(0, *SLOW)
+    successor.wait_event("checkpoint", step=resumed["step"] + 2)
+    first.signal(signal.SIGCONT)
+    assert first.wait() == 4
+    said = first.text.strip().splitlines()[-1]
+    assert f"{share}: taken over by run run, pid {second.pid} on host" in said
+    assert "Traceback" not in first.text
+    assert not cluster.events("alarm"), "no checkpoint was tried in vain for long"
+    assert second.wait() == 0
+    assert (share / "latest").readlink().name == f"step-{STEPS:06d}"
+    (joined,) = successor.events("joined")
+    assert read_progress(share / "latest").generation == joined["generation"]
+    assert read_status(share / "status.json")["pid"] == second.pid
+    steps = [r for r in read_metrics(successor.output / "metrics.jsonl") if r["kind"] == "step"]
+    assert [step["step"] for step in steps] == list(range(resumed["step"] + 1, STEPS + 1))
+
+
+def test_a_living_one_on_another_host_refuses(cluster: Cluster, tmp_path: Path) -> None:
+    share = tmp_path / "share" / "run"
+    other = cluster.another("run")
+    for run in (cluster, other):
+        run.configure(checkpoint__folder=str(share))
+    first = cluster.coordinator(1)
+    assert_refused(elsewhere(other, silence=30.0), first)
+    assert cluster.status["state"] == "waiting"
+    assert first.running

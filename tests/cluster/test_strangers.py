@@ -1,0 +1,66 @@
+"""Connections without a certificate cost a run nothing that it would miss."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+
+import pytest
+from real_cluster import Cluster, wait_for
+from rig.crowd import Crowd, resident
+
+pytestmark = pytest.mark.cluster
+
+DESCRIPTORS = 256
+MIB = 1024 * 1024
+
+
+def limit_descriptors() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+
+
+def test_a_crowd_of_strangers_ends_no_run(cluster: Cluster) -> None:
+    """Idle and half-open TLS: no step is lost, no checkpoint fails, and a worker still returns."""
+    cluster.configure(training__epochs=1000)
+    cluster.before = limit_descriptors
+    tls = cluster.bench.tls
+    coordinator = cluster.coordinator(3, "--tls", str(tls / "coordinator"))
+
+    def worker(rank: int) -> None:
+        cluster.worker(rank, "--tls", str(tls / f"rank-{rank}"), "--seconds", "0.003")
+
+    for rank in range(3):
+        worker(rank)
+    cluster.wait_step(5)
+    quiet, logged = resident(coordinator.pid), coordinator.log.stat().st_size
+    most = 0
+    with Crowd(
+        cluster.port, count=100_000, rate=400, held=2 * DESCRIPTORS, kinds=["idle", "half-TLS"]
+    ) as crowd:
+        wait_for(lambda: crowd.opened > 1000, "a crowd", cluster)
+        cluster.processes[-1].kill()
+        worker(2)  # its address is the strangers' own
+        cluster.wait_event("rejoined", rank=2)
+        at = cluster.step
+
+        def some_steps_later() -> bool:
+            nonlocal most
+            most = max(most, resident(coordinator.pid))
+            return cluster.step > at + 50
+
+        wait_for(some_steps_later, "steps beside the crowd", cluster)
+        coordinator.signal(signal.SIGTERM)
+        assert coordinator.wait() == 0
+    assert {event["rank"] for event in cluster.events("lost")} == {2}
+    saved = [event["step"] for event in cluster.events("checkpoint")]
+    assert not cluster.events("alarm")
+    assert len(saved) > 5
+    assert saved[-1] == cluster.step
+    cluster.check_contracts_so_far([0, 1, 2])
+    assert most - quiet < 40 * MIB, f"{(most - quiet) / MIB:.0f} MiB for {crowd.opened} strangers"
+    lines = [event["reason"] for event in cluster.events("refused")]
+    assert len(lines) < 60, "a few lines in ten seconds, however many strangers"
+    assert any(re.match(r"\d+ connections in \d+ s: ", line) for line in lines)
+    assert coordinator.log.stat().st_size - logged < 64 * 1024
+    assert "Too many open files" not in coordinator.text

@@ -1,0 +1,74 @@
+"""The soak by hand: `python -m tests.soak --minutes 60 --seed 7`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tests.soak import room
+
+_MARK = ".soak"
+FAULTS_A_MINUTE = 12
+"""The pace unless --faults says otherwise: two cores keep up with it."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--minutes", type=click.FloatRange(min=0.5), default=10.0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Which faults come when.")
+@click.option(
+    "--faults", type=click.IntRange(min=1),
+    help=f"How many; {FAULTS_A_MINUTE} a minute by default.",
+)  # fmt: skip
+@click.option(
+    "--folder", type=click.Path(path_type=Path, file_okay=False), default=Path("soak"),
+    show_default=True, help="What it writes; what an earlier soak left there is removed.",
+)  # fmt: skip
+def soak(minutes: float, seed: int, faults: int | None, folder: Path) -> None:
+    """Disturb one run of real processes, then check that nothing was lost, doubled or left over.
+
+    Ends with 1 if a check failed; the folder is then kept for a look.
+    """
+    from tests.soak.cluster import LaunchError
+    from tests.soak.run import soak as run
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    folder = folder.absolute()
+    _clear(folder)
+    count = faults or round(minutes * FAULTS_A_MINUTE)
+    try:
+        report = run(folder, seed, minutes, count, lambda line: click.echo(line, err=True))
+    except (LaunchError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    (folder / "report.json").write_text(json.dumps(report.tree(), indent=1) + "\n")
+    click.echo(report.text())
+    if report.passed:
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+    sys.exit(0 if report.passed else 1)
+
+
+def _clear(folder: Path) -> None:
+    """Make the folder empty; refuse one that is not of an earlier soak."""
+    mark = folder / _MARK
+    if folder.exists() and any(folder.iterdir()) and not mark.exists():
+        raise click.ClickException(f"{folder} is not of a soak; choose another --folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    mark.touch()
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    room.enter(sys.argv[1:])
+    soak()

@@ -1,0 +1,36 @@
+"""Sees what reaches the coordinator, and knows by itself whether the last state was proved."""
+
+from __future__ import annotations
+
+from trainer.exchange.actions import Finish
+from trainer.exchange.coordinator import Coordinator
+from trainer.exchange.wire import Frame, MessageType
+from trainer.optimizer import weights_digest
+
+
+class Bystander:
+    """Notes by link the newest state that each worker has proved to one coordinator."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._proved: dict[int, int] = {}
+
+    def saw(self, link: int, frame: Frame) -> None:
+        """Look at a frame before the coordinator gets it."""
+        state = self._coordinator.training.state
+        if frame.type is MessageType.STATE_LOADED:
+            self._proved[link] = frame.step
+        elif (
+            frame.type is MessageType.WEIGHTS_REPORT
+            and frame.step + 1 == state.step
+            and weights_digest(state.weights).encode() in bytes(frame.payload)
+        ):
+            self._proved[link] = state.step
+
+    def check(self, finish: Finish) -> None:
+        """A run is only done when a worker proved its last state, and all that are there did."""
+        if (finish.exit_code, finish.reason) == (0, "done"):
+            step = self._coordinator.training.state.step
+            present = {self._proved.get(m.link) for m in self._coordinator.roster.ready()}
+            assert present <= {step}, "someone who is there did not prove the last state"
+            assert step in self._proved.values(), "no worker proved the last state"

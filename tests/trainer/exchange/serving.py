@@ -1,0 +1,72 @@
+"""A GradientServer in this process, with a keeper that remembers, and a peer in a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from exact_problem import JOB, ExactProblem, join_request
+
+from trainer.errors import TrainerError
+from trainer.exchange.actions import Save
+from trainer.exchange.coordinator import Coordinator
+from trainer.exchange.server import GradientServer
+from trainer.exchange.wire import FrameEncoder, run_tag
+
+
+class RememberingKeeper:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.saved: list[Save] = []
+        self.end: tuple[int, str] | None = None
+        self.failure: TrainerError | None = None
+
+    def emit(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+    def save(self, save: Save) -> None:
+        self.saved.append(save)
+
+    def close(self, exit_code: int, reason: str) -> int:
+        self.end = (exit_code, reason)
+        return exit_code
+
+
+def coordinator_of(problem: ExactProblem, applied: int = 0) -> Coordinator:
+    """Return a coordinator that waits for a worker, with so many updates since the last save."""
+    made = problem.coordinator(1, time.monotonic())
+    made.training.state.step += applied
+    return made
+
+
+def serve(
+    machine: Coordinator, peer: Callable[[tuple[str, int]], None] | None = None
+) -> tuple[int, RememberingKeeper]:
+    """Serve on loopback until the run ends, with a peer that gets the address."""
+    keeper = RememberingKeeper()
+    server = GradientServer(machine, keeper, ("127.0.0.1", 0), None)
+    threads: list[threading.Thread] = []
+
+    def listening() -> None:
+        if peer:
+            threads.append(threading.Thread(target=peer, args=(("127.0.0.1", server.port),)))
+            threads[0].start()
+
+    code = server.run(listening)
+    for thread in threads:
+        thread.join(20)
+    return code, keeper
+
+
+def ask_to_join(address: tuple[str, int]) -> None:
+    """Send a request to join and wait for the end of the connection."""
+    with suppress(ConnectionError), socket.create_connection(address, timeout=20) as end:
+        end.sendall(FrameEncoder(run_tag(JOB.run_id)).encode(join_request(0).frame(0)))
+        while end.recv(65536):
+            pass

@@ -1,0 +1,204 @@
+"""What a stranger may cost: bounded in all, for each address, in descriptors and in lines."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.exchange import listener
+from trainer.exchange.link import Link
+from trainer.exchange.listener import STRANGERS, STRANGERS_OF_ADDRESS, Listener
+from trainer.exchange.refusals import INTERVAL, LINES, Refusals
+from trainer.exchange.wire import Frame
+
+Door = tuple[Listener, list[Link], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def clients() -> Iterator[list[socket.socket]]:
+    made: list[socket.socket] = []
+    yield made
+    for client in made:
+        client.close()
+
+
+def with_door(use: Callable[[Door], Awaitable[None]]) -> list[dict[str, Any]]:
+    """Let a coroutine use a listener on loopback; links that are open are in its list."""
+    events: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        links: list[Link] = []
+        refusals = Refusals(events.append, 0.0)
+
+        def closed(link: Link, _: str) -> None:
+            door.closed(link)
+            links.remove(link)
+
+        def frame(_link: Link, _frame: Frame) -> None:
+            raise AssertionError
+
+        def make() -> Link:
+            return Link(
+                0,
+                opened=links.append,
+                frame=frame,
+                heard=lambda _: None,
+                closed=closed,
+                max_queued=9,
+            )
+
+        door = Listener(("127.0.0.1", 0), None, make, refusals)
+        door.start()
+        try:
+            await use((door, links, events))
+        finally:
+            door.close()
+            for link in list(links):
+                link.abort("over")
+            refusals.sum_up(INTERVAL, at_once=True)
+            while links:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    return events
+
+
+async def knock(
+    door: Listener, clients: list[socket.socket], count: int, source: str = "127.0.0.1"
+) -> list[socket.socket]:
+    """Open connections, and wait until the listener has seen them all."""
+    before = len(clients)
+    for _ in range(count):
+        client = socket.socket()
+        client.bind((source, 0))
+        await asyncio.to_thread(client.connect, ("127.0.0.1", door.port))
+        clients.append(client)
+    await asyncio.sleep(0.05)
+    return clients[before:]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.01)
+
+
+def test_one_address_cannot_crowd_another_out(clients: list[socket.socket]) -> None:
+    async def use(given: Door) -> None:
+        door, links, _ = given
+        await knock(door, clients, 100)
+        assert len(links) <= STRANGERS_OF_ADDRESS
+        (worker,) = await knock(door, clients, 1, "127.0.0.2")
+        await until(lambda: any(link.peer.startswith("127.0.0.2:") for link in links))
+        for source in range(3, 9):
+            await knock(door, clients, STRANGERS_OF_ADDRESS, f"127.0.0.{source}")
+        assert len(links) <= STRANGERS
+        worker.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            worker.recv(1)
+
+    (summary,) = with_door(use)
+    assert "closed at once, too many at a time" in summary["reason"]
+    assert "gave way to a newer one" in summary["reason"]
+    assert "from 127.0.0.1 (" in summary["reason"]
+
+
+def test_the_newest_of_a_crowded_address_gets_in(
+    clients: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "REPLACE", 0.0)
+
+    async def use(given: Door) -> None:
+        door, links, _ = given
+        first, *_ = await knock(door, clients, STRANGERS_OF_ADDRESS)
+        await until(lambda: len(links) == STRANGERS_OF_ADDRESS)
+        (newest,) = await knock(door, clients, 1)
+        assert await asyncio.to_thread(first.recv, 1) == b""
+        newest.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            newest.recv(1)
+
+    with_door(use)
+
+
+def test_members_do_not_count(clients: list[socket.socket]) -> None:
+    async def use(given: Door) -> None:
+        door, links, _ = given
+        for _ in range(4):
+            await knock(door, clients, STRANGERS_OF_ADDRESS)
+            await until(lambda: len(links) % STRANGERS_OF_ADDRESS == 0)
+            for link in links:
+                door.admit(link)
+        assert len(links) == 4 * STRANGERS_OF_ADDRESS
+
+    assert with_door(use) == []
+
+
+def test_descriptors_are_kept_back(
+    clients: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_use = len(list(Path("/dev/fd").iterdir()))
+    limit = in_use + listener.RESERVED + 20
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+
+    async def use(given: Door) -> None:
+        door, links, _ = given
+        for _ in range(3):
+            await knock(door, clients, 20)
+            assert len(door._strangers) <= 10, "half of what is left may be strangers"
+            assert len(links) <= 20
+            for link in links[:5]:
+                door.admit(link)
+
+    with_door(use)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_an_accept_that_fails_rests_and_is_summed_up(
+    number: int, clients: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_REST", 0.1)
+    calls: list[int] = []
+    accept = socket.socket.accept
+
+    def fail(listening: socket.socket) -> Any:
+        calls.append(1)
+        if len(calls) <= 3:
+            raise OSError(number, os.strerror(number))
+        return accept(listening)
+
+    async def use(given: Door) -> None:
+        door, links, _ = given
+        monkeypatch.setattr(socket.socket, "accept", fail)
+        await knock(door, clients, 1)
+        await until(lambda: bool(links))
+
+    (summary,) = with_door(use)
+    assert len(calls) <= 5, "it does not spin"
+    assert f"3 not accepted ({os.strerror(number)})" in summary["reason"]
+
+
+def test_refusals_take_few_lines() -> None:
+    events: list[dict[str, Any]] = []
+    refusals = Refusals(events.append, 0.0)
+    for number in range(1000):
+        refusals.say({"event": "refused", "reason": f"number {number}"})
+        refusals.count(f"10.0.{number % 200}.1", "no TLS handshake")
+    refusals.sum_up(INTERVAL - 0.1)
+    assert len(events) == LINES
+    refusals.sum_up(INTERVAL)
+    assert len(events) == LINES + 1
+    reason = events[-1]["reason"]
+    assert reason.startswith(f"{2000 - LINES} connections in 10 s: 1000 no TLS handshake, ")
+    assert "from other addresses (" in reason
+    refusals.sum_up(2 * INTERVAL)
+    assert len(events) == LINES + 1, "nothing happened"
+    refusals.say({"event": "refused", "reason": "one more"})
+    assert events[-1]["reason"] == "one more"

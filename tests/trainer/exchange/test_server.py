@@ -1,0 +1,64 @@
+"""A defect in the coordinator ends it loudly: no port that listens while nothing moves."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from exact_problem import ExactProblem
+from serving import ask_to_join, coordinator_of, serve
+
+from trainer.exchange.coordinator import Coordinator
+from trainer.optimizer import AdamW
+
+
+def broken(*_: Any, **__: Any) -> NoReturn:
+    raise ZeroDivisionError("nobody expects this")
+
+
+@pytest.mark.parametrize("callback", ["tick", "connected", "receive", "heard", "disconnected"])
+def test_a_callback_that_raises_ends_the_run_with_a_last_checkpoint(
+    callback: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = coordinator_of(ExactProblem(exchange__heartbeat=0.2), applied=3)
+    if callback == "disconnected":  # a peer that says nothing of sense is disconnected
+        monkeypatch.setattr(Coordinator, "receive", lambda *_: [])
+    monkeypatch.setattr(Coordinator, callback, broken)
+
+    def peer(address: tuple[str, int]) -> None:
+        with suppress(ConnectionError), socket.create_connection(address, timeout=20) as end:
+            end.shutdown(socket.SHUT_WR)
+            end.recv(1)
+
+    with caplog.at_level(logging.ERROR):
+        code, keeper = serve(machine, peer if callback == "disconnected" else ask_to_join)
+    reason = "a defect in Motley: ZeroDivisionError: nobody expects this"
+    assert code == 1
+    assert keeper.end == (1, reason)
+    assert [save.snapshot.step for save in keeper.saved] == [3]
+    assert f"the run ends: {reason}" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_a_state_that_is_neither_is_not_saved(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = ExactProblem(exchange__heartbeat=0.2)
+    machine = coordinator_of(problem, applied=3)
+    state = machine.training.state
+    gradient = np.ones(problem.layout.size, np.float32)
+    optimizer = AdamW(problem.config.optimizer, problem.layout)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "sqrt", broken)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.apply(state, gradient, 0.1, 1.0)
+    monkeypatch.setattr(Coordinator, "tick", broken)
+    code, keeper = serve(machine)
+    assert code == 1
+    assert keeper.saved == []
+    assert "no last checkpoint could be saved" in caplog.text
+    assert "broke off in the middle" in caplog.text

@@ -1,0 +1,201 @@
+"""Our decoder and adapters against transformers and PEFT themselves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.replica.driving import METHODS, TASKS, drawn_weights, gradient, relative, start
+from trainer.adapter import adapter_config
+from trainer.checkpoint import weight_tensors
+from trainer.config import RunConfig
+from trainer.layout import GradientLayout, build_layout
+from trainer.replica import torch as torch_replica
+from trainer.replica.torch_decoder import Decoder
+from trainer.replica.torch_loader import load_model
+from trainer.replica.torch_model import flatten
+from trainer.replica.torch_published import load_published
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.replica.conftest import MakeBatch
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize(("method", "quantization"), METHODS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_outputs_and_gradients_are_those_of_the_published_model(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+    model_type: str,
+    method: str,
+    quantization: str,
+    dtype: str,
+) -> None:
+    """In bfloat16, where sums are rounded often, the same operations give the same bits."""
+    folder = tiny_model(model_type, tie_word_embeddings=model_type != "llama")
+    for task in TASKS:
+        config = make_config(
+            folder, task=task, method=method, model__dtype=dtype, model__quantization=quantization
+        )
+        assert isinstance(load_model(folder, config, CPU), Decoder)
+        batch = make_batch(6, task)
+        mine, found, _ = gradient(start(folder, config)[0], batch)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch_replica, "load_model", load_published)
+            theirs, expected, _ = gradient(start(folder, config)[0], batch)
+        assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-6)
+        assert relative(mine, theirs) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_parameters": LLAMA3},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+        {"num_key_value_heads": 4},
+        {"num_key_value_heads": 1, "head_dim": 320},
+        {"attention_bias": True, "mlp_bias": True},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_rarer_shapes_and_packed_rows_too(
+    tiny_model: TinyModel, make_config: MakeConfig, packed: bool, settings: dict[str, Any]
+) -> None:
+    folder = tiny_model("llama", **settings)
+    config = make_config(folder, task="causal-lm", method="full")
+    ids = torch.arange(48).reshape(2, 24) * 7 % 300
+    positions = torch.arange(24).expand(2, -1).clone()
+    if packed:
+        positions[0, 5:] -= 5
+        positions[1, 20:] -= 20
+    models: list[Any] = [load(folder, config, CPU) for load in (load_model, load_published)]
+    found = [
+        model.model(
+            input_ids=ids, position_ids=positions if packed else None, use_cache=False
+        ).last_hidden_state
+        for model in models
+    ]
+    assert relative(found[0].detach().numpy(), found[1].detach().numpy()) < 1e-6
+
+
+def test_what_the_decoder_does_not_compute_is_left_to_transformers(
+    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
+) -> None:
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+    }
+    for settings in ({"rope_parameters": yarn}, {"hidden_act": "gelu"}):
+        folder = tiny_model(**settings)
+        config = make_config(folder)
+        assert not isinstance(load_model(folder, config, CPU), Decoder)
+        replica, _ = start(folder, config)
+        assert np.isfinite(gradient(replica, make_batch(3))[0]).all()
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "targets", [None, ("q_proj", "v_proj")], ids=["all linears", "queries and values"]
+)
+def test_adapters_compute_what_peft_computes(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    quantization: str,
+    dtype: str,
+    targets: Sequence[str] | None,
+) -> None:
+    """PEFT gets the very files of a checkpoint: adapter_config.json and tensors by their names."""
+    folder = tiny_model()
+    chosen = {} if targets is None else {"lora__target_modules": targets}
+    config = make_config(
+        folder, model__dtype=dtype, model__quantization=quantization, lora__lora_alpha=24, **chosen
+    )
+    layout = build_layout(folder, config)
+    weights = drawn_weights(folder, config)
+    theirs = with_peft(folder, config, layout, weights)
+    ours: Any = load_model(folder, config, CPU)
+    flatten(ours, layout, CPU).copy_(torch.from_numpy(weights))
+    ids = torch.from_numpy(make_batch(1)[0].input_ids.astype(np.int64))[None]
+    outputs: list[torch.Tensor] = []
+    for model in (ours, theirs):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        outputs.append(model.score(hidden.float())[:, -1])
+        outputs[-1].square().sum().backward()
+    assert relative(outputs[0].detach().numpy(), outputs[1].detach().numpy()) < 1e-6
+    expected = {
+        name.replace(".default", "").replace(".modules_to_save", ""): parameter
+        for name, parameter in theirs.named_parameters()
+    }
+    trained = [(name, part) for name, part in ours.named_parameters() if part.requires_grad]
+    assert len(trained) == len(list(layout.tensors()))
+    for name, parameter in trained:
+        assert relative(parameter.grad.numpy(), expected[name].grad.numpy()) < 1e-6, name
+
+
+def with_peft(folder: Path, config: RunConfig, layout: GradientLayout, weights: np.ndarray) -> Any:
+    """Return the published base with PEFT's own adapters, which hold the weights."""
+    import peft
+
+    base = published_base(folder, config)
+    tree = adapter_config(config, folder)
+    settings = {key: value for key, value in tree.items() if key != "peft_type"}
+    tensors = {
+        name: torch.from_numpy(part.copy())
+        for name, part in weight_tensors(layout, weights).items()
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft 0.21 asks transformers 5.23 by a deprecated name
+        wrapped: Any = peft.get_peft_model(
+            base, peft.LoraConfig(**{**settings, "inference_mode": False})
+        )
+        wrapped.base_model.model.score.float()  # what trains is fp32
+        peft.set_peft_model_state_dict(wrapped, tensors)
+    return wrapped.train().base_model.model
+
+
+def published_base(folder: Path, config: RunConfig) -> Any:
+    """Return transformers' own classifier without adapters."""
+    import transformers
+
+    quantised = transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=getattr(torch, config.model.dtype),
+        llm_int8_skip_modules=["score"],
+    )
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        dtype=getattr(torch, config.model.dtype),
+        device_map={"": CPU},
+        num_labels=config.num_classes,
+        quantization_config=quantised if config.model.quantization == "nf4" else None,
+    )
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model

@@ -1,0 +1,67 @@
+"""What trains loads torch and little more: every import is paid again at each start and restart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.small_model import SIZES, write_data
+from trainer.init_model import init_model
+
+LIBRARIES = {
+    "accelerate",
+    "datasets",
+    "jinja2",
+    "pandas",
+    "peft",
+    "pyarrow",
+    "scipy",
+    "sklearn",
+    "sympy",
+    "torchvision",
+    "transformers",
+}
+RUN = """
+import json, sys
+from trainer.cli import main
+sys.argv = ["trainer", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_fine_tune_imports_no_library_that_it_does_not_use(
+    tmp_path: Path, quantization: str
+) -> None:
+    data = write_data(tmp_path / "data.jsonl")
+    wide = replace(SIZES, hidden_size=64, head_dim=16)  # NF4 on a CPU takes whole blocks
+    model = init_model(data, tmp_path / "model", wide, 0)
+    words = [str(model), "--data", str(data), "--num-classes", "3", "--task", "classify"]
+    words += ["--method", "lora", "--batch-size", "4", "--max-steps", "2", "--max-seq-len", "64"]
+    words += ["--gpu-backend", "cpu", "-o", str(tmp_path / "out"), "--threads", "1"]
+    if quantization == "nf4":
+        words += ["--set", "model.quantization=nf4"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RUN, "finetune", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "torch" in loaded
+    found = LIBRARIES & loaded
+    if quantization == "none":
+        assert not found
+        assert not {"bitsandbytes", "torch._dynamo", "torch.distributed.tensor"} & loaded
+    else:  # bitsandbytes brings torch's compiler, and with that the rest
+        assert not found - {"sympy", "jinja2"}

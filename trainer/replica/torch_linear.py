@@ -1,0 +1,93 @@
+"""Products with stored weights: plain, in NF4, and with a low-rank adapter beside them.
+
+Adapters (Hu et al., arXiv 2106.09685) compute what PEFT's compute, operation by operation, and
+checkpoints carry PEFT's names, so `PeftModel.from_pretrained` opens what is trained here. The
+import of PEFT costs four times that of torch (docs/decisions.md, 2026-11-22).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    """A product with a weight `[out, in]`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.out_features, self.in_features = weight.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., out]`."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear plus `scale * B A`, whose A `[r, in]` and B `[out, r]` train in fp32.
+
+    Args:
+        base: has `in_features` and `out_features`; may be quantised.
+        device: where A and B are made, both zero.
+    """
+
+    def __init__(self, base: Any, rank: int, scale: float, device: torch.device) -> None:
+        super().__init__()
+        self.base_layer: nn.Module = base
+        self.lora_A = Linear(torch.zeros(rank, base.in_features, device=device))
+        self.lora_B = Linear(torch.zeros(base.out_features, rank, device=device))
+        self._scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., out]` in the dtype of the base's product."""
+        frozen = self.base_layer(x)
+        if not torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.lora_A.weight.dtype)
+        return frozen + (self.lora_B(self.lora_A(x)) * self._scale).to(frozen.dtype)
+
+
+def add_adapters(
+    model: nn.Module, linears: Collection[str], rank: int, scale: float, device: torch.device
+) -> None:
+    """Put an adapter around every linear of these names, such as `q_proj`."""
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if name in linears
+    ]
+    for parent, name, child in found:
+        setattr(parent, name, LoraLinear(child, rank, scale, device))
+
+
+def nf4_linear(weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> nn.Module:
+    """Return bitsandbytes' NF4 linear of a weight `[out, in]`, quantised on the weight's device."""
+    # It reports on stderr that an optional kernel package is not there.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import bitsandbytes
+
+    quantised: Any = bitsandbytes.nn
+    rows, columns = weight.shape
+    linear: Any = quantised.Linear4bit(
+        columns,
+        rows,
+        bias=bias is not None,
+        compute_dtype=compute,
+        compress_statistics=False,
+        quant_type="nf4",
+        device="meta",
+    )
+    values = quantised.Params4bit(
+        weight, requires_grad=False, compress_statistics=False, quant_type="nf4", module=linear
+    )
+    linear.weight = values.to(weight.device)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias)
+    return linear
