@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -119,7 +120,10 @@ def children() -> dict[int, str]:
     """Return the command lines of this process's children; one that only waits for us: `ended`."""
     found: dict[int, str] = {}
     for file in Path("/proc/self/task").glob("*/children"):
-        for word in file.read_text(encoding="ascii").split():
+        words = ""
+        with contextlib.suppress(OSError):  # a thread that has ended: its children are another's
+            words = file.read_text(encoding="ascii")
+        for word in words.split():
             try:
                 raw = Path("/proc", word, "cmdline").read_bytes()
             except OSError:

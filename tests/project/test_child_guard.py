@@ -39,10 +39,35 @@ def test_one():
     subprocess.run(["true"])
 """
 
+THREADS_END = """
+import sys
+import threading
+import pytest
+sys.setswitchinterval(1e-5)
+
+def churn():
+    while not OVER.is_set():
+        thread = threading.Thread(target=OVER.wait, args=[0.0001])
+        thread.start()
+        thread.join()
+
+OVER = threading.Event()
+THREADS = [threading.Thread(target=churn, daemon=True) for _ in range(4)]
+
+@pytest.mark.parametrize("number", range(200))
+def test_one(number):
+    if number == 0:
+        for thread in THREADS:
+            thread.start()
+    if number == 199:
+        OVER.set()
+"""
+
 
 @pytest.mark.parametrize("arguments", [[], ["-n1"]], ids=["alone", "xdist"])
 @pytest.mark.parametrize(
-    ("body", "left"), [(LEFT, "cat"), (NOT_WAITED_FOR, "ended"), (WAITED_FOR, "")]
+    ("body", "left"),
+    [(LEFT, "cat"), (NOT_WAITED_FOR, "ended"), (WAITED_FOR, ""), (THREADS_END, "")],
 )
 def test_a_left_child_fails_the_session(
     tmp_path: Path, body: str, left: str, arguments: list[str]
