@@ -26,6 +26,7 @@ __all__ = [
     "TensorHeader",
     "TensorSlot",
     "build_layout",
+    "check_stored",
     "read_headers",
     "stored_name",
 ]
@@ -127,9 +128,12 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
     """
     model = read_architecture(model_dir)
     headers = read_headers(model_dir)
-    _check_stored(model_dir, model, headers, config)
-    tensors = _lora_tensors if config.method == "lora" else _full_tensors
-    return _lay_out(tensors(model, config), model.num_layers)
+    check_stored(model_dir, model, headers, config.num_classes)
+    if config.method == "lora":
+        tensors = _lora_tensors(model, config)
+    else:
+        tensors = _full_tensors(model, config.num_classes)
+    return _lay_out(tensors, model.num_layers)
 
 
 def stored_name(headers: Mapping[str, TensorHeader], name: str) -> str | None:
@@ -142,6 +146,47 @@ def stored_name(headers: Mapping[str, TensorHeader], name: str) -> str | None:
         if candidate in headers:
             return candidate
     return None
+
+
+def check_stored(
+    model_dir: Path,
+    model: Architecture,
+    headers: Mapping[str, TensorHeader],
+    num_classes: int | None = None,
+) -> None:
+    """Compare every tensor that the model needs with what the directory holds.
+
+    Args:
+        num_classes: of a classifier, whose head may be missing; None for a language model.
+
+    Raises:
+        InputError: one is missing, has another shape, or is not stored as floats.
+    """
+    needed: dict[str, tuple[int, ...]] = {}
+    for _, slots in _full_tensors(model, num_classes):
+        needed.update(slots)
+    for name, shape in needed.items():
+        stored = stored_name(headers, name)
+        if stored is None:
+            if name == "score.weight":
+                continue  # a new head is drawn
+            raise InputError(f"{model_dir}: {name} is missing from the weights")
+        header = headers[stored]
+        if header.dtype not in _FLOATS:
+            raise InputError(
+                f"{header.file}: {name} is stored as {header.dtype}, need one of"
+                f" {', '.join(_FLOATS)}"
+            )
+        if header.shape != shape:
+            if name == "score.weight":
+                raise InputError(
+                    f"{model_dir}: the model has a head of {header.shape[0]} classes,"
+                    f" num_classes is {num_classes}"
+                )
+            raise InputError(
+                f"{header.file}: {name} has shape {list(header.shape)}, config.json says"
+                f" {list(shape)}"
+            )
 
 
 _Tensors = Iterable[tuple[str, list[tuple[str, tuple[int, ...]]]]]
@@ -165,7 +210,7 @@ def _lora_tensors(model: Architecture, config: RunConfig) -> _Tensors:
         yield "head", [(f"{_PEFT_PREFIX}score.weight", (config.num_classes, model.hidden_size))]
 
 
-def _full_tensors(model: Architecture, config: RunConfig) -> _Tensors:
+def _full_tensors(model: Architecture, num_classes: int | None) -> _Tensors:
     """Yield blocks of the state-dict names of transformers."""
     for layer in range(model.num_layers):
         stem = f"model.layers.{layer}"
@@ -174,8 +219,8 @@ def _full_tensors(model: Architecture, config: RunConfig) -> _Tensors:
             [(f"{stem}.{name}", shape) for name, shape in model.layer_tensors()],
         )
     yield "norm", [("model.norm.weight", (model.hidden_size,))]
-    if config.num_classes is not None:
-        yield "head", [("score.weight", (config.num_classes, model.hidden_size))]
+    if num_classes is not None:
+        yield "head", [("score.weight", (num_classes, model.hidden_size))]
     elif not model.tied:
         yield "head", [("lm_head.weight", (model.vocab_size, model.hidden_size))]
     yield "embedding", [("model.embed_tokens.weight", (model.vocab_size, model.hidden_size))]
@@ -192,34 +237,3 @@ def _lay_out(tensors: _Tensors, num_layers: int) -> GradientLayout:
             offset = slots[-1].stop
         blocks.append(Block(len(blocks), name, start, offset, tuple(slots)))
     return GradientLayout(tuple(blocks), num_layers)
-
-
-def _check_stored(
-    model_dir: Path, model: Architecture, headers: Mapping[str, TensorHeader], config: RunConfig
-) -> None:
-    """Compare every tensor that the model needs with what the directory holds."""
-    needed: dict[str, tuple[int, ...]] = {}
-    for _, slots in _full_tensors(model, config):
-        needed.update(slots)
-    for name, shape in needed.items():
-        stored = stored_name(headers, name)
-        if stored is None:
-            if name == "score.weight":
-                continue  # a new head is drawn
-            raise InputError(f"{model_dir}: {name} is missing from the weights")
-        header = headers[stored]
-        if header.dtype not in _FLOATS:
-            raise InputError(
-                f"{header.file}: {name} is stored as {header.dtype}, need one of"
-                f" {', '.join(_FLOATS)}"
-            )
-        if header.shape != shape:
-            if name == "score.weight":
-                raise InputError(
-                    f"{model_dir}: the model has a head of {header.shape[0]} classes,"
-                    f" num_classes is {config.num_classes}"
-                )
-            raise InputError(
-                f"{header.file}: {name} has shape {list(header.shape)}, config.json says"
-                f" {list(shape)}"
-            )

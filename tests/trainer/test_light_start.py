@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.small_model import SIZES, write_data
+from tests.trainer.small_teacher import write_corpus, write_teacher
 from trainer.init_model import init_model
 
 LIBRARIES = {
@@ -38,6 +39,18 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
+def modules_after(words: list[str]) -> set[str]:
+    """Return what a trainer's process has imported when its work is done."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RUN, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_a_fine_tune_imports_no_library_that_it_does_not_use(
     tmp_path: Path, quantization: str
@@ -50,14 +63,7 @@ def test_a_fine_tune_imports_no_library_that_it_does_not_use(
     words += ["--gpu-backend", "cpu", "-o", str(tmp_path / "out"), "--threads", "1"]
     if quantization == "nf4":
         words += ["--set", "model.quantization=nf4"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", RUN, "finetune", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    loaded = modules_after(["finetune", *words])
     assert "torch" in loaded
     found = LIBRARIES & loaded
     if quantization == "none":
@@ -65,3 +71,13 @@ def test_a_fine_tune_imports_no_library_that_it_does_not_use(
         assert not {"bitsandbytes", "torch._dynamo", "torch.distributed.tensor"} & loaded
     else:  # bitsandbytes brings torch's compiler, and with that the rest
         assert not found - {"sympy", "jinja2"}
+
+
+def test_a_teacher_imports_what_trains_and_what_writes_its_shards(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "texts.jsonl", 8)
+    model = write_teacher(tmp_path / "model", corpus)
+    words = [str(model), "--data", str(corpus), "--out", str(tmp_path / "out")]
+    words += ["--max-seq-len", "64", "--gpu-backend", "cpu", "--threads", "1"]
+    loaded = modules_after(["distill", "teacher", *words])
+    assert "torch" in loaded
+    assert LIBRARIES & loaded <= {"pyarrow", "pandas"}  # the former looks for the latter

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainer.architecture import read_architecture
 from trainer.config import RunConfig
 from trainer.headers import read_config, read_headers
-from trainer.layout import stored_name
+from trainer.layout import check_stored, stored_name
 from trainer.replica import torch_decoder
 from trainer.replica.torch_decoder import Decoder
 from trainer.replica.torch_linear import Linear, nf4_linear
@@ -33,24 +33,46 @@ def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.M
         from trainer.replica.torch_published import load_published
 
         return load_published(model_dir, config, device)
+    dtype = torch.float32 if config.method == "full" else getattr(torch, config.model.dtype)
+    nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
     with reading(model_dir, device):
-        stored = StoredWeights(model_dir, config, device)
+        stored = StoredWeights(model_dir, dtype, device, nf4)
         where = str(model_dir / "config.json")
         model = Decoder(architecture, tree, where, stored, config.num_classes)
     return prepared(model, model_dir, config, device)
 
 
+def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Return a language model that only reads, where `torch_decoder.is_computed_here`.
+
+    Raises:
+        InputError: the weights are incomplete or cannot be loaded.
+    """
+    tree, architecture = read_config(model_dir), read_architecture(model_dir)
+    check_stored(model_dir, architecture, read_headers(model_dir))
+    with reading(model_dir, device):
+        stored = StoredWeights(model_dir, dtype, device)
+        model = Decoder(architecture, tree, str(model_dir / "config.json"), stored, None)
+    return model.requires_grad_(False).eval()
+
+
 class StoredWeights:
     """A model directory's weights as `torch_decoder.Stored`: mapped from the file on the CPU where
     they are stored as they are used, so that processes share them.
+
+    Args:
+        nf4: the dtype of products whose weights are quantised to NF4; None quantises nothing.
     """
 
-    def __init__(self, model_dir: Path, config: RunConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        nf4: torch.dtype | None = None,
+    ) -> None:
         self._headers = read_headers(model_dir)
-        full = config.method == "full"
-        self._dtype = torch.float32 if full else getattr(torch, config.model.dtype)
-        self._nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
-        self._device = device
+        self._dtype, self._device, self._nf4 = dtype, device, nf4
         self._files: dict[Path, Any] = {}
 
     def tensor(self, name: str) -> Tensor:

@@ -27,6 +27,7 @@ TRIMMED = np.sort(np.random.default_rng(0).permutation(SIZE)[:120]).astype(np.in
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "llama": {"tie_word_embeddings": False},
+    "mistral": {},  # by transformers' own code
     # Its logits are capped behind the head.
     "gemma2": {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 16},
 }
@@ -69,7 +70,8 @@ def test_stored_log_probabilities_are_those_of_a_plain_forward(
     folder = tiny_model(architecture, **ARCHITECTURES[architecture])
     scheme = Scheme(kind="topk", top_k=8, tail_samples=4, temperature=1.25)
     teacher = make_teacher(folder, scheme, ids)
-    assert teacher.model._head_alone == (architecture != "gemma2")
+    hidden = teacher.model._backbone(torch.tensor([[1, 2]]))
+    assert (hidden.shape[-1] == teacher.model.vocab_size) == (architecture == "gemma2")
     for piece, window in zip(pieces(ids), teacher.score(pieces(ids)), strict=True):
         np.testing.assert_array_equal(window.tokens, piece.tokens)
         assert (window.document, window.start) == (piece.document, piece.start)
@@ -139,9 +141,9 @@ def test_a_padded_vocabulary_never_gets_into_the_entries(tiny_model: Any, tmp_pa
     """Rows of the head that no token stands for may hold anything."""
     folder = tiny_model("llama", tie_word_embeddings=False)
     model = TeacherModel(folder, torch.float32)
-    head: Any = model._model.get_output_embeddings()
+    head = model.model.get_parameter("lm_head.weight")
     with torch.no_grad():
-        head.weight[SIZE:] = head.weight[:10] * 40
+        head[SIZE:] = head[:10] * 40
     teacher = Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64)
     windows = teacher.score(pieces(IN_ORDER))
     assert max(window.scores.ids.max(initial=0) for window in windows) < SIZE
@@ -151,7 +153,7 @@ def test_a_padded_vocabulary_never_gets_into_the_entries(tiny_model: Any, tmp_pa
 def test_damaged_weights_are_named_with_the_document(tiny_model: Any) -> None:
     model = TeacherModel(tiny_model("qwen3"), torch.float32)
     with torch.no_grad():
-        model._model.get_input_embeddings().weight[7] = torch.nan
+        model.model.get_parameter("model.embed_tokens.weight")[7] = torch.nan
     draw = [Piece(4, 128, np.array([1, 7, 3], np.int32))]
     with pytest.raises(NonFiniteError, match=r"document 4, token 128"):
         Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64).score(draw)
