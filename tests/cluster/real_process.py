@@ -7,15 +7,26 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from fork_server import Forked, ForkServer
+
 PATIENCE = 90.0
 """Seconds that anything may take before a test gives up: far more than it needs when idle."""
+_READ_BY_IMPORTS = frozenset({"PYTHONPATH", "LD_PRELOAD"})
 _Value = TypeVar("_Value")
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return this process's, which ends with it."""
+    return ForkServer()
 
 
 def signal_aside(pid: int, number: signal.Signals) -> None:
@@ -37,7 +48,13 @@ class Logged(Protocol):
 
 
 class Process:
-    """A child in its own process group, with a log."""
+    """A process in its own process group, with a log.
+
+    A Python that needs nothing special is forked from one that has imported what trainers import.
+
+    Args:
+        before: runs in the process before the program does.
+    """
 
     def __init__(
         self,
@@ -50,16 +67,25 @@ class Process:
         self.name = name
         self.log = folder / f"{name}.log"
         self.started = time.monotonic()
-        with self.log.open("ab") as log:
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=os.environ | environment,
-                preexec_fn=before,
-            )
+        self._popen: subprocess.Popen[bytes] | Forked
+        if (
+            before is None
+            and command[0] == sys.executable
+            and _READ_BY_IMPORTS.isdisjoint(environment)
+        ):
+            whole = {**os.environ, **environment}
+            self._popen = fork_server().start(command[1:], folder, whole, self.log)
+        else:
+            with self.log.open("ab") as log:
+                self._popen = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env=os.environ | environment,
+                    preexec_fn=before,
+                )
         self.pid = self._popen.pid
 
     def wait(self, seconds: float = PATIENCE) -> int:
