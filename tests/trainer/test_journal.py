@@ -169,8 +169,10 @@ def test_a_mark_says_while_something_is_being_saved(
     journal._writer.submit(lambda: None).result(30)
     assert store.saved == [1, 2]
     assert not mark.exists()
+    store.free.clear()
     journal.save(save_of(3))
     assert mark.exists()
+    store.free.set()
     assert journal.close(0, "done") == 0
     assert not mark.exists()
 
