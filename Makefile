@@ -21,6 +21,8 @@ FAULTS  ?=
 VULKAN ?=
 
 export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
+# Hundreds of short processes: each would compile our sources, and pytest the tests, anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock demo demo-distill test test-fast testbed soak lint bench clean

@@ -19,11 +19,12 @@ vulkan() {
     "$bin/pytest" tests/trainer/replica/wgpu -n 2 --dist loadfile
 }
 cluster() {
-    # Two at a time: they mostly wait. By file, since a file's tests may share one run. Named, since to
-    # import all the others costs each process 20 s of CPU time.
+    # Three at a time: they mostly wait. By file, since a file's tests may share one run, and the
+    # longest first. Named, since to import all the others costs each process 20 s of CPU time.
     local files
-    mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py')
-    "$bin/pytest" "${files[@]}" -m 'cluster or slow' -n 2 --dist loadfile --durations=15
+    mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py' | sort)
+    "$bin/pytest" tests/soak "${files[@]}" -m 'cluster or slow' -n 3 --dist loadfile \
+        --no-loadscope-reorder --durations=15
 }
 testbed() {
     # In one process: the hosts share a lab, and the machine's cores.
