@@ -1,9 +1,13 @@
-"""A shard becomes micro-batches: sorted by length, several to a row where wanted, in a limit."""
+"""A shard becomes micro-batches: of like lengths, several to a row where wanted, in a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+FIXED_COST = 1 / 16
+"""What a micro-batch costs beside its tokens, as a share of a full one: 50 to 80 of 1,024 tokens on
+a CPU, for a model of 0.7 M weights."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +26,32 @@ class Limit:
 
 
 def split(lengths: Sequence[int], limit: Limit) -> list[list[int]]:
-    """Return sample indices by micro-batch, longest first.
+    """Return sample indices by micro-batch, longest first: the split that costs least.
 
-    Sorting cuts padding, and the largest micro-batch comes first, so memory runs out at the
-    start of a step or not at all. A sample above the token limit stands alone.
+    Every sample of a micro-batch costs as many tokens as its longest, and a micro-batch costs
+    `FIXED_COST` besides. A sample above the token limit stands alone.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    widths = [max(1, lengths[index]) for index in order]
+    fixed = FIXED_COST * limit.tokens
+    costs, starts = [0.0], [0]  # of the best split of the first samples
+    for stop in range(1, len(order) + 1):
+        best, at = float("inf"), stop - 1
+        for start in range(stop - 1, -1, -1):
+            rows = stop - start
+            if rows > 1 and rows > min(limit.samples, limit.tokens // widths[start]):
+                break
+            cost = costs[start] + rows * widths[start] + fixed
+            if cost <= best:
+                best, at = cost, start
+        costs.append(best)
+        starts.append(at)
     groups: list[list[int]] = []
-    width = 0
-    for index in order:
-        room = groups and len(groups[-1]) < min(limit.samples, limit.tokens // width)
-        if not room:
-            groups.append([])
-            width = max(1, lengths[index])
-        groups[-1].append(index)
-    return groups
+    stop = len(order)
+    while stop:
+        groups.append(order[starts[stop] : stop])
+        stop = starts[stop]
+    return groups[::-1]
 
 
 def pack(lengths: Sequence[int], width: int) -> list[list[int]]:

@@ -50,6 +50,10 @@ class LoraLinear(nn.Module):
         frozen = self.base_layer(x)
         if not torch.is_autocast_enabled(x.device.type):
             x = x.to(self.lora_A.weight.dtype)
+            if frozen.dtype == x.dtype:  # one pass over the output instead of three
+                flat = frozen.flatten(0, -2)
+                low = self.lora_A(x).flatten(0, -2)
+                return flat.addmm(low, self.lora_B.weight.t(), alpha=self._scale).view_as(frozen)
         return frozen + (self.lora_B(self.lora_A(x)) * self._scale).to(frozen.dtype)
 
 

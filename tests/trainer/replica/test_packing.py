@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from tests.trainer.replica.driving import gradient, relative, start
 from trainer.data.tokens import Encoded
-from trainer.replica.microbatch import Limit, pack
+from trainer.replica.microbatch import FIXED_COST, Limit, pack, split
 from trainer.replica.torch_batch import collate
 
 if TYPE_CHECKING:
@@ -147,3 +149,37 @@ def saved(replica: TorchReplica, batch: list[Encoded]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         replica.accumulate(batch)
     return sum(found.values())
+
+
+def cost(lengths: list[int], groups: list[list[int]], limit: Limit) -> float:
+    padded = sum(len(group) * max(1, *(lengths[i] for i in group), 1) for group in groups)
+    return padded + FIXED_COST * limit.tokens * len(groups)
+
+
+def fits(lengths: list[int], group: list[int], limit: Limit) -> bool:
+    rows = len(group)
+    padded = rows * max(lengths[index] for index in group)
+    return rows == 1 or (rows <= limit.samples and padded <= limit.tokens)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_split_of_the_sorted_samples_costs_less(seed: int) -> None:
+    draw = random.Random(seed)
+    lengths = [draw.choice((1, 7, 60, 64, 120, 300)) for _ in range(draw.randint(1, 9))]
+    limit = Limit(draw.choice((2, 99)), draw.choice((128, 256, 1024)))
+    found = split(lengths, limit)
+    order = [index for group in found for index in group]
+    assert sorted(order) == list(range(len(lengths)))
+    assert [lengths[index] for index in order] == sorted(lengths, reverse=True)
+    assert all(fits(lengths, group, limit) for group in found)
+    costs: list[float] = []
+    for cuts in itertools.product((False, True), repeat=len(order) - 1):
+        edges = [0, *(at for at, cut in enumerate(cuts, start=1) if cut), len(order)]
+        groups = [order[start:stop] for start, stop in itertools.pairwise(edges)]
+        if all(fits(lengths, group, limit) for group in groups):
+            costs.append(cost(lengths, groups, limit))
+    assert cost(lengths, found, limit) == pytest.approx(min(costs))
+
+
+def test_nothing_is_split_into_nothing() -> None:
+    assert split([], Limit(9, 1024)) == []

@@ -141,7 +141,9 @@ class WgpuReplica:
             try:
                 recordings = self._engine.prepare(micros, training=training)
             except OutOfMemoryError as error:
-                largest = micros[0].bucket  # the groups are sorted
+                buckets = [micro.bucket for micro in micros]
+                several = [bucket for bucket in buckets if bucket.samples > 1]
+                largest = max(several or buckets, key=lambda bucket: bucket.rows)
                 smaller = self.limit.halved(largest.samples, largest.rows)
                 if smaller is None:
                     raise InputError(
