@@ -35,6 +35,7 @@ class Writer:
             "training": {"batch_size": 12, "epochs": 100000},
             "checkpoint": {"every": 5, "folder": SHARED},
         }
+        host.exec(["mkdir", "--parents", f"{STATE}/outputs"], user="motley")
         config = f"{STATE}/outputs/one-writer.yaml"
         host.exec(["tee", config], user="motley", input=json.dumps(settings))
         words = ["finetune", "--config", config, "--run-id", "one", "--gpu-backend", "cpu"]

@@ -39,6 +39,7 @@ def host(lab: Lab, play: Play) -> Iterator[Host]:
     host = lab.add_host("planted")
     run(host, play, *(f"playbooks/{name}.yml" for name in PLAYS))
     host.exec(["mkdir", "--mode=0700", VICTIM])
+    host.exec(["mkdir", "--parents", "/var/spool/cron"])  # where jobs of root's would be planted
     host.exec(["tee", PREY], input="root's own\n")
     yield host
     host.remove()

@@ -34,7 +34,7 @@ DROP_IN = "/etc/ssh/sshd_config.d/00-motley.conf"
 @pytest.fixture(scope="module")
 def head(lab: Lab, play: Play) -> Iterator[Host]:
     """Return a host with roles base and trainer, and a login `guest` that may only drive runs."""
-    host = lab.add_host("head")
+    host = lab.add_host("provisioned")
     host.exec(["useradd", "--create-home", "--shell", "/bin/bash", "guest"])
     keys = [f"/home/{user}/.ssh/authorized_keys" for user in ("ops", "guest")]
     host.exec(["install", "-D", "--owner=guest", "--mode=600", *keys])
@@ -99,11 +99,11 @@ def test_passwords_are_off_and_keys_work(lab: Lab, head: Host) -> None:
 
 @pytest.mark.parametrize(("mode", "folders"), [("none", []), ("rsync", ["checkpoints", "logits"])])
 def test_a_share_without_nfs(head: Host, play: Play, mode: str, folders: list[str]) -> None:
-    only = ("playbooks/share.yml", "--limit", "head")
+    only = ("playbooks/share.yml", "--limit", "provisioned")
     settings = {"share_mode": mode, "share_operators": ["guest"]}
-    assert changed(play(*only, **settings))["head"] > 0
+    assert changed(play(*only, **settings))["provisioned"] > 0
     again = play(*only, **settings)
-    assert changed(again) == {"head": 0}, changing_tasks(again)
+    assert changed(again) == {"provisioned": 0}, changing_tasks(again)
     assert sorted(head.exec(["ls", "/srv/motley"], check=False).stdout.split()) == folders
 
 
@@ -111,7 +111,7 @@ def test_a_share_without_nfs(head: Host, play: Play, mode: str, folders: list[st
 def test_a_sync_that_is_killed_goes_on(lab: Lab, head: Host, tmp_path: Path, kind: str) -> None:
     """As somebody who has no rights but those of the roles; the test above set mode rsync."""
     variables = {**COORDINATES, "ansible_user": "guest"}
-    inventory = lab.write_inventory(tmp_path / "hosts.yml", {}, {"head": variables})
+    inventory = lab.write_inventory(tmp_path / "hosts.yml", {}, {"provisioned": variables})
     operator = Operator(lab, tmp_path / "laptop", inventory)
     here, there = tmp_path / kind, Path("/srv/motley", kind)
     manifest = json.dumps({"files": {"weights": {"size": SIZE}}})
