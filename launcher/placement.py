@@ -43,6 +43,8 @@ class _Seat:
     host: Host
     device: Device
     local_rank: int
+    is_fixed: bool
+    """The inventory says how many threads."""
 
 
 def place(
@@ -168,8 +170,10 @@ def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
     for host in hosts:
         devices = [*(host.devices or ()), *[Device("cpu", "cpu")] * extra[host.name]]
         taken = devices[: wanted - len(seats)]
+        shared = share_cores(host, taken)
         seats += [
-            _Seat(host, device, index) for index, device in enumerate(share_cores(host, taken))
+            _Seat(host, device, index, is_fixed=as_told.threads is not None)
+            for index, (as_told, device) in enumerate(zip(taken, shared, strict=True))
         ]
     return seats
 
@@ -237,7 +241,9 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
     name = f"worker-{rank}"
     target = endpoint(_connect_address(host, head, bind), head.port)
     gpu = () if device.backend == "cpu" else ("--gpus", device.id)
-    threads = () if device.threads is None else ("--threads", str(device.threads))
+    # A share of the cores is the most that a worker takes, by its environment: it computes with
+    # fewer threads while something else uses them.
+    threads = ("--threads", str(device.threads)) if seat.is_fixed else ()
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
     if machine_of(host, setting) == machine_of(head, setting):
         own.add(bind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.distillation import Mix, Sums
 from trainer.replica.gradient_stream import GradientStream
 from trainer.replica.microbatch import Limit, pack, split
+from trainer.replica.processors import Processors, SpeedWatch
 from trainer.replica.torch_batch import MicroBatch, collate
 from trainer.replica.torch_loader import load_model
 from trainer.replica.torch_model import (
@@ -35,6 +37,8 @@ from trainer.replica.torch_model import (
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
+log = logging.getLogger(__name__)
+
 _UNBOUNDED = 1 << 62
 _Result = TypeVar("_Result")
 
@@ -46,7 +50,8 @@ class TorchReplica:
 
     Args:
         device: `cpu` or `cuda:N`.
-        threads: intra-op threads of torch in this process; None leaves them.
+        threads: intra-op threads of torch in this process; None takes as many of torch's own number
+            as there are processors that nothing else uses, at every step.
         gradient_checkpointing: keep layer inputs only and compute the rest twice; None means on
             CUDA, but with `moments` only where memory is too small for a busy GPU.
         moments: whoever uses `weights` and `gradient` keeps the optimizer's moments beside them.
@@ -71,8 +76,13 @@ class TorchReplica:
         self._config = config
         self._device = _device(device)
         cuda = self._device.type == "cuda"
+        self._processors = self._watch = None
         if threads is not None:
             torch.set_num_threads(threads)
+        elif not cuda:
+            self._processors = Processors(torch.get_num_threads())
+        if not cuda:
+            self._watch = SpeedWatch()
         plan = partial(
             plan_memory,
             read_architecture(model_dir),
@@ -133,17 +143,19 @@ class TorchReplica:
         For who updates `weights` in place: nothing but the loss leaves the device.
         """
         start, mix = time.monotonic(), self._mix(batch, alpha)
+        self._choose_threads()
         sums, weight = self._within_memory(lambda: self._train(batch, mix))
-        return _result(batch, sums, weight, start, mix)
+        return self._result(batch, sums, weight, start, mix)
 
     def forward_backward(
         self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
     ) -> StepResult:
         """Run one shard; see `Replica.forward_backward`."""
         start, mix = time.monotonic(), self._mix(batch, alpha)
+        self._choose_threads()
         with self._stream().step(on_block):
             sums, weight = self._within_memory(lambda: self._train(batch, mix))
-        return _result(batch, sums, weight, start, mix)
+        return self._result(batch, sums, weight, start, mix)
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run forward alone; see `Replica.evaluate`.
@@ -151,8 +163,25 @@ class TorchReplica:
         The model stays in train mode: without dropout it computes the same, and bitsandbytes
         repacks NF4 weights in eval mode.
         """
+        self._choose_threads()
         with torch.no_grad():
             return self._within_memory(lambda: self._score(batch))
+
+    def _choose_threads(self) -> None:
+        if self._processors is not None:
+            torch.set_num_threads(self._processors.threads())
+
+    def _result(
+        self, batch: Sequence[Encoded], sums: Tensor, weight: int, start: float, mix: Mix | None
+    ) -> StepResult:
+        tokens = sum(len(sample.input_ids) for sample in batch)
+        loss, ce, kl = sums.tolist()
+        seconds = time.monotonic() - start
+        if self._watch is not None and (line := self._watch.observe(tokens, seconds)):
+            log.warning("%s", line)
+        if mix is None:
+            return StepResult(loss, weight, tokens, seconds)
+        return StepResult(loss, weight, tokens, seconds, ce_sum=ce, kl_sum=kl)
 
     def _stream(self) -> GradientStream:
         if self._gradients is None:  # an evaluation never needs the memory
@@ -265,17 +294,6 @@ def _device(name: str) -> torch.device:
     if int(index or 0) >= count:
         raise InputError(f"device {name}: torch sees {count} CUDA devices on this machine")
     return torch.device("cuda", int(index or 0))
-
-
-def _result(
-    batch: Sequence[Encoded], sums: Tensor, weight: int, start: float, mix: Mix | None
-) -> StepResult:
-    tokens = sum(len(sample.input_ids) for sample in batch)
-    loss, ce, kl = sums.tolist()
-    seconds = time.monotonic() - start
-    if mix is None:
-        return StepResult(loss, weight, tokens, seconds)
-    return StepResult(loss, weight, tokens, seconds, ce_sum=ce, kl_sum=kl)
 
 
 def _available(device: torch.device) -> int:
