@@ -48,7 +48,7 @@ class Writer:
     @property
     def pid(self) -> int:
         """Its pid as its host counts."""
-        shown = self.host.exec(["pgrep", "-u", "motley", "-n", "-f", "--config.*one-writer"])
+        shown = self.host.exec(["pgrep", "-u", "motley", "-n", "-f", "trainer.*one-writer"])
         return int(shown.stdout)
 
     def signal(self, name: str) -> None:
