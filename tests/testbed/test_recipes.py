@@ -38,7 +38,8 @@ def head(lab: Lab, play: Play) -> Iterator[Host]:
     host.exec(["useradd", "--create-home", "--shell", "/bin/bash", "guest"])
     keys = [f"/home/{user}/.ssh/authorized_keys" for user in ("ops", "guest")]
     host.exec(["install", "-D", "--owner=guest", "--mode=600", *keys])
-    play("playbooks/base.yml", "playbooks/trainer.yml", trainer_operators=["ops", "guest"])
+    only = ("--limit", host.name)  # other hosts of the lab are other tests'
+    play("playbooks/base.yml", "playbooks/trainer.yml", *only, trainer_operators=["ops", "guest"])
     yield host
     host.remove()
 
