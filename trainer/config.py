@@ -47,7 +47,7 @@ class LoraSettings(Section):
 
 
 class DataConfig(Section):
-    """JSON Lines files of `{"input", "label"}`, `{"text"}` or `{"messages"}`."""
+    """JSON Lines files; the shapes of a line are in `trainer.data.shapes`."""
 
     train: str = Field(min_length=1)
     validation: str | None = None

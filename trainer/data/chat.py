@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.data.samples import Message
+from trainer.data.shapes import Message
 
 
 @dataclass(frozen=True, slots=True)

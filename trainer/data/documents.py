@@ -16,7 +16,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from trainer.data.samples import DataError, Sample, iterate, read_line
+from trainer.data.samples import DataError, iterate, read_line
+from trainer.data.shapes import Sample
 from trainer.errors import InputError
 
 LINES = ".jsonl"
@@ -121,9 +122,11 @@ class Documents(Sequence[Sample]):
 def _digest(sample: Sample) -> bytes:
     """Return the 32 bytes that stand for what a document says, wherever it lies."""
     turns = [[message.role, message.content] for message in sample.messages]
-    return blake3(
-        b"messages\0" + json.dumps(turns).encode() if turns else b"text\0" + sample.text.encode()
-    ).digest()
+    if turns:
+        return blake3(b"messages\0" + json.dumps(turns).encode()).digest()
+    if sample.prompt:
+        return blake3(b"prompt\0" + json.dumps([sample.prompt, sample.text]).encode()).digest()
+    return blake3(b"text\0" + sample.text.encode()).digest()
 
 
 class _NoDocumentError(Exception):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from trainer.config import Task
-from trainer.data.chat import chat_format, pieces
-from trainer.data.samples import Sample, SampleFile, read_file
+from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.samples import SampleFile, read_file
+from trainer.data.shapes import Sample
 from trainer.errors import InputError
 from trainer.headers import read_config
 from trainer.soft_targets import SoftTargets
-
-IGNORED = -100
-"""Marks a token that no loss is taken on, as in torch's cross-entropy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,14 +66,7 @@ class Dataset:
         Raises:
             InputError: it has no token, or one that the model has no embedding for.
         """
-        if sample.messages:
-            ids, labels = self._encoder.conversation(sample)
-        else:
-            (ids,) = self._encoder.texts([sample])
-            end = self._encoder.end
-            if sample.label is None and end is not None and ids and ids[-1] != end:
-                ids = [*ids, end]
-            labels = ids
+        ids, labels = self._encoder.encode(sample)
         if not ids:
             raise InputError(f"{self._path}:{sample.line}: the tokenizer leaves no token of it")
         input_ids = np.array(ids[: self._max_seq_len], dtype=np.int32)
@@ -130,94 +118,3 @@ def _known(model_dir: Path) -> int | None:
         return None
     known = read_config(model_dir).get("vocab_size")
     return known if isinstance(known, int) else None
-
-
-def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
-    """Return the tokenizer of a model folder, with its own truncation and padding off.
-
-    Raises:
-        InputError: `tokenizer.json` is missing or damaged.
-    """
-    path = tokenizer_dir / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; a model folder needs a fast tokenizer")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(f"{path}: not a usable tokenizer: {error}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int | None:
-    """Return the id of the token that tokenizer_config.json gives a name, None without one."""
-    path = tokenizer_dir / "tokenizer_config.json"
-    try:
-        settings: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    token = settings.get(name) if isinstance(settings, dict) else None
-    if isinstance(token, dict):  # older files spell a token as an object
-        token = token.get("content")
-    return tokenizer.token_to_id(token) if isinstance(token, str) else None
-
-
-class Encoder:
-    """A tokenizer with the few ids that laying out a sample needs."""
-
-    def __init__(self, tokenizer_dir: Path) -> None:
-        self.tokenizer = load_tokenizer(tokenizer_dir)
-        self.end = special_token(tokenizer_dir, self.tokenizer, "eos_token")
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        self.format = chat_format(frozenset(token.content for token in added if token.special))
-        self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS
-        if self.end is not None and self.prefix[-1:] == [self.end]:
-            self.prefix = self.prefix[:-1]  # some put the end-of-text token last by themselves
-
-    @property
-    def largest(self) -> int:
-        """The largest id that a text can become."""
-        return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-
-    def texts(self, samples: list[Sample]) -> list[list[int]]:
-        """Return the ids of each text as `AutoTokenizer` gives them."""
-        self.tokenizer.encode_special_tokens = False
-        batch = self.tokenizer.encode_batch_fast([sample.text for sample in samples])
-        return [encoding.ids for encoding in batch]
-
-    def conversation(self, sample: Sample) -> tuple[list[int], list[int]]:
-        """Return ids and labels; a person's text cannot forge markup."""
-        ids, labels = list(self.prefix), [IGNORED] * len(self.prefix)
-        for piece in pieces(sample.messages, self.format):
-            self.tokenizer.encode_special_tokens = not piece.markup
-            part = self.tokenizer.encode(piece.text, add_special_tokens=False).ids
-            ids += part
-            labels += part if piece.target else [IGNORED] * len(part)
-        return ids, labels
-
-    def prompt(self, sample: Sample) -> list[int]:
-        """Return what a model is to continue: a text, or a conversation without its last answer.
-
-        Of a conversation the markup that begins an answer comes last.
-        """
-        if not sample.messages:
-            (ids,) = self.texts([sample])
-            return ids[:-1] if ids and ids[-1] == self.end else ids
-        messages = sample.messages
-        if messages[-1].role == "assistant":
-            messages = messages[:-1]
-        ids, _ = self.conversation(replace(sample, messages=messages))
-        self.tokenizer.encode_special_tokens = False
-        opening = self.format.before.format(role="assistant")
-        return ids + self.tokenizer.encode(opening, add_special_tokens=False).ids
-
-    @property
-    def stops(self) -> frozenset[int]:
-        """Tokens that end a text or an answer."""
-        ends = [self.end]
-        if self.format.required:
-            ends.append(self.tokenizer.token_to_id(self.format.end))
-        return frozenset(token for token in ends if token is not None)
