@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, get_args
 from blake3 import blake3
 
 from trainer.config import Task
+from trainer.data.formats import HEAD_BYTES, refuse_other_formats
 from trainer.data.shapes import BadLineError, Sample, parse_sample
 from trainer.errors import InputError
 
@@ -69,12 +70,13 @@ def iterate(
 
     Raises:
         DataError: after the last line, when lines are bad.
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or is no JSON Lines.
     """
     problems: list[str] = []
     begin = 0
     try:
         with path.open("rb") as file:
+            refuse_other_formats(path, file.peek(HEAD_BYTES))
             for number, raw in _lines(file, hasher):
                 try:
                     if raw is None:
@@ -133,11 +135,14 @@ def _without_mark(raw: bytes, number: int) -> bytes:
 
 def _parse(raw: bytes, number: int, task: Task, num_classes: int | None) -> Sample:
     try:
-        tree: Any = json.loads(raw.decode("utf-8"))
+        # Without its end, behind which a column would be one of the next line.
+        tree: Any = json.loads(raw.rstrip(b"\r\n").decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise BadLineError(f"not valid UTF-8 at byte {error.start}") from None
+        raise BadLineError(f"not valid UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise BadLineError(f"not JSON: {error.msg} at column {error.colno}") from None
+        raise BadLineError(
+            f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        ) from None
     except (ValueError, RecursionError):  # a number of thousands of digits, or deep nesting
         raise BadLineError(
             "not JSON that can be read: a number too long or nested too deep"

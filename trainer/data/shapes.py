@@ -36,7 +36,7 @@ _SPELLED = (
     "{text}, {messages}, {conversations}, {prompt, completion}, {instruction, input, output} with"
     " or without input, {input, label}"
 )
-_KEYS = frozenset(key for keys in SHAPES.values() for key in keys)
+KEYS = frozenset(key for keys in SHAPES.values() for key in keys)
 
 
 class BadLineError(Exception):
@@ -102,7 +102,7 @@ def _shape(tree: dict[str, Any]) -> str:
     shapes = [name for name, keys in SHAPES.items() if tree.keys() >= set(keys)]
     if "instruction" in shapes and "input" in shapes:
         shapes.remove("input")  # of an instruction it is a part
-    found = sorted(_KEYS & tree.keys())
+    found = sorted(KEYS & tree.keys())
     if len(shapes) == 1:
         (shape,) = shapes
         own = {*SHAPES[shape], *(("input",) if shape == "instruction" else ())}
