@@ -103,6 +103,7 @@ def run_coordinator(
     expect = expect_workers or max(len(place.gpus), 1)
     inputs = build.read_inputs(config, run_id)
     coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
+    del inputs  # a coordinator counts samples, it keeps none
     server = GradientServer(coordinator, journal, address, folder)
     with tempfile.TemporaryFile() as run_file:  # without a name: nothing is left by a kill
         run_file.write(config.to_yaml().encode())

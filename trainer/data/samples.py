@@ -140,9 +140,8 @@ def _parse(raw: bytes, number: int, task: Task, num_classes: int | None) -> Samp
     except UnicodeDecodeError as error:
         raise BadLineError(f"not valid UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise BadLineError(
-            f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-        ) from None
+        problem = error.msg.removesuffix(" at")
+        raise BadLineError(f"not JSON: {problem} at column {error.colno}") from None
     except (ValueError, RecursionError):  # a number of thousands of digits, or deep nesting
         raise BadLineError(
             "not JSON that can be read: a number too long or nested too deep"

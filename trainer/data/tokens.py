@@ -88,17 +88,26 @@ class Dataset:
 def load_dataset(
     path: Path, tokenizer_dir: Path, task: Task, num_classes: int | None, max_seq_len: int
 ) -> Dataset:
-    """Read and check a whole data file.
-
-    Samples are cut to their first `max_seq_len` tokens. A `causal-lm` text ends with the
-    tokenizer's end-of-text token when it has one; a conversation is laid out by `chat.py`.
+    """Read and check a whole data file; see `make_dataset`.
 
     Raises:
         DataError: lines are bad; every one is counted and the first ones are named.
         InputError: the file or the tokenizer cannot be used.
     """
+    return make_dataset(read_file(path, task, num_classes), tokenizer_dir, task, max_seq_len)
+
+
+def make_dataset(file: SampleFile, tokenizer_dir: Path, task: Task, max_seq_len: int) -> Dataset:
+    """Return the samples of a file that has been read as a replica reads them.
+
+    Samples are cut to their first `max_seq_len` tokens. A `causal-lm` text ends with the
+    tokenizer's end-of-text token when it has one; a conversation is laid out by `chat.py`.
+
+    Raises:
+        InputError: the tokenizer cannot be used, or leaves nothing to learn.
+    """
     assert max_seq_len > 0
-    file, encoder = read_file(path, task, num_classes), Encoder(tokenizer_dir)
+    encoder = Encoder(tokenizer_dir)
     known = _known(tokenizer_dir)
     dataset = Dataset(file, encoder, max_seq_len, known)
     if known is not None and encoder.largest >= known:
@@ -107,7 +116,8 @@ def load_dataset(
     rows = (dataset[index] for index in range(len(dataset)))
     if task == "causal-lm" and not any(np.any(row.labels != IGNORED) for row in rows):
         raise InputError(
-            f"{path}: no token is left to learn from within max_seq_len {max_seq_len}, raise it"
+            f"{file.path}: no token is left to learn from within max_seq_len {max_seq_len},"
+            " raise it"
         )
     return dataset
 
