@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from trainer import lease
+from trainer.architecture import fit_length
 from trainer.classification import accuracy, matthews
 from trainer.config import Backend, RunConfig
 from trainer.continuation import continue_run, open_store
+from trainer.data.encoder import Encoder
 from trainer.data.order import epoch_order
-from trainer.data.samples import read_file
+from trainer.data.samples import SampleFile, read_file
+from trainer.data.survey import survey
 from trainer.data.tokens import Dataset, make_dataset
 from trainer.distill.student_feed import Preparation
 from trainer.distill.taught import TaughtDataset, content_digest, taught_folder
@@ -61,21 +64,36 @@ class Inputs:
         return train.description.windows if isinstance(train, LogitsFolder) else len(train)
 
 
-def read_inputs(config: RunConfig, run_id: str) -> Inputs:
+def read_inputs(
+    config: RunConfig, run_id: str, tell: Callable[[str], None] | None = None
+) -> Inputs:
     """Find the model and name everything that members must have in common.
 
     All data is read, before torch is imported: what is wrong with it is said at once.
+
+    Args:
+        tell: told what the data holds, and what of the settings it or the model changes.
 
     Raises:
         InputError: model or data cannot be used.
         RefusedError: a teacher's logits are about another tokenizer than the model's.
     """
     model_dir = resolve_model(config.model.path)
+    config, given = fit_length(config, model_dir), config
     layout = build_layout(model_dir, config)
     taught = taught_folder(config, model_dir)
-    train = _dataset(config, config.data.train, model_dir) if taught is None else taught
-    path = config.data.validation
-    validation = _dataset(config, path, model_dir) if path else None
+    encoder, length = Encoder(model_dir), config.data.max_seq_len
+
+    def read(path: str | None) -> SampleFile | None:
+        return read_file(Path(path), config.task, config.num_classes) if path else None
+
+    def dataset(file: SampleFile | None) -> Dataset | None:
+        return make_dataset(file, encoder, config.task, length) if file else None
+
+    train_file = read(None if taught else config.data.train)
+    validation_file = read(config.data.validation)
+    train = taught or dataset(train_file)
+    assert train is not None
     job = Job(
         run_id=run_id,
         agreement=config.agreement(),
@@ -84,7 +102,19 @@ def read_inputs(config: RunConfig, run_id: str) -> Inputs:
         data=_data_digest(config, taught),
         version=version("motley"),
     )
-    return Inputs(config, model_dir, layout, job, train, validation)
+    inputs = Inputs(config, model_dir, layout, job, train, dataset(validation_file))
+    if tell is not None:
+        if config is not given:
+            tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
+        for line in survey(train_file, validation_file, encoder, length, config.num_classes):
+            tell(line)
+        plan = _plan(config, inputs.samples)
+        if plan.total_steps > plan.steps_per_epoch * plan.epochs:
+            epochs = plan.total_steps / plan.steps_per_epoch
+            tell(
+                f"training.max_steps {plan.total_steps} are {epochs:.1f} epochs, not {plan.epochs}"
+            )
+    return inputs
 
 
 def make_coordinator(
@@ -190,11 +220,6 @@ def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange])
 def _plan(config: RunConfig, samples: int) -> StepPlan:
     training = config.training
     return StepPlan(samples, training.batch_size, training.epochs, training.max_steps)
-
-
-def _dataset(config: RunConfig, path: str, model_dir: Path) -> Dataset:
-    data = read_file(Path(path), config.task, config.num_classes)
-    return make_dataset(data, model_dir, config.task, config.data.max_seq_len)
 
 
 def _data_digest(config: RunConfig, taught: LogitsFolder | None) -> str:

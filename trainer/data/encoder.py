@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from trainer.data.chat import chat_format, pieces
 from trainer.data.shapes import Sample
 from trainer.errors import InputError
+from trainer.headers import read_config
 
 IGNORED = -100
 """Marks a token that no loss is taken on, as in torch's cross-entropy."""
@@ -55,6 +56,8 @@ class Encoder:
 
     def __init__(self, tokenizer_dir: Path) -> None:
         self.tokenizer = load_tokenizer(tokenizer_dir)
+        self.known = _known(tokenizer_dir)
+        """How many tokens the model has embeddings for; None where nobody knows."""
         self.end = special_token(tokenizer_dir, self.tokenizer, "eos_token")
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.format = chat_format(frozenset(token.content for token in added if token.special))
@@ -133,3 +136,11 @@ class Encoder:
         if self.format.required:
             ends.append(self.tokenizer.token_to_id(self.format.end))
         return frozenset(token for token in ends if token is not None)
+
+
+def _known(model_dir: Path) -> int | None:
+    """Return how many tokens a model has embeddings for; None when it does not say."""
+    if not (model_dir / "config.json").is_file():
+        return None
+    known = read_config(model_dir).get("vocab_size")
+    return known if isinstance(known, int) else None

@@ -113,6 +113,19 @@ def read_line(path: Path, begin: int, number: int) -> Sample:
         raise DataError(f"{path}:{number}: {error}") from None
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a key twice: json would take the last one, without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        double = next(key for key in keys if keys.count(key) > 1)
+        raise BadLineError(f"has the key {double[:40]!r} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
 def _lines(file: BinaryIO, hasher: blake3) -> Iterator[tuple[int, bytes | None]]:
     """Yield each line with its number; None stands for a line above the limit."""
     number = 0
@@ -136,7 +149,7 @@ def _without_mark(raw: bytes, number: int) -> bytes:
 def _parse(raw: bytes, number: int, task: Task, num_classes: int | None) -> Sample:
     try:
         # Without its end, behind which a column would be one of the next line.
-        tree: Any = json.loads(raw.rstrip(b"\r\n").decode("utf-8"))
+        tree: Any = _DECODER.decode(raw.rstrip(b"\r\n").decode("utf-8"))
     except UnicodeDecodeError as error:
         raise BadLineError(f"not valid UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:

@@ -13,7 +13,6 @@ from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import SampleFile, read_file
 from trainer.data.shapes import Sample
 from trainer.errors import InputError
-from trainer.headers import read_config
 from trainer.soft_targets import SoftTargets
 
 
@@ -35,18 +34,12 @@ class Dataset:
 
     So a worker is ready when the file is read and checked: a shard is encoded in a millisecond or
     two, a whole file in seconds to minutes.
-
-    Args:
-        known: how many tokens the model has embeddings for; None where nobody knows.
     """
 
-    def __init__(
-        self, file: SampleFile, encoder: Encoder, max_seq_len: int, known: int | None
-    ) -> None:
+    def __init__(self, file: SampleFile, encoder: Encoder, max_seq_len: int) -> None:
         self._path = file.path
         self._encoder = encoder
         self._max_seq_len = max_seq_len
-        self._known = known
         self._rows: list[Sample | Encoded] = list(file.samples)
 
     def __len__(self) -> int:
@@ -70,11 +63,12 @@ class Dataset:
         if not ids:
             raise InputError(f"{self._path}:{sample.line}: the tokenizer leaves no token of it")
         input_ids = np.array(ids[: self._max_seq_len], dtype=np.int32)
-        if self._known is not None and (largest := int(input_ids.max())) >= self._known:
+        known = self._encoder.known
+        if known is not None and (largest := int(input_ids.max())) >= known:
             # A device may not notice it.
             raise InputError(
                 f"{self._path}:{sample.line}: the tokenizer makes token {largest} of it, the model"
-                f" knows {self._known}; take the tokenizer that the model was trained with"
+                f" knows {known}; take the tokenizer that the model was trained with"
             )
         input_ids.flags.writeable = False
         if sample.label is not None:
@@ -94,23 +88,22 @@ def load_dataset(
         DataError: lines are bad; every one is counted and the first ones are named.
         InputError: the file or the tokenizer cannot be used.
     """
-    return make_dataset(read_file(path, task, num_classes), tokenizer_dir, task, max_seq_len)
+    file = read_file(path, task, num_classes)
+    return make_dataset(file, Encoder(tokenizer_dir), task, max_seq_len)
 
 
-def make_dataset(file: SampleFile, tokenizer_dir: Path, task: Task, max_seq_len: int) -> Dataset:
+def make_dataset(file: SampleFile, encoder: Encoder, task: Task, max_seq_len: int) -> Dataset:
     """Return the samples of a file that has been read as a replica reads them.
 
     Samples are cut to their first `max_seq_len` tokens. A `causal-lm` text ends with the
     tokenizer's end-of-text token when it has one; a conversation is laid out by `chat.py`.
 
     Raises:
-        InputError: the tokenizer cannot be used, or leaves nothing to learn.
+        InputError: the tokenizer leaves nothing to learn, or does not fit the model.
     """
     assert max_seq_len > 0
-    encoder = Encoder(tokenizer_dir)
-    known = _known(tokenizer_dir)
-    dataset = Dataset(file, encoder, max_seq_len, known)
-    if known is not None and encoder.largest >= known:
+    dataset = Dataset(file, encoder, max_seq_len)
+    if encoder.known is not None and encoder.largest >= encoder.known:
         for index in range(len(dataset)):  # now, not in the middle of a run
             dataset[index]
     rows = (dataset[index] for index in range(len(dataset)))
@@ -120,11 +113,3 @@ def make_dataset(file: SampleFile, tokenizer_dir: Path, task: Task, max_seq_len:
             " raise it"
         )
     return dataset
-
-
-def _known(model_dir: Path) -> int | None:
-    """Return how many tokens a model has embeddings for; None when it does not say."""
-    if not (model_dir / "config.json").is_file():
-        return None
-    known = read_config(model_dir).get("vocab_size")
-    return known if isinstance(known, int) else None

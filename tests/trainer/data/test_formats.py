@@ -35,7 +35,7 @@ def zipped(path: Path) -> None:
         archive.writestr("data.jsonl", TEXT)
 
 
-def table(delimiter: str) -> Callable[[Path], None]:
+def table(delimiter: str) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["input", "label"], delimiter=delimiter)
@@ -45,16 +45,16 @@ def table(delimiter: str) -> Callable[[Path], None]:
     return write
 
 
-def encoded(encoding: str, mark: str = "") -> Callable[[Path], None]:
-    return lambda path: path.write_bytes((mark + TEXT).encode(encoding)) and None
+def encoded(encoding: str, mark: str = "") -> Callable[[Path], object]:
+    return lambda path: path.write_bytes((mark + TEXT).encode(encoding))
 
 
-def array(indent: int | None) -> Callable[[Path], None]:
-    return lambda path: path.write_text("\n" + json.dumps(ROWS, indent=indent)) and None
+def array(indent: int | None) -> Callable[[Path], object]:
+    return lambda path: path.write_text("\n" + json.dumps(ROWS, indent=indent))
 
 
-def packed(pack: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(pack(TEXT.encode())) and None
+def packed(pack: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(pack(TEXT.encode()))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def packed(pack: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     ],
 )
 def test_another_format_is_named_with_the_command_that_converts_it(
-    tmp_path: Path, name: str, write: Callable[[Path], None], what: str
+    tmp_path: Path, name: str, write: Callable[[Path], object], what: str
 ) -> None:
     path = tmp_path / name
     write(path)

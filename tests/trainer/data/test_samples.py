@@ -126,6 +126,8 @@ def test_a_line_of_no_known_shape_or_of_two_is_refused(tmp_path, keys):
         (b'{"input": "x"\n', "not JSON: Expecting ',' delimiter at column 14"),
         (b'  {"input": "x", }\r\n', "at column 18"),
         (b'{"input": "x\r\n', "Unterminated string starting at column 11"),
+        (b'{"input": "x", "label": 0, "input": "y"}', "has the key 'input' twice"),
+        (b'{"input": "x", "label": 0, "more": [{"a": 1, "a": 1}]}', "has the key 'a' twice"),
         (b"\xff{}\n", "not valid UTF-8 at byte 1"),
         (b"[" * 100_000 + b"\n", "nested too deep"),
         (b'{"label": ' + b"9" * 5000 + b"}\n", "a number too long"),
