@@ -104,6 +104,9 @@ def read_inputs(
     )
     inputs = Inputs(config, model_dir, layout, job, train, dataset(validation_file))
     if tell is not None:
+        for part in (train, inputs.validation):
+            if isinstance(part, Dataset):
+                part.check()  # once, where the run is led: the workers have the same data
         if config is not given:
             tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
         for line in survey(train_file, validation_file, encoder, length, config.num_classes):

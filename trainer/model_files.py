@@ -11,7 +11,7 @@ from trainer.headers import read_headers
 from trainer.model_formats import way_in
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
-_DIGESTED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_DIGESTED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def resolve_model(name: str) -> Path:

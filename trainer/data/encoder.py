@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from trainer.data.chat import chat_format, pieces
-from trainer.data.shapes import Sample
+from trainer.data.chat import chat_format, check_plain, pieces
+from trainer.data.chat_template import ConversationError, Layout, read_chat_template
+from trainer.data.shapes import Message, Sample
 from trainer.errors import InputError
 from trainer.headers import read_config
 
@@ -60,7 +63,11 @@ class Encoder:
         """How many tokens the model has embeddings for; None where nobody knows."""
         self.end = special_token(tokenizer_dir, self.tokenizer, "eos_token")
         added = self.tokenizer.get_added_tokens_decoder().values()
-        self.format = chat_format(frozenset(token.content for token in added if token.special))
+        special = frozenset(token.content for token in added if token.special)
+        self.template = read_chat_template(tokenizer_dir, special)
+        """How the model's publisher lays out a conversation, where the tokenizer says it."""
+        self.format = chat_format(special)
+        """How one is laid out without a template."""
         self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS
         if self.end is not None and self.prefix[-1:] == [self.end]:
             self.prefix = self.prefix[:-1]  # some put the end-of-text token last by themselves
@@ -103,13 +110,52 @@ class Encoder:
         return [encoding.ids for encoding in batch]
 
     def conversation(self, sample: Sample) -> tuple[list[int], list[int]]:
-        """Return ids and labels; a person's text cannot forge markup."""
+        """Return ids and labels; a person's text cannot forge markup.
+
+        Raises:
+            ConversationError: the chat template cannot express it.
+        """
+        if self.template is not None:
+            return self._tokenise(self.template.lay_out(sample.messages, sample.tools))
         ids, labels = list(self.prefix), [IGNORED] * len(self.prefix)
+        check_plain(sample)
         for piece in pieces(sample.messages, self.format):
             self.tokenizer.encode_special_tokens = not piece.markup
             part = self.tokenizer.encode(piece.text, add_special_tokens=False).ids
             ids += part
             labels += part if piece.target else [IGNORED] * len(part)
+        return ids, labels
+
+    def check(self, sample: Sample) -> None:
+        """Check that a conversation can be laid out, without its tokens.
+
+        Raises:
+            ConversationError: the chat template cannot express it.
+        """
+        if self.template is not None:
+            self.template.lay_out(sample.messages, sample.tools)
+        else:
+            check_plain(sample)
+
+    def _tokenise(self, layout: Layout) -> tuple[list[int], list[int]]:
+        """Return ids and labels of a text as transformers gives them.
+
+        Where a special token is a person's text, the text is cut and that part is encoded alone.
+        """
+        learned = bytearray(len(layout.text))
+        for begin, end in layout.learned:
+            learned[begin:end] = b"\1" * (end - begin)
+        ids: list[int] = []
+        labels: list[int] = []
+        bounds = [0, *(place for span in layout.literal for place in span), len(layout.text)]
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            self.tokenizer.encode_special_tokens = number % 2 == 1
+            part = self.tokenizer.encode(layout.text[begin:end], add_special_tokens=False)
+            ids += part.ids
+            labels += [
+                token if 1 in learned[begin + first : begin + last] else IGNORED
+                for token, (first, last) in zip(part.ids, part.offsets, strict=True)
+            ]
         return ids, labels
 
     def prompt(self, sample: Sample) -> list[int]:
@@ -124,6 +170,9 @@ class Encoder:
         messages = sample.messages
         if messages[-1].role == "assistant":
             messages = messages[:-1]
+        if self.template is not None:
+            ids, _ = self._tokenise(self.template.prompt(messages, sample.tools))
+            return ids
         ids, _ = self.conversation(replace(sample, messages=messages))
         self.tokenizer.encode_special_tokens = False
         opening = self.format.before.format(role="assistant")
@@ -133,7 +182,13 @@ class Encoder:
     def stops(self) -> frozenset[int]:
         """Tokens that end a text or an answer."""
         ends = [self.end]
-        if self.format.required:
+        if self.template is not None:
+            with contextlib.suppress(ConversationError):
+                asked, answered = Message("user", "?"), Message("assistant", "!")
+                _, labels = self.conversation(Sample("", messages=(asked, answered)))
+                special = self.tokenizer.get_added_tokens_decoder()
+                ends += [label for label in labels if label in special]
+        elif self.format.required:
             ends.append(self.tokenizer.token_to_id(self.format.end))
         return frozenset(token for token in ends if token is not None)
 

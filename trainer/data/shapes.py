@@ -7,8 +7,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from typing import Any
+
+from blake3 import blake3
 
 from trainer.config import Task
 
@@ -49,6 +52,9 @@ class Message:
 
     role: str
     content: str
+    """Empty where there is none, as in a turn that only calls tools."""
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further keys, such as `tool_calls`, for a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,23 @@ class Sample:
     messages: tuple[Message, ...] = ()
     prompt: str = ""
     """What stands before `text` and is not learned."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """JSON schemas of the tools that a conversation may call."""
     line: int = 0
     """Where it came from, counted from 1."""
+
+    def digest(self) -> bytes:
+        """Return the 32 bytes that stand for what it says, whatever its label and place."""
+        turns = [
+            [message.role, message.content, *([message.more] if message.more else [])]
+            for message in self.messages
+        ]
+        if turns:
+            tree = [turns, self.tools] if self.tools else turns
+            return blake3(b"messages\0" + json.dumps(tree).encode()).digest()
+        if self.prompt:
+            return blake3(b"prompt\0" + json.dumps([self.prompt, self.text]).encode()).digest()
+        return blake3(b"text\0" + self.text.encode()).digest()
 
 
 def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) -> Sample:
@@ -78,7 +99,8 @@ def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) ->
         return Sample(text, _label(tree, num_classes), line=number)
     match _shape(tree):
         case "messages":
-            return Sample("", messages=_messages(tree["messages"]), line=number)
+            tools = _tools(tree.get("tools"))
+            return Sample("", messages=_messages(tree["messages"]), tools=tools, line=number)
         case "conversations":
             return Sample("", messages=_conversations(tree["conversations"]), line=number)
         case "instruction":
@@ -166,18 +188,41 @@ def _turns(
         where = f"'{key}[{index}]'"
         if not isinstance(turn, dict):
             raise BadLineError(f"{where} must be an object, got {_kind(turn)}")
+        more = {key: value for key, value in turn.items() if key not in (speaker, said)}
         try:
-            role, content = _string(turn, speaker), _string(turn, said)
+            role = _string(turn, speaker)
+            calls = more.get("tool_calls") or None
+            if calls is not None and not _are_objects(calls):
+                raise BadLineError("'tool_calls' must be a list of objects")
+            silent = calls is not None and turn.get(said) is None
+            content = "" if silent else _string(turn, said)
         except BadLineError as error:
             raise BadLineError(f"{where}: {error}") from None
         if role not in roles:
             raise BadLineError(
                 f"{where}: {speaker} must be one of {', '.join(roles)}, got {role[:40]!r}"
             )
-        messages.append(Message(roles[role], content))
+        more = {key: value for key, value in more.items() if value is not None}
+        messages.append(Message(roles[role], content, more))
     if all(message.role != "assistant" for message in messages):
         raise BadLineError(f"'{key}' has no assistant turn to learn from")
     return tuple(messages)
+
+
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    """Read the tools of a conversation; some data has them as JSON in a string."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise BadLineError("'tools' is a string that is not JSON") from None
+    if value is not None and not _are_objects(value):
+        raise BadLineError("'tools' must be a list of objects")
+    return tuple(value or ())
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def _kind(value: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import SampleFile
@@ -75,10 +74,10 @@ def _classes(samples: Sequence[Sample], num_classes: int | None) -> Iterator[str
 
 
 def _repeated(samples: Sequence[Sample], validation: Sequence[Sample]) -> Iterator[str]:
-    said: dict[Any, set[int | None]] = {}
+    said: dict[bytes, set[int | None]] = {}
     again = 0
     for sample in samples:
-        labels = said.setdefault(_content(sample), set())
+        labels = said.setdefault(sample.digest(), set())
         again += sample.label in labels
         labels.add(sample.label)
     several = sum(len(labels) > 1 for labels in said.values())
@@ -87,16 +86,12 @@ def _repeated(samples: Sequence[Sample], validation: Sequence[Sample]) -> Iterat
         found.append(f"{_count(several, 'text')} with several labels")
     if found:
         yield ", ".join(found)
-    shared = sum(_content(sample) in said for sample in validation)
+    shared = sum(sample.digest() in said for sample in validation)
     if shared:
         yield (
             f"{shared:,} of {_count(len(validation), 'validation sample')} {_are(shared)} also in"
             " train, so validation flatters"
         )
-
-
-def _content(sample: Sample) -> Any:
-    return sample.prompt, sample.text, sample.messages
 
 
 def _size(sample: Sample) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import Task
+from trainer.data.chat_template import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import SampleFile, read_file
 from trainer.data.shapes import Sample
@@ -53,13 +54,29 @@ class Dataset:
             row = self._rows[index] = self._encode(row)
         return row
 
+    def check(self) -> None:
+        """Check that each conversation can be laid out, before a step meets it.
+
+        Raises:
+            InputError: one cannot; names its line.
+        """
+        for row in self._rows:
+            if isinstance(row, Sample) and row.messages:
+                try:
+                    self._encoder.check(row)
+                except ConversationError as error:
+                    raise InputError(f"{self._path}:{row.line}: {error}") from None
+
     def _encode(self, sample: Sample) -> Encoded:
         """Encode one sample, cut to its first `max_seq_len` tokens.
 
         Raises:
             InputError: it has no token, or one that the model has no embedding for.
         """
-        ids, labels = self._encoder.encode(sample)
+        try:
+            ids, labels = self._encoder.encode(sample)
+        except ConversationError as error:
+            raise InputError(f"{self._path}:{sample.line}: {error}") from None
         if not ids:
             raise InputError(f"{self._path}:{sample.line}: the tokenizer leaves no token of it")
         input_ids = np.array(ids[: self._max_seq_len], dtype=np.int32)
@@ -96,7 +113,7 @@ def make_dataset(file: SampleFile, encoder: Encoder, task: Task, max_seq_len: in
     """Return the samples of a file that has been read as a replica reads them.
 
     Samples are cut to their first `max_seq_len` tokens. A `causal-lm` text ends with the
-    tokenizer's end-of-text token when it has one; a conversation is laid out by `chat.py`.
+    tokenizer's end-of-text token when it has one; a conversation is laid out by its chat template.
 
     Raises:
         InputError: the tokenizer leaves nothing to learn, or does not fit the model.

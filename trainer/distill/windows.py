@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.chat_template import ConversationError
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
@@ -91,7 +92,11 @@ class Windows:
                 if _is_text(sample):
                     ids = self._encoder.ended(next(texts))
                 else:
-                    ids, _ = self._encoder.encode(sample)
+                    try:
+                        ids, _ = self._encoder.encode(sample)
+                    except ConversationError as error:
+                        source = self._documents.source(number)
+                        raise InputError(f"{source}: {error}") from None
                 if not ids:
                     source = self._documents.source(number)
                     raise InputError(f"{source}: the tokenizer leaves no token of it")
