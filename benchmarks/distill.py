@@ -28,8 +28,9 @@ from rig.report import Ratio, Report
 from rig.spectrum import WINDOW, describe, relabelled, synthetic
 
 from trainer.config import load
+from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.tokens import Encoded
 from trainer.distill.fresh import shapes
 from trainer.distill.teacher import Teacher
 from trainer.distill.teacher_model import TeacherModel

@@ -25,7 +25,8 @@ import torch
 
 from trainer.architecture import parse_architecture
 from trainer.config import LINEARS, RunConfig, load
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import Encoded
 from trainer.initialization import initial_weights
 from trainer.layout import build_layout
 from trainer.replica.base import Replica

@@ -26,7 +26,7 @@ USABLE = 0.9
 """Share of the free memory that a plan may take; the rest is fragmentation and libraries."""
 _MIB = 1 << 20
 _GIB = 1 << 30
-_MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
 _BRING = "launch sync inputs brings it there, or name another in the job"
 

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.data.tokens import IGNORED, load_dataset
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import load_dataset
 from trainer.headers import read_headers
 from trainer.metrics import read_metrics
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from trainer.errors import InputError
 from trainer.headers import read_config
+from trainer.model_formats import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from trainer.layout import GradientLayout
 
 ADAPTER_FILE = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 MODEL_FILE = "model.safetensors"
 MODEL_CONFIG = "config.json"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config import LINEARS
+from trainer.config import LINEARS, RunConfig
 from trainer.errors import InputError
 from trainer.headers import read_config
 
@@ -78,6 +78,40 @@ def read_architecture(model_dir: Path) -> Architecture:
         InputError: no usable config.json, an unsupported architecture, or a quantised model.
     """
     return parse_architecture(read_config(model_dir), str(model_dir / "config.json"))
+
+
+def read_positions(model_dir: Path) -> int | None:
+    """Return how many tokens in a row a model knows; None where its config does not say.
+
+    Raises:
+        InputError: no usable config.json.
+    """
+    config = read_config(model_dir)
+    scaling: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    known = [config.get("max_position_embeddings")]
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    if isinstance(original, int) and isinstance(factor, int | float):
+        known.append(int(original * factor))  # YaRN's, which the first need not follow
+    return max((count for count in known if isinstance(count, int)), default=None)
+
+
+def fit_length(config: RunConfig, model_dir: Path) -> RunConfig:
+    """Return the config with a `data.max_seq_len` that a model knows.
+
+    A default that is too long is lowered.
+
+    Raises:
+        InputError: what was asked for is too long.
+    """
+    length, limit = config.data.max_seq_len, read_positions(model_dir)
+    if limit is None or length <= limit:
+        return config
+    if "max_seq_len" in config.data.model_fields_set:
+        raise InputError(
+            f"data.max_seq_len {length}: {model_dir} knows {limit} positions, take no more"
+        )
+    data = config.data.model_copy(update={"max_seq_len": limit})
+    return config.model_copy(update={"data": data})
 
 
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from trainer import lease
+from trainer.architecture import fit_length
 from trainer.classification import accuracy, matthews
 from trainer.config import Backend, RunConfig
 from trainer.continuation import continue_run, open_store
+from trainer.data.encoder import Encoder
 from trainer.data.order import epoch_order
-from trainer.data.samples import read_file
+from trainer.data.samples import SampleFile, read_file
+from trainer.data.survey import survey
+from trainer.data.tokens import Dataset, make_dataset
 from trainer.distill.student_feed import Preparation
 from trainer.distill.taught import TaughtDataset, content_digest, taught_folder
 from trainer.errors import InputError
@@ -36,7 +40,6 @@ from trainer.optimizer import AdamW, TrainState
 from trainer.soft_targets import alpha_at
 
 if TYPE_CHECKING:
-    from trainer.data.tokens import Dataset
     from trainer.exchange.base import Exchange
     from trainer.loop import Worker
     from trainer.replica.backend import Choice
@@ -50,20 +53,47 @@ class Inputs:
     model_dir: Path
     layout: GradientLayout
     job: Job
-    taught: LogitsFolder | None = None
-    """The teacher's logits of a distillation."""
+    train: Dataset | LogitsFolder
+    """Samples, or a teacher's logits."""
+    validation: Dataset | None
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has."""
+        train = self.train
+        return train.description.windows if isinstance(train, LogitsFolder) else len(train)
 
 
-def read_inputs(config: RunConfig, run_id: str) -> Inputs:
+def read_inputs(
+    config: RunConfig, run_id: str, tell: Callable[[str], None] | None = None
+) -> Inputs:
     """Find the model and name everything that members must have in common.
+
+    All data is read, before torch is imported: what is wrong with it is said at once.
+
+    Args:
+        tell: told what the data holds, and what of the settings it or the model changes.
 
     Raises:
         InputError: model or data cannot be used.
         RefusedError: a teacher's logits are about another tokenizer than the model's.
     """
     model_dir = resolve_model(config.model.path)
-    taught = taught_folder(config, model_dir)
+    config, given = fit_length(config, model_dir), config
     layout = build_layout(model_dir, config)
+    taught = taught_folder(config, model_dir)
+    encoder, length = Encoder(model_dir), config.data.max_seq_len
+
+    def read(path: str | None) -> SampleFile | None:
+        return read_file(Path(path), config.task, config.num_classes) if path else None
+
+    def dataset(file: SampleFile | None) -> Dataset | None:
+        return make_dataset(file, encoder, config.task, length) if file else None
+
+    train_file = read(None if taught else config.data.train)
+    validation_file = read(config.data.validation)
+    train = taught or dataset(train_file)
+    assert train is not None
     job = Job(
         run_id=run_id,
         agreement=config.agreement(),
@@ -72,7 +102,22 @@ def read_inputs(config: RunConfig, run_id: str) -> Inputs:
         data=_data_digest(config, taught),
         version=version("motley"),
     )
-    return Inputs(config, model_dir, layout, job, taught)
+    inputs = Inputs(config, model_dir, layout, job, train, dataset(validation_file))
+    if tell is not None:
+        for part in (train, inputs.validation):
+            if isinstance(part, Dataset):
+                part.check()  # once, where the run is led: the workers have the same data
+        if config is not given:
+            tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
+        for line in survey(train_file, validation_file, encoder, length, config.num_classes):
+            tell(line)
+        plan = _plan(config, inputs.samples)
+        if plan.total_steps > plan.steps_per_epoch * plan.epochs:
+            epochs = plan.total_steps / plan.steps_per_epoch
+            tell(
+                f"training.max_steps {plan.total_steps} are {epochs:.1f} epochs, not {plan.epochs}"
+            )
+    return inputs
 
 
 def make_coordinator(
@@ -85,9 +130,7 @@ def make_coordinator(
         InUseError: another process writes the output folder or the checkpoints.
     """
     config, layout, job = inputs.config, inputs.layout, inputs.job
-    taught = inputs.taught
-    samples = taught.description.windows if taught else _count(config, config.data.train)
-    plan = _plan(config, samples)
+    plan = _plan(config, inputs.samples)
     output = Path(config.output)
     with ExitStack() as until_told:
         held = lease.take(output, job.run_id)
@@ -108,7 +151,7 @@ def make_coordinator(
         job=job,
         layout=layout,
         plan=plan,
-        validation_samples=_count(config, config.data.validation),
+        validation_samples=len(inputs.validation or ()),
         state=state,
         expect_workers=expect_workers,
         score=lambda table: {"accuracy": accuracy(table), "mcc": matthews(table)},
@@ -126,7 +169,8 @@ def make_choice(inputs: Inputs, wanted: Backend, gpu: str, threads: int | None) 
     """
     from trainer.replica.backend import choose
 
-    rest = inputs.taught is not None and has_bare_rest(inputs.taught.description.scheme)
+    taught = inputs.train
+    rest = isinstance(taught, LogitsFolder) and has_bare_rest(taught.description.scheme)
     return choose(wanted, gpu, inputs.model_dir, inputs.config, inputs.layout, threads, rest=rest)
 
 
@@ -151,37 +195,25 @@ def make_request(inputs: Inputs, choice: Choice, rank: int | None) -> JoinReques
 def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange]) -> Worker:
     """Return the loop around a replica and an exchange, with the data it works on.
 
-    The data is read before `connect` is called: who has joined is dealt samples at once.
-
-    Raises:
-        InputError: the data cannot be used.
+    The data has been read when `connect` is called: who has joined is dealt samples at once.
     """
-    from trainer.data.tokens import load_dataset
     from trainer.loop import Worker
 
-    config = inputs.config
-
-    def dataset(path: str) -> Dataset:
-        return load_dataset(
-            Path(path), inputs.model_dir, config.task, config.num_classes, config.data.max_seq_len
-        )
-
-    if inputs.taught is None:
-        train, order, alpha = dataset(config.data.train), epoch_order, None
-    else:
+    config, train = inputs.config, inputs.train
+    order, alpha = epoch_order, None
+    if isinstance(train, LogitsFolder):
         assert config.distillation is not None
-        scheme = inputs.taught.description.scheme
+        scheme = train.description.scheme
         prepare = Preparation(scheme, config.distillation, config.data.max_seq_len)
-        train = TaughtDataset(inputs.taught, prepare)
+        train = TaughtDataset(train, prepare)
         steps = _plan(config, len(train)).total_steps
         order, alpha = train.order, partial(alpha_at, config.distillation, total_steps=steps)
-    validation = dataset(config.data.validation) if config.data.validation else None
     return Worker(
         replica=choice.replica,
         exchange=connect(),
         optimizer=AdamW(config.optimizer, inputs.layout),
         train=train,
-        validation=validation,
+        validation=inputs.validation,
         seed=config.training.seed,
         order=order,
         alpha=alpha,
@@ -191,11 +223,6 @@ def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange])
 def _plan(config: RunConfig, samples: int) -> StepPlan:
     training = config.training
     return StepPlan(samples, training.batch_size, training.epochs, training.max_steps)
-
-
-def _count(config: RunConfig, path: str | None) -> int:
-    """Return how many samples a data file holds."""
-    return len(read_file(Path(path), config.task, config.num_classes).samples) if path else 0
 
 
 def _data_digest(config: RunConfig, taught: LogitsFolder | None) -> str:

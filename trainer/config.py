@@ -47,12 +47,12 @@ class LoraSettings(Section):
 
 
 class DataConfig(Section):
-    """JSON Lines files of `{"input", "label"}`, `{"text"}` or `{"messages"}`."""
+    """JSON Lines files; the shapes of a line are in `trainer.data.shapes`."""
 
     train: str = Field(min_length=1)
     validation: str | None = None
     max_seq_len: Positive = 512
-    """Tokens; longer samples are cut at the end."""
+    """Tokens; longer samples are cut at the end. The default is lowered to what the model knows."""
 
 
 class DistillationConfig(Section):
@@ -91,7 +91,7 @@ class TrainingConfig(Section):
 
     epochs: Positive = 1
     max_steps: Positive | None = None
-    """Stop early after so many steps."""
+    """So many steps, over as many epochs as they take; null: `epochs` decides."""
     batch_size: Positive = 16
     """Samples in one step, over all workers together."""
     micro_batch_size: Positive | Literal["auto"] = "auto"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.architecture import read_architecture
 from trainer.config import Backend
-from trainer.data.samples import Sample
-from trainer.data.tokens import Encoder
+from trainer.data.encoder import Encoder
+from trainer.data.shapes import Sample
 from trainer.errors import InputError
 from trainer.headers import read_headers
 from trainer.layout import GradientLayout

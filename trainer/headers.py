@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
+from trainer.model_formats import way_in
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -48,7 +49,8 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         raise InputError(f"{model_dir}: no such model directory")
     path = model_dir / "config.json"
     if not path.is_file():
-        raise InputError(f"{model_dir}: no config.json, so this is not a Hugging Face model")
+        other = way_in(model_dir) or "no config.json, so this is not a Hugging Face model"
+        raise InputError(f"{model_dir}: {other}")
     return _read_object(path)
 
 
@@ -60,6 +62,8 @@ def read_headers(model_dir: Path) -> dict[str, TensorHeader]:
     """
     index = model_dir / INDEX_FILE
     if not index.is_file():
+        if not (model_dir / SINGLE_FILE).exists() and (other := way_in(model_dir)):
+            raise InputError(f"{model_dir}: {other}")
         return read_file_headers(model_dir / SINGLE_FILE)
     weight_map = _read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

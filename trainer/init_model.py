@@ -179,8 +179,7 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
 
 def _texts(data: Path) -> Iterator[str]:
     for sample in read_samples(data, "causal-lm"):
-        if sample.text:
-            yield sample.text
+        yield from filter(None, (sample.prompt, sample.text))
         for message in sample.messages:
             yield message.content
 

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
+from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.tokens import Encoded
 from trainer.exchange.base import Exchange
 from trainer.exchange.messages import ShardAssignment, Shutdown, StepCommit, WeightsReport
 from trainer.exchange.session import Committed, Restored, result_message

@@ -8,9 +8,10 @@ from blake3 import blake3
 
 from trainer.errors import InputError
 from trainer.headers import read_headers
+from trainer.model_formats import way_in
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
-_DIGESTED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_DIGESTED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def resolve_model(name: str) -> Path:
@@ -25,7 +26,8 @@ def resolve_model(name: str) -> Path:
     if local.is_dir():
         return local.resolve()
     if local.exists():
-        raise InputError(f"{name}: is a file, a model is a folder with config.json")
+        other = way_in(local) or "is a file, a model is a folder with config.json"
+        raise InputError(f"{name}: {other}")
     owner, _, model = name.partition("/")
     if name.startswith((".", "/", "~")) or not owner or not model or "/" in model:
         raise InputError(f"{name}: no such model folder")

@@ -78,7 +78,7 @@ def run_local(config: RunConfig, run_id: str, place: Place) -> int:
     from trainer.exchange.local import LocalExchange
     from trainer.exchange.session import Session
 
-    inputs = build.read_inputs(config, run_id)
+    inputs = build.read_inputs(config, run_id, log.info)
     choice = build.make_choice(inputs, place.backend, "".join(place.gpus[:1]), place.threads)
     coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
     request = build.make_request(inputs, choice, 0)
@@ -101,8 +101,10 @@ def run_coordinator(
     if folder is not None:
         tls.require_run(folder, run_id)
     expect = expect_workers or max(len(place.gpus), 1)
-    inputs = build.read_inputs(config, run_id)
+    inputs = build.read_inputs(config, run_id, log.info)
     coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
+    config = inputs.config
+    del inputs  # a coordinator counts samples, it keeps none
     server = GradientServer(coordinator, journal, address, folder)
     with tempfile.TemporaryFile() as run_file:  # without a name: nothing is left by a kill
         run_file.write(config.to_yaml().encode())

@@ -45,6 +45,21 @@ def load_settings(
         raise InputError(f"{source or 'flags'}: {_explain(error, kind)}") from None
 
 
+class _UniqueLoader(yaml.SafeLoader):
+    """Refuses a mapping with a key twice: YAML forbids it, and PyYAML takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping, as the base class does."""
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
+
+
 def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
     path = Path(source)
     if not path.exists():
@@ -53,7 +68,7 @@ def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
             raise InputError(f"no config file and no preset '{source}' (presets: {names})")
         path = presets[str(source)]
     try:
-        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree: Any = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)  # noqa: S506 - safe
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainer import storage
 from trainer.adapter import ADAPTER_CONFIG, ADAPTER_FILE, MODEL_CONFIG
+from trainer.architecture import fit_length
 from trainer.config import RunConfig, load
 from trainer.errors import InputError
 from trainer.headers import read_config, read_file_headers, read_headers
@@ -39,7 +40,7 @@ def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = 
 
     Args:
         base: the base model of an adapter, when it is not where the adapter says.
-        max_seq_len: tokens of a sample; None takes the run's own, else 512.
+        max_seq_len: tokens of a sample; None takes the run's own, else 512 or what the base knows.
 
     Raises:
         InputError: the folder holds none of them, or its base is missing or another one.
@@ -53,13 +54,13 @@ def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = 
     if (path / RUN_FILE).is_file():  # a checkpoint; a user's own model folder may be edited
         storage.verify(path)
         run = read_progress(path).config
-    length = max_seq_len or (run.get("data") or {}).get("max_seq_len") or 512
+    length = max_seq_len or (run.get("data") or {}).get("max_seq_len")
     if (path / ADAPTER_CONFIG).is_file():
         return _adapter(path, base, run, length)
     return _model(path, length)
 
 
-def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int) -> Trained:
+def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int | None) -> Trained:
     tree = _object(path / ADAPTER_CONFIG)
     headers = read_file_headers(path / ADAPTER_FILE)
     task = {"SEQ_CLS": "classify", "CAUSAL_LM": "causal-lm"}.get(str(tree.get("task_type")))
@@ -88,6 +89,7 @@ def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int) -> 
         settings["num_classes"] = head.shape[0]
     config = _config(path, settings)
     base_dir = resolve_model(config.model.path)
+    config = fit_length(config, base_dir)
     layout = build_layout(base_dir, config)
     weights = np.empty(layout.size, dtype=np.float32)
     for slot in layout.tensors():
@@ -98,7 +100,7 @@ def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int) -> 
     return Trained(path, config, base_dir, layout, weights)
 
 
-def _model(path: Path, length: int) -> Trained:
+def _model(path: Path, length: int | None) -> Trained:
     headers = read_headers(path)
     head = stored_name(headers, "score.weight")
     names = str(read_config(path).get("architectures"))
@@ -115,6 +117,7 @@ def _model(path: Path, length: int) -> Trained:
             "data.max_seq_len": length,
         },
     )
+    config = fit_length(config, path)
     layout = build_layout(path, config)
     return Trained(path, config, path, layout, initial_weights(layout, path, config))
 

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.tiny_logits import score
 from trainer.config import Divergence
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import Encoded
 from trainer.logits.scores import Scheme
 from trainer.logits.targets import targets
 from trainer.replica import distillation

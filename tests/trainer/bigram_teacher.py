@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tiny_logits import score
 
-from trainer.data.tokens import load_tokenizer
+from trainer.data.encoder import load_tokenizer
 from trainer.distill.vocabulary import tokenizer_digest
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.description import (

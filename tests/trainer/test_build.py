@@ -1,4 +1,4 @@
-"""What build.py promises about order: nobody joins a run before being able to work."""
+"""What build.py promises about order: data is read before anybody joins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ class _Nothing:
     device = "cpu"
 
 
-def test_a_worker_reads_its_data_before_it_connects(tmp_path: Path) -> None:
+class _ConnectedError(Exception):
+    pass
+
+
+def test_a_worker_has_read_its_data_when_it_connects(tmp_path: Path) -> None:
     """A member is dealt samples at once; one that still reads would miss the deadline."""
     data = tmp_path / "train.jsonl"
     data.write_text(json.dumps({"input": "ls -l", "label": 0}) + "\n")
@@ -28,7 +32,9 @@ def test_a_worker_reads_its_data_before_it_connects(tmp_path: Path) -> None:
     data.write_text("no JSON\n")
 
     def connect() -> None:
-        pytest.fail("connected without data")
+        raise _ConnectedError
 
-    with pytest.raises(InputError, match=r"train\.jsonl:1"):
+    with pytest.raises(_ConnectedError):  # and not for the data, which is another by now
         build.make_worker(inputs, Choice(_Nothing(), "cpu", ""), connect)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"train\.jsonl:1"):
+        build.read_inputs(load(None, settings), "run")

@@ -70,6 +70,7 @@ def test_a_missing_setting_is_named():
         ("- 1", "a run config is a mapping"),
         ("", "a run config is a mapping"),
         ("model: 3", "model: "),
+        ("task: classify\nmodel:\n  path: m\n  path: n\n", r":4:3: not valid YAML: .* twice"),
         ("a: !!python/object:os.system {}", "not valid YAML"),
     ],
 )

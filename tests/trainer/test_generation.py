@@ -15,8 +15,8 @@ import small_model as small
 
 from trainer.checkpoint import CheckpointStore, RunProgress
 from trainer.commands.generate import generate
-from trainer.data.samples import Message, Sample
-from trainer.data.tokens import Encoder, load_tokenizer
+from trainer.data.encoder import Encoder, load_tokenizer
+from trainer.data.shapes import Message, Sample
 from trainer.errors import InputError
 from trainer.generation import complete
 from trainer.init_model import init_model

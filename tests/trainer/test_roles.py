@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,3 +170,24 @@ def test_a_worker_without_a_rank_takes_its_only_certificate(
     assert replace(ALONE, rank=3).worker_certificates("192.168.1.5") == tmp_path / "rank-3"
     monkeypatch.setenv("MOTLEY_TLS_DIR", str(tmp_path / "rank-3"))
     assert ALONE.worker_certificates("192.168.1.5") == tmp_path / "rank-3"  # its own folder
+
+
+def test_what_the_data_holds_and_what_is_changed_is_said(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "trainer.roles")
+    known = tmp_path / "short"
+    shutil.copytree(model, known)
+    tree = json.loads((known / "config.json").read_text())
+    (known / "config.json").write_text(json.dumps({**tree, "max_position_embeddings": 8}))
+    settings: dict[str, object] = {"model.path": str(known), "training.max_steps": 7}
+    assert roles.run_local(config(model, tmp_path / "out", **settings), "run", ALONE) == 0
+    lines = [record.message for record in caplog.records]
+    assert f"data.max_seq_len is lowered to 8: {known} has no more positions" in lines
+    assert any(line.startswith("data: 20 samples, ") for line in lines)
+    assert any("longer than max_seq_len 8 and cut" in line for line in lines)
+    assert "training.max_steps 7 are 2.3 epochs, not 2" in lines
+    status = json.loads((tmp_path / "out" / "status.json").read_bytes())
+    assert (status["step"], status["total_steps"]) == (7, 7)
+    with pytest.raises(InputError, match=f"max_seq_len 9: {known} knows 8 positions"):
+        build.read_inputs(config(model, tmp_path, **settings, **{"data.max_seq_len": 9}), "run")

@@ -50,7 +50,8 @@ def generate(
     """
     if bool(texts) == (data is not None):
         raise click.UsageError("give --prompt TEXT or --data FILE")
-    from trainer.data.samples import Sample, read_samples
+    from trainer.data.samples import read_samples
+    from trainer.data.shapes import Sample
     from trainer.generation import complete
     from trainer.replica.sampling import Sampling
     from trainer.trained import load_trained

@@ -1,6 +1,6 @@
-r"""How a conversation is laid out as tokens, and which of them are learned.
+r"""How a conversation is laid out where the tokenizer has no chat template, and what is learned.
 
-The format is chosen by the special tokens that a tokenizer has, so no template language runs:
+The format is chosen by the special tokens that a tokenizer has:
 
 - `<|im_start|>`, `<|im_end|>`: ChatML (Qwen), `<|im_start|>ROLE\nTEXT<|im_end|>\n`
 - `<|start_header_id|>`, `<|end_header_id|>`, `<|eot_id|>`: Llama 3, header, blank line, TEXT,
@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.data.samples import Message
+from trainer.data.chat_template import ConversationError
+from trainer.data.shapes import Message, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,18 @@ FORMATS = (
 def chat_format(special_tokens: frozenset[str]) -> ChatFormat:
     """Return the first format whose special tokens the tokenizer has."""
     return next(form for form in FORMATS if special_tokens.issuperset(form.required))
+
+
+def check_plain(sample: Sample) -> None:
+    """Check that a conversation is made of texts alone: tools need a template.
+
+    Raises:
+        ConversationError: it is not.
+    """
+    if sample.tools or any("tool_calls" in message.more for message in sample.messages):
+        raise ConversationError(
+            "it has tools, which a tokenizer without a chat template cannot spell"
+        )
 
 
 def pieces(messages: tuple[Message, ...], form: ChatFormat) -> Iterator[Piece]:

@@ -7,7 +7,6 @@ is kept in memory.
 
 from __future__ import annotations
 
-import json
 import os
 from array import array
 from collections import Counter
@@ -16,7 +15,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from trainer.data.samples import DataError, Sample, iterate, read_line
+from trainer.data.samples import DataError, iterate, read_line
+from trainer.data.shapes import Sample
 from trainer.errors import InputError
 
 LINES = ".jsonl"
@@ -73,7 +73,7 @@ class Documents(Sequence[Sample]):
             sample = read_line(path, self._begin[index], line) if line else Sample(_read_text(path))
         except (DataError, _NoDocumentError):
             sample = None
-        if sample is None or _digest(sample)[:8] != self._marks[index].to_bytes(8, "little"):
+        if sample is None or sample.digest()[:8] != self._marks[index].to_bytes(8, "little"):
             raise InputError(f"{self.source(index)}: has changed since it was first read")
         return sample
 
@@ -110,20 +110,12 @@ class Documents(Sequence[Sample]):
             self.left_out[str(error)] += 1
 
     def _append(self, sample: Sample, begin: int, hasher: blake3) -> None:
-        digest = _digest(sample)
+        digest = sample.digest()
         hasher.update(digest)
         self._file.append(len(self._files) - 1)
         self._begin.append(begin)
         self._line.append(sample.line)
         self._marks.append(int.from_bytes(digest[:8], "little"))
-
-
-def _digest(sample: Sample) -> bytes:
-    """Return the 32 bytes that stand for what a document says, wherever it lies."""
-    turns = [[message.role, message.content] for message in sample.messages]
-    return blake3(
-        b"messages\0" + json.dumps(turns).encode() if turns else b"text\0" + sample.text.encode()
-    ).digest()
 
 
 class _NoDocumentError(Exception):

@@ -1,10 +1,7 @@
 """JSON Lines on disk become samples, or one error that names every bad line.
 
-- `classify`: `{"input": str, "label": int}`
-- `causal-lm`: `{"messages": [{"role": str, "content": str}, ...]}`, or `{"text": str}`, or the
-  `input` of a `classify` line
-
-Further keys are allowed and ignored, blank lines are skipped, a leading byte order mark is dropped.
+What a line may hold is said in `shapes.py`. Keys of no shape are ignored, blank lines are skipped,
+a leading byte order mark is dropped.
 """
 
 from __future__ import annotations
@@ -18,36 +15,18 @@ from typing import Any, BinaryIO, get_args
 from blake3 import blake3
 
 from trainer.config import Task
+from trainer.data.formats import HEAD_BYTES, refuse_other_formats
+from trainer.data.shapes import BadLineError, Sample, parse_sample
 from trainer.errors import InputError
 
 MAX_LINE_BYTES = 10 * 1024 * 1024
 """A longer line is reported, not parsed."""
 REPORTED_LINES = 10
 """Bad lines that an error spells out; the others are counted."""
-ROLES = ("system", "user", "assistant", "tool")
 
 
 class DataError(InputError):
     """A data file has bad lines; the message names the first ones as `file:line: problem`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One line of a data file; `text` is empty when the line holds `messages`."""
-
-    text: str
-    label: int | None = None
-    messages: tuple[Message, ...] = ()
-    line: int = 0
-    """Where it came from, counted from 1."""
 
 
 @dataclass(frozen=True)
@@ -91,19 +70,20 @@ def iterate(
 
     Raises:
         DataError: after the last line, when lines are bad.
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or is no JSON Lines.
     """
     problems: list[str] = []
     begin = 0
     try:
         with path.open("rb") as file:
+            refuse_other_formats(path, file.peek(HEAD_BYTES))
             for number, raw in _lines(file, hasher):
                 try:
                     if raw is None:
-                        raise _BadLineError(f"line is above {MAX_LINE_BYTES >> 20} MiB")
+                        raise BadLineError(f"line is above {MAX_LINE_BYTES >> 20} MiB")
                     if raw.strip():
                         yield begin, _parse(raw, number, task, num_classes)
-                except _BadLineError as error:
+                except BadLineError as error:
                     problems.append(f"{path}:{number}: {error}")
                 begin = file.tell()
     except OSError as error:
@@ -129,12 +109,21 @@ def read_line(path: Path, begin: int, number: int) -> Sample:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
         return _parse(_without_mark(raw, number), number, "causal-lm", None)
-    except _BadLineError as error:
+    except BadLineError as error:
         raise DataError(f"{path}:{number}: {error}") from None
 
 
-class _BadLineError(Exception):
-    """What is wrong with one line."""
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a key twice: json would take the last one, without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        double = next(key for key in keys if keys.count(key) > 1)
+        raise BadLineError(f"has the key {double[:40]!r} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def _lines(file: BinaryIO, hasher: blake3) -> Iterator[tuple[int, bytes | None]]:
@@ -159,87 +148,15 @@ def _without_mark(raw: bytes, number: int) -> bytes:
 
 def _parse(raw: bytes, number: int, task: Task, num_classes: int | None) -> Sample:
     try:
-        tree: Any = json.loads(raw.decode("utf-8"))
+        # Without its end, behind which a column would be one of the next line.
+        tree: Any = _DECODER.decode(raw.rstrip(b"\r\n").decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _BadLineError(f"not valid UTF-8 at byte {error.start}") from None
+        raise BadLineError(f"not valid UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise _BadLineError(f"not JSON: {error.msg} at column {error.colno}") from None
+        problem = error.msg.removesuffix(" at")
+        raise BadLineError(f"not JSON: {problem} at column {error.colno}") from None
     except (ValueError, RecursionError):  # a number of thousands of digits, or deep nesting
-        raise _BadLineError(
+        raise BadLineError(
             "not JSON that can be read: a number too long or nested too deep"
         ) from None
-    if not isinstance(tree, dict):
-        raise _BadLineError(f"expected an object, got {_kind(tree)}")
-    if task == "classify":
-        assert num_classes is not None
-        text = _text(tree, "input")
-        return Sample(text, _label(tree, num_classes), line=number)
-    if "messages" in tree:
-        return Sample("", messages=_messages(tree["messages"]), line=number)
-    for key in ("text", "input"):
-        if key in tree:
-            return Sample(_text(tree, key), line=number)
-    raise _BadLineError("needs one of the keys 'text', 'messages' or 'input'")
-
-
-def _text(tree: dict[str, Any], key: str) -> str:
-    text = _string(tree, key)
-    if not text.strip():
-        raise _BadLineError(f"'{key}' is empty")
-    return text
-
-
-def _string(tree: dict[str, Any], key: str) -> str:
-    if key not in tree:
-        raise _BadLineError(f"lacks the key '{key}'")
-    value = tree[key]
-    if not isinstance(value, str):
-        raise _BadLineError(f"'{key}' must be a string, got {_kind(value)}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:  # JSON can spell half a surrogate pair, a tokenizer cannot take it
-        raise _BadLineError(f"'{key}' holds a lone surrogate, which is not text") from None
-    return value
-
-
-def _label(tree: dict[str, Any], num_classes: int) -> int:
-    if "label" not in tree:
-        raise _BadLineError("lacks the key 'label'")
-    label = tree["label"]
-    if type(label) is not int:  # bool is an int to Python, not to people
-        raise _BadLineError(f"'label' must be an integer, got {_kind(label)}")
-    if not 0 <= label < num_classes:
-        raise _BadLineError(f"'label' must be from 0 to {num_classes - 1}, got {label}")
-    return label
-
-
-def _messages(value: Any) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise _BadLineError("'messages' must be a non-empty list")
-    messages: list[Message] = []
-    for index, turn in enumerate(value):
-        if not isinstance(turn, dict):
-            raise _BadLineError(f"'messages[{index}]' must be an object, got {_kind(turn)}")
-        try:
-            role, content = _string(turn, "role"), _string(turn, "content")
-        except _BadLineError as error:
-            raise _BadLineError(f"'messages[{index}]': {error}") from None
-        if role not in ROLES:
-            raise _BadLineError(
-                f"'messages[{index}]': role must be one of {', '.join(ROLES)}, got {role[:40]!r}"
-            )
-        messages.append(Message(role, content))
-    if all(message.role != "assistant" for message in messages):
-        raise _BadLineError("'messages' has no assistant turn to learn from")
-    return tuple(messages)
-
-
-def _kind(value: Any) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "a boolean",
-        int: "an integer",
-    }
-    return "null" if value is None else names.get(type(value), "a number")  # pyright: ignore[reportUnknownArgumentType]
+    return parse_sample(tree, number, task, num_classes)

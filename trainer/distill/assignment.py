@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.data.documents import Documents
-from trainer.data.tokens import Encoder
+from trainer.data.encoder import Encoder
 from trainer.distill.vocabulary import Vocabulary, tokenizer_size
 from trainer.distill.windows import Range, Windows
 from trainer.errors import InputError

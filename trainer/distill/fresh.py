@@ -19,7 +19,7 @@ from trainer.adapter import (
     tokenizer_files,
 )
 from trainer.architecture import parse_architecture
-from trainer.data.tokens import load_tokenizer, special_token
+from trainer.data.encoder import load_tokenizer, special_token
 from trainer.distill.vocabulary import FILE, tokenizer_size
 from trainer.errors import InputError
 from trainer.init_model import random_weights

@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from trainer.config import DistillationConfig
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import Encoded
 from trainer.distill.stopping import Stop
 from trainer.exchange.schedule import StepPlan
 from trainer.logits.scores import Scheme, Window

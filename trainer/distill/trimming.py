@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from trainer.data.documents import Documents
-from trainer.data.tokens import load_tokenizer
+from trainer.data.encoder import load_tokenizer
 from trainer.distill.merges import Bpe
 from trainer.distill.vocabulary import FILE, SCHEMA, tokenizer_digest
 from trainer.errors import InputError

@@ -18,7 +18,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from trainer.data.tokens import load_tokenizer
+from trainer.data.encoder import load_tokenizer
 from trainer.errors import InputError, RefusedError
 from trainer.headers import read_config
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.chat_template import ConversationError
 from trainer.data.documents import Documents
-from trainer.data.samples import Sample
-from trainer.data.tokens import Encoder
+from trainer.data.encoder import Encoder
+from trainer.data.shapes import Sample
 from trainer.errors import InputError
 from trainer.logits.description import ShardPlan
 
@@ -86,26 +87,30 @@ class Windows:
         for begin, end in _spans(sizes, _BATCH_BYTES):
             numbers = range(first + begin, first + end)
             samples = [self._documents[number] for number in numbers]
-            texts = iter(self._encoder.texts([each for each in samples if not each.messages]))
+            texts = iter(self._encoder.texts([each for each in samples if _is_text(each)]))
             for number, sample in zip(numbers, samples, strict=True):
-                if sample.messages:
-                    ids, _ = self._encoder.conversation(sample)
+                if _is_text(sample):
+                    ids = self._encoder.ended(next(texts))
                 else:
-                    ids = self._ended(next(texts))
+                    try:
+                        ids, _ = self._encoder.encode(sample)
+                    except ConversationError as error:
+                        source = self._documents.source(number)
+                        raise InputError(f"{source}: {error}") from None
                 if not ids:
                     source = self._documents.source(number)
                     raise InputError(f"{source}: the tokenizer leaves no token of it")
                 yield number, ids
 
-    def _ended(self, ids: list[int]) -> list[int]:
-        end = self._encoder.end
-        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+def _is_text(sample: Sample) -> bool:
+    return not sample.messages and not sample.prompt
 
 
 def _size(sample: Sample) -> int:
     """Return the bytes of a document's text."""
     turns = (message.content for message in sample.messages)
-    return len("".join(turns).encode()) if sample.messages else len(sample.text.encode())
+    return len("".join((sample.prompt, sample.text, *turns)).encode())
 
 
 def _spans(sizes: Iterator[int], least: int) -> Iterator[Range]:

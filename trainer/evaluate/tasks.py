@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.data.samples import Sample, read_samples
+from trainer.data.samples import read_samples
+from trainer.data.shapes import Sample
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.code import Problem, figures, judge, read_problems

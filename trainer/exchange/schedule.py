@@ -16,7 +16,10 @@ class StepSamples:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Steps of `batch_size` samples over `epochs` of `samples`; the last of an epoch is smaller."""
+    """Steps of `batch_size` samples over `epochs` of `samples`; the last of an epoch is smaller.
+
+    `max_steps`, where given, decides instead of `epochs`, as in transformers.
+    """
 
     samples: int
     batch_size: int
@@ -31,8 +34,7 @@ class StepPlan:
     @property
     def total_steps(self) -> int:
         """Return the number of steps of the run."""
-        total = self.steps_per_epoch * self.epochs
-        return min(total, self.max_steps) if self.max_steps else total
+        return self.max_steps or self.steps_per_epoch * self.epochs
 
     def at(self, step: int) -> StepSamples:
         """Return the samples of a step, counted from 0."""

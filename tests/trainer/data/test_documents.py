@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainer.data.documents import Documents
-from trainer.data.samples import DataError, Message
+from trainer.data.samples import DataError
+from trainer.data.shapes import Message
 from trainer.errors import InputError
 
 
@@ -95,7 +96,7 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.jsonl", lines({"text": "x"}) + "{oops\n" + lines({"txt": "y"}))
     with pytest.raises(DataError, match=r"bad\.jsonl:2: not JSON") as caught:
         Documents([tmp_path])
-    assert f"{bad}:3: needs one of the keys" in str(caught.value)
+    assert f"{bad}:3: its keys" in str(caught.value)
     for path, message in (
         (tmp_path / "none", "no such data file or folder"),
         (write(tmp_path / "latin.txt", b"caf\xe9"), "latin.txt: not text"),

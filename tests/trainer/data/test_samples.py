@@ -4,7 +4,8 @@ import pytest
 from blake3 import blake3
 
 from trainer.data import samples
-from trainer.data.samples import DataError, Message, Sample, read_file, read_samples
+from trainer.data.samples import DataError, read_file, read_samples
+from trainer.data.shapes import Message, Sample
 from trainer.errors import InputError
 
 
@@ -45,13 +46,89 @@ def test_the_digest_covers_every_byte(tmp_path):
     assert [sample.text for sample in file.samples] == ["x", "y"]
 
 
+def turns(*said):
+    return tuple(Message(role, content) for role, content in said)
+
+
+@pytest.mark.parametrize(
+    ("tree", "sample"),
+    [
+        (
+            {"instruction": "Add.", "input": "1 2", "output": "3"},
+            Sample("", messages=turns(("user", "Add.\n\n1 2"), ("assistant", "3")), line=1),
+        ),
+        (
+            {"instruction": "Hi", "input": "", "output": "Ho"},
+            Sample("", messages=turns(("user", "Hi"), ("assistant", "Ho")), line=1),
+        ),
+        (
+            {"instruction": "Hi", "output": "Ho", "id": 3},
+            Sample("", messages=turns(("user", "Hi"), ("assistant", "Ho")), line=1),
+        ),
+        ({"prompt": "2+2=", "completion": "4"}, Sample("4", prompt="2+2=", line=1)),
+        ({"prompt": "", "completion": "4"}, Sample("4", line=1)),
+        (
+            {
+                "conversations": [
+                    {"from": "system", "value": "s"},
+                    {"from": "human", "value": "q"},
+                    {"from": "gpt", "value": "a"},
+                ]
+            },
+            Sample("", messages=turns(("system", "s"), ("user", "q"), ("assistant", "a")), line=1),
+        ),
+        (  # ShareGPT's key with the usual turns
+            {"conversations": [{"role": "assistant", "content": "a"}]},
+            Sample("", messages=turns(("assistant", "a")), line=1),
+        ),
+        (  # a key of another shape that alone says nothing
+            {"prompt": "q", "messages": [{"role": "assistant", "content": "a"}]},
+            Sample("", messages=turns(("assistant", "a")), line=1),
+        ),
+    ],
+)
+def test_causal_lm_reads_what_instruction_data_is_published_as(tmp_path, tree, sample):
+    assert read_samples(write(tmp_path / "a.jsonl", row(**tree)), "causal-lm") == [sample]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["txt"],
+        ["instruction"],
+        ["instruction", "input"],  # each of these two would train on the input alone
+        ["input", "output"],
+        ["prompt", "text"],
+        ["prompt"],
+        ["text", "input"],
+        ["text", "instruction", "input", "output"],
+        ["prompt", "completion", "text"],
+        ["messages", "conversations"],
+    ],
+)
+def test_a_line_of_no_known_shape_or_of_two_is_refused(tmp_path, keys):
+    values = {"messages": [{"role": "assistant", "content": "a"}]}
+    values["conversations"] = values["messages"]
+    tree = {key: values.get(key, "x") for key in keys}
+    with pytest.raises(DataError, match=r"a\.jsonl:1: ") as caught:
+        read_samples(write(tmp_path / "a.jsonl", row(**tree)), "causal-lm")
+    for shape in ("{text}", "{messages}", "{conversations}", "{prompt, completion}"):
+        assert shape in str(caught.value)
+    assert all(f"'{key}'" in str(caught.value) for key in keys)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         (b"{oops\n", "not JSON: Expecting property name enclosed in double quotes at column 2"),
         (b"[1]\n", "expected an object, got a list"),
         (b"null\n", "expected an object, got null"),
-        (b"\xff{}\n", "not valid UTF-8 at byte 0"),
+        (b'{"input": "x"\n', "not JSON: Expecting ',' delimiter at column 14"),
+        (b'  {"input": "x", }\r\n', "at column 18"),
+        (b'{"input": "x\r\n', "Unterminated string starting at column 11"),
+        (b'{"input": "x", "label": 0, "input": "y"}', "has the key 'input' twice"),
+        (b'{"input": "x", "label": 0, "more": [{"a": 1, "a": 1}]}', "has the key 'a' twice"),
+        (b"\xff{}\n", "not valid UTF-8 at byte 1"),
         (b"[" * 100_000 + b"\n", "nested too deep"),
         (b'{"label": ' + b"9" * 5000 + b"}\n", "a number too long"),
         (b'{"input": "\\ud800", "label": 0}\n', "lone surrogate"),
@@ -78,7 +155,14 @@ def test_a_bad_classify_line_is_named(tmp_path, line, problem):
 @pytest.mark.parametrize(
     ("tree", "problem"),
     [
-        ({"txt": "x"}, "needs one of the keys"),
+        ({}, "its keys (none) are no known shape"),
+        ({"instruction": "x", "output": " "}, "'output' is empty"),
+        ({"instruction": "x", "input": 3, "output": "y"}, "'input' must be a string"),
+        ({"prompt": "x", "completion": ""}, "'completion' is empty"),
+        ({"prompt": ["x"], "completion": "y"}, "'prompt' must be a string, got a list"),
+        ({"conversations": [{"from": "boss", "value": "x"}]}, "got 'boss'"),
+        ({"conversations": [{"from": "gpt"}]}, "'conversations[0]': lacks the key 'value'"),
+        ({"conversations": [{"from": "human", "value": "x"}]}, "no assistant turn"),
         ({"text": ""}, "'text' is empty"),
         ({"messages": []}, "must be a non-empty list"),
         ({"messages": "hi"}, "must be a non-empty list"),

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from trainer.data.samples import DataError, Sample
-from trainer.data.tokens import IGNORED, Encoder, load_dataset
+from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.samples import DataError
+from trainer.data.shapes import Sample
+from trainer.data.tokens import load_dataset
 from trainer.errors import InputError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -103,6 +105,24 @@ def test_only_the_assistant_is_learned(tmp_path):
     assert isinstance(sample.labels, np.ndarray)
     learned = sample.labels[sample.labels != IGNORED].tolist()
     assert tokenizer.decode(learned, skip_special_tokens=False) == "yes<|im_end|>"
+
+
+def test_only_the_completion_of_a_prompt_is_learned(tmp_path):
+    tokenizer = byte_tokenizer(tmp_path, ["<s>", "</s>"], eos="</s>", bos="<s>")
+    path = write(
+        tmp_path / "a.jsonl",
+        {"prompt": "2+2=", "completion": "4"},
+        {"instruction": "say", "input": "it", "output": "yes"},
+    )
+    data = load_dataset(path, tmp_path, "causal-lm", None, max_seq_len=256)
+    texts, learned = [], []
+    for sample in (data[0], data[1]):
+        assert isinstance(sample.labels, np.ndarray)
+        texts.append(tokenizer.decode(sample.input_ids.tolist(), skip_special_tokens=False))
+        kept = sample.labels[sample.labels != IGNORED].tolist()
+        learned.append(tokenizer.decode(kept, skip_special_tokens=False))
+    assert texts == ["<s>2+2=4</s>", "<s>user: say\n\nit\nassistant: yes\n"]
+    assert learned == ["4</s>", "yes\n"]
 
 
 @pytest.mark.parametrize(

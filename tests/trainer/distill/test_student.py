@@ -17,7 +17,7 @@ from course import Course
 from small_model import SIZES, write_data
 
 from trainer.checkpoint import find_checkpoint, read_progress
-from trainer.data.samples import Sample
+from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
 from trainer.distill.student_inputs import FreshStudent
 from trainer.errors import InputError, NonFiniteError, RefusedError

@@ -15,8 +15,8 @@ from bigram_teacher import LENGTHS, BigramTeacher
 from small_model import write_data, write_model
 
 from trainer.config import DistillationConfig
+from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
-from trainer.data.tokens import IGNORED
 from trainer.distill.stopping import Stop
 from trainer.distill.student_feed import Batch, Feed, Preparation, batches
 from trainer.errors import UnreachableError

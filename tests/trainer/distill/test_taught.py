@@ -15,7 +15,7 @@ from small_model import write_data, write_model
 
 from trainer import build
 from trainer.config import RunConfig, load
-from trainer.data.tokens import IGNORED
+from trainer.data.encoder import IGNORED
 from trainer.distill.student_feed import Preparation
 from trainer.distill.taught import GROUP, TaughtDataset, content_digest, taught_folder
 from trainer.errors import InputError, RefusedError, StorageError

@@ -27,7 +27,7 @@ from tokenizers import (
 
 from trainer.commands.distill.trim_tokenizer import trim_tokenizer
 from trainer.data.documents import Documents
-from trainer.data.tokens import Encoder
+from trainer.data.encoder import Encoder
 from trainer.distill.merges import Bpe
 from trainer.distill.trimming import Trimmed, trim
 from trainer.distill.vocabulary import Vocabulary

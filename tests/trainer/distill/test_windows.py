@@ -11,7 +11,7 @@ import pytest
 from small_teacher import write_corpus, write_teacher, write_trimmed
 
 from trainer.data.documents import Documents
-from trainer.data.tokens import Encoder
+from trainer.data.encoder import Encoder
 from trainer.distill.windows import Windows
 from trainer.errors import InputError
 

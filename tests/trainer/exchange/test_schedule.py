@@ -18,6 +18,8 @@ def test_every_sample_of_every_epoch_once(samples: int, batch_size: int, epochs:
     assert seen == [(epoch, position) for epoch in range(epochs) for position in range(samples)]
 
 
-@pytest.mark.parametrize(("max_steps", "total"), [(None, 6), (4, 4), (100, 6)])
-def test_an_early_end(max_steps: int | None, total: int):
-    assert StepPlan(20, 8, 2, max_steps).total_steps == total
+@pytest.mark.parametrize(("max_steps", "total"), [(None, 6), (4, 4), (100, 100)])
+def test_steps_win_over_epochs(max_steps: int | None, total: int):
+    plan = StepPlan(20, 8, 2, max_steps)
+    assert plan.total_steps == total
+    assert plan.at(total - 1).epoch == (total - 1) // 3

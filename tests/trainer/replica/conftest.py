@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import Encoded
 
 MakeBatch = Callable[..., list[Encoded]]
 

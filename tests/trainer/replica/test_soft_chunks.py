@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from trainer.config import Divergence
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import Encoded
 from trainer.replica.distillation import Mix, row_losses
 from trainer.replica.torch_batch import AllTokens, NamedTokens, SoftRows, soft_rows
 from trainer.soft_targets import SoftTargets

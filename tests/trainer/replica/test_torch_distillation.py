@@ -10,7 +10,8 @@ import torch
 
 from tests.trainer.replica.driving import gradient, relative, start
 from trainer.config import Divergence
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import Encoded
 from trainer.replica.microbatch import Limit
 from trainer.soft_targets import SoftTargets
 

@@ -51,7 +51,7 @@ _OVERRIDES = {
 @click.option("--validation", metavar="FILE", help="Held-out texts, JSON Lines.")
 @click.option("--max-seq-len", type=int, help="Tokens; longer windows are cut.")
 @click.option("--epochs", type=int)
-@click.option("--max-steps", type=int, help="Stop after so many steps.")
+@click.option("--max-steps", type=int, help="So many steps; wins over epochs.")
 @click.option("--batch-size", type=int, help="Windows a step.")
 @click.option("--learning-rate", type=float)
 @click.option("-o", "--output", metavar="DIR", help="Checkpoints, metrics and status go here.")

@@ -9,7 +9,8 @@ import pytest
 
 from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient, relative
-from trainer.data.tokens import IGNORED, Encoded
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import Encoded
 from trainer.layout import build_layout
 from trainer.replica.wgpu.attention import SCORE_BYTES, Attention
 from trainer.replica.wgpu.device import Device

@@ -1,0 +1,84 @@
+"""What is wrong with data or model is said by the program before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.small_model import write_data, write_model
+
+RUN = """
+import sys
+from trainer.cli import main
+sys.argv = ["trainer", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("early")
+    write_model(folder / "model", write_data(folder / "good.jsonl"))
+    return folder
+
+
+def refused(home: Path, *words: object, role: str = "local") -> str:
+    """Return the one line that `trainer finetune` ends with; nothing may be written."""
+    before = sorted(home.rglob("*"))
+    command = [sys.executable, "-P", "-c", RUN, "finetune", *map(str, words)]
+    command += ["--num-classes", "3", "--gpu-backend", "cpu", "-o", str(home / "out")]
+    command += ["--role", role, "--bind", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=home)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "False\n"  # no torch
+    (line,) = done.stderr.splitlines()
+    assert sorted(home.rglob("*")) == before
+    return line.removeprefix("trainer: ")
+
+
+@pytest.mark.parametrize("role", ["local", "coordinator"])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "data: is a folder, expected a JSON Lines file"),
+        ("input,label\nls,0\n", "data: is CSV, expected JSON Lines"),
+        ('{"input": "ls", "label": 3}\n', "data:1: 'label' must be from 0 to 2, got 3"),
+    ],
+)
+def test_data(home: Path, tmp_path: Path, role: str, content: str | None, problem: str) -> None:
+    data = tmp_path / "data"
+    if content is None:
+        data.mkdir()
+    else:
+        data.write_text(content)
+    assert problem in refused(home, home / "model", "--data", data, role=role)
+    good = home / "good.jsonl"
+    words = (home / "model", "--data", good, "--validation", data)
+    assert problem in refused(home, *words, role=role)
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        (["adapter_config.json"], "model: is a LoRA adapter of base, not a model; merge it: "),
+        (["config.json", "pytorch_model.bin"], "model: has its weights as .bin"),
+        (["small.gguf"], "model: is GGUF"),
+        (["config.json"], "weights must be in safetensors format"),
+    ],
+)
+def test_model(home: Path, tmp_path: Path, files: list[str], problem: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in files:
+        (model / name).write_text(json.dumps({"base_model_name_or_path": "base"}))
+    if "config.json" in files:
+        shutil.copy(home / "model" / "config.json", model)
+    assert problem in refused(home, model, "--data", home / "good.jsonl")

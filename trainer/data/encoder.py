@@ -1,0 +1,201 @@
+"""A tokenizer and how it lays out a sample, with the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from trainer.data.chat import chat_format, check_plain, pieces
+from trainer.data.chat_template import ConversationError, Layout, read_chat_template
+from trainer.data.shapes import Message, Sample
+from trainer.errors import InputError
+from trainer.headers import read_config
+
+IGNORED = -100
+"""Marks a token that no loss is taken on, as in torch's cross-entropy."""
+
+
+def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
+    """Return the tokenizer of a model folder, with its own truncation and padding off.
+
+    Raises:
+        InputError: `tokenizer.json` is missing or damaged.
+    """
+    path = tokenizer_dir / "tokenizer.json"
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; a model folder needs a fast tokenizer")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(f"{path}: not a usable tokenizer: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int | None:
+    """Return the id of the token that tokenizer_config.json gives a name, None without one."""
+    path = tokenizer_dir / "tokenizer_config.json"
+    try:
+        settings: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    token = settings.get(name) if isinstance(settings, dict) else None
+    if isinstance(token, dict):  # older files spell a token as an object
+        token = token.get("content")
+    return tokenizer.token_to_id(token) if isinstance(token, str) else None
+
+
+class Encoder:
+    """A tokenizer with the few ids that laying out a sample needs."""
+
+    def __init__(self, tokenizer_dir: Path) -> None:
+        self.tokenizer = load_tokenizer(tokenizer_dir)
+        self.known = _known(tokenizer_dir)
+        """How many tokens the model has embeddings for; None where nobody knows."""
+        self.end = special_token(tokenizer_dir, self.tokenizer, "eos_token")
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        special = frozenset(token.content for token in added if token.special)
+        self.template = read_chat_template(tokenizer_dir, special)
+        """How the model's publisher lays out a conversation, where the tokenizer says it."""
+        self.format = chat_format(special)
+        """How one is laid out without a template."""
+        self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS
+        if self.end is not None and self.prefix[-1:] == [self.end]:
+            self.prefix = self.prefix[:-1]  # some put the end-of-text token last by themselves
+
+    @property
+    def largest(self) -> int:
+        """The largest id that a text can become."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+
+    def encode(self, sample: Sample) -> tuple[list[int], list[int]]:
+        """Return ids and unshifted labels of a sample; of a class's text the labels are the ids.
+
+        A text that is learned ends with the tokenizer's end-of-text token.
+        """
+        if sample.messages:
+            return self.conversation(sample)
+        (ids,) = self.texts([sample])
+        if sample.label is not None:
+            return ids, ids
+        if sample.prompt:
+            return self._completion(sample)
+        ids = self.ended(ids)
+        return ids, ids
+
+    def ended(self, ids: list[int]) -> list[int]:
+        """Return a text's tokens with the one that ends a text, where there is one."""
+        return ids if self.end is None or not ids or ids[-1] == self.end else [*ids, self.end]
+
+    def _completion(self, sample: Sample) -> tuple[list[int], list[int]]:
+        """Encode the prompt alone, as it is when a model is asked, and then what follows it."""
+        asked = self.prompt(sample)
+        self.tokenizer.encode_special_tokens = False
+        answer = self.ended(self.tokenizer.encode(sample.text, add_special_tokens=False).ids)
+        return asked + answer, [IGNORED] * len(asked) + answer
+
+    def texts(self, samples: list[Sample]) -> list[list[int]]:
+        """Return the ids of each text as `AutoTokenizer` gives them."""
+        self.tokenizer.encode_special_tokens = False
+        batch = self.tokenizer.encode_batch_fast([sample.text for sample in samples])
+        return [encoding.ids for encoding in batch]
+
+    def conversation(self, sample: Sample) -> tuple[list[int], list[int]]:
+        """Return ids and labels; a person's text cannot forge markup.
+
+        Raises:
+            ConversationError: the chat template cannot express it.
+        """
+        if self.template is not None:
+            return self._tokenise(self.template.lay_out(sample.messages, sample.tools))
+        ids, labels = list(self.prefix), [IGNORED] * len(self.prefix)
+        check_plain(sample)
+        for piece in pieces(sample.messages, self.format):
+            self.tokenizer.encode_special_tokens = not piece.markup
+            part = self.tokenizer.encode(piece.text, add_special_tokens=False).ids
+            ids += part
+            labels += part if piece.target else [IGNORED] * len(part)
+        return ids, labels
+
+    def check(self, sample: Sample) -> None:
+        """Check that a conversation can be laid out, without its tokens.
+
+        Raises:
+            ConversationError: the chat template cannot express it.
+        """
+        if self.template is not None:
+            self.template.lay_out(sample.messages, sample.tools)
+        else:
+            check_plain(sample)
+
+    def _tokenise(self, layout: Layout) -> tuple[list[int], list[int]]:
+        """Return ids and labels of a text as transformers gives them.
+
+        Where a special token is a person's text, the text is cut and that part is encoded alone.
+        """
+        learned = bytearray(len(layout.text))
+        for begin, end in layout.learned:
+            learned[begin:end] = b"\1" * (end - begin)
+        ids: list[int] = []
+        labels: list[int] = []
+        bounds = [0, *(place for span in layout.literal for place in span), len(layout.text)]
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            self.tokenizer.encode_special_tokens = number % 2 == 1
+            part = self.tokenizer.encode(layout.text[begin:end], add_special_tokens=False)
+            ids += part.ids
+            labels += [
+                token if 1 in learned[begin + first : begin + last] else IGNORED
+                for token, (first, last) in zip(part.ids, part.offsets, strict=True)
+            ]
+        return ids, labels
+
+    def prompt(self, sample: Sample) -> list[int]:
+        """Return what a model is to continue: a text, or a conversation without its last answer.
+
+        Of a conversation the markup that begins an answer comes last; of a line with a prompt its
+        completion is left out.
+        """
+        if not sample.messages:
+            (ids,) = self.texts([Sample(sample.prompt or sample.text)])
+            return ids[:-1] if ids and ids[-1] == self.end else ids
+        messages = sample.messages
+        if messages[-1].role == "assistant":
+            messages = messages[:-1]
+        if self.template is not None:
+            ids, _ = self._tokenise(self.template.prompt(messages, sample.tools))
+            return ids
+        ids, _ = self.conversation(replace(sample, messages=messages))
+        self.tokenizer.encode_special_tokens = False
+        opening = self.format.before.format(role="assistant")
+        return ids + self.tokenizer.encode(opening, add_special_tokens=False).ids
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end a text or an answer."""
+        ends = [self.end]
+        if self.template is not None:
+            with contextlib.suppress(ConversationError):
+                asked, answered = Message("user", "?"), Message("assistant", "!")
+                _, labels = self.conversation(Sample("", messages=(asked, answered)))
+                special = self.tokenizer.get_added_tokens_decoder()
+                ends += [label for label in labels if label in special]
+        elif self.format.required:
+            ends.append(self.tokenizer.token_to_id(self.format.end))
+        return frozenset(token for token in ends if token is not None)
+
+
+def _known(model_dir: Path) -> int | None:
+    """Return how many tokens a model has embeddings for; None when it does not say."""
+    if not (model_dir / "config.json").is_file():
+        return None
+    known = read_config(model_dir).get("vocab_size")
+    return known if isinstance(known, int) else None

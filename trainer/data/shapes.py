@@ -1,0 +1,236 @@
+"""What the JSON object of one line may look like, and the sample that it is.
+
+- `classify`: `{input, label}`
+- `causal-lm`: one of `SHAPES`; an object of none or of two of them is refused, since it would train
+  on a part of what it holds
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from blake3 import blake3
+
+from trainer.config import Task
+
+ROLES = ("system", "user", "assistant", "tool")
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+
+SHAPES = {
+    "text": ("text",),
+    "messages": ("messages",),
+    "conversations": ("conversations",),
+    "prompt": ("prompt", "completion"),
+    "instruction": ("instruction", "output"),
+    "input": ("input",),
+}
+"""The keys that each shape of a `causal-lm` line must have."""
+_SPELLED = (
+    "{text}, {messages}, {conversations}, {prompt, completion}, {instruction, input, output} with"
+    " or without input, {input, label}"
+)
+KEYS = frozenset(key for keys in SHAPES.values() for key in keys)
+
+
+class BadLineError(Exception):
+    """What is wrong with one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+    """Empty where there is none, as in a turn that only calls tools."""
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further keys, such as `tool_calls`, for a chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of a data file; `text` is empty when the line holds a conversation."""
+
+    text: str
+    label: int | None = None
+    messages: tuple[Message, ...] = ()
+    prompt: str = ""
+    """What stands before `text` and is not learned."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """JSON schemas of the tools that a conversation may call."""
+    line: int = 0
+    """Where it came from, counted from 1."""
+
+    def digest(self) -> bytes:
+        """Return the 32 bytes that stand for what it says, whatever its label and place."""
+        turns = [
+            [message.role, message.content, *([message.more] if message.more else [])]
+            for message in self.messages
+        ]
+        if turns:
+            tree = [turns, self.tools] if self.tools else turns
+            return blake3(b"messages\0" + json.dumps(tree).encode()).digest()
+        if self.prompt:
+            return blake3(b"prompt\0" + json.dumps([self.prompt, self.text]).encode()).digest()
+        return blake3(b"text\0" + self.text.encode()).digest()
+
+
+def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) -> Sample:
+    """Return the sample that the JSON value of line `number` is.
+
+    Raises:
+        BadLineError: it is none.
+    """
+    if not isinstance(tree, dict):
+        raise BadLineError(f"expected an object, got {_kind(tree)}")
+    if task == "classify":
+        assert num_classes is not None
+        text = _text(tree, "input")
+        return Sample(text, _label(tree, num_classes), line=number)
+    match _shape(tree):
+        case "messages":
+            tools = _tools(tree.get("tools"))
+            return Sample("", messages=_messages(tree["messages"]), tools=tools, line=number)
+        case "conversations":
+            return Sample("", messages=_conversations(tree["conversations"]), line=number)
+        case "instruction":
+            asked = _text(tree, "instruction")
+            if tree.get("input") is not None and (given := _string(tree, "input")).strip():
+                asked = f"{asked}\n\n{given}"
+            turns = Message("user", asked), Message("assistant", _text(tree, "output"))
+            return Sample("", messages=turns, line=number)
+        case "prompt":
+            completion = _text(tree, "completion")
+            return Sample(completion, prompt=_string(tree, "prompt"), line=number)
+        case shape:
+            return Sample(_text(tree, shape), line=number)
+
+
+def _shape(tree: dict[str, Any]) -> str:
+    """Return the one shape that an object has.
+
+    Keys of other shapes are only allowed beside a conversation, which says everything itself.
+    """
+    shapes = [name for name, keys in SHAPES.items() if tree.keys() >= set(keys)]
+    if "instruction" in shapes and "input" in shapes:
+        shapes.remove("input")  # of an instruction it is a part
+    found = sorted(KEYS & tree.keys())
+    if len(shapes) == 1:
+        (shape,) = shapes
+        own = {*SHAPES[shape], *(("input",) if shape == "instruction" else ())}
+        if shape in ("messages", "conversations") or own.issuperset(found):
+            return shape
+    given = ", ".join(f"'{key[:40]}'" for key in found or [*tree][:5]) or "none"
+    wrong = "are of several shapes" if len(shapes) > 1 else "are no known shape"
+    raise BadLineError(f"its keys ({given}) {wrong}; leave the keys of one of: {_SPELLED}")
+
+
+def _text(tree: dict[str, Any], key: str) -> str:
+    text = _string(tree, key)
+    if not text.strip():
+        raise BadLineError(f"'{key}' is empty")
+    return text
+
+
+def _string(tree: dict[str, Any], key: str) -> str:
+    if key not in tree:
+        raise BadLineError(f"lacks the key '{key}'")
+    value = tree[key]
+    if not isinstance(value, str):
+        raise BadLineError(f"'{key}' must be a string, got {_kind(value)}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:  # JSON can spell half a surrogate pair, a tokenizer cannot take it
+        raise BadLineError(f"'{key}' holds a lone surrogate, which is not text") from None
+    return value
+
+
+def _label(tree: dict[str, Any], num_classes: int) -> int:
+    if "label" not in tree:
+        raise BadLineError("lacks the key 'label'")
+    label = tree["label"]
+    if type(label) is not int:  # bool is an int to Python, not to people
+        raise BadLineError(f"'label' must be an integer, got {_kind(label)}")
+    if not 0 <= label < num_classes:
+        raise BadLineError(f"'label' must be from 0 to {num_classes - 1}, got {label}")
+    return label
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    roles = {role: role for role in ROLES}
+    return _turns(value, "messages", "role", "content", roles)
+
+
+def _conversations(value: Any) -> tuple[Message, ...]:
+    """Read ShareGPT's turns; some data of that name has the usual ones."""
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+        return _turns(value, "conversations", "role", "content", {role: role for role in ROLES})
+    return _turns(value, "conversations", "from", "value", SHAREGPT_ROLES)
+
+
+def _turns(
+    value: Any, key: str, speaker: str, said: str, roles: dict[str, str]
+) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise BadLineError(f"'{key}' must be a non-empty list")
+    messages: list[Message] = []
+    for index, turn in enumerate(value):
+        where = f"'{key}[{index}]'"
+        if not isinstance(turn, dict):
+            raise BadLineError(f"{where} must be an object, got {_kind(turn)}")
+        more = {key: value for key, value in turn.items() if key not in (speaker, said)}
+        try:
+            role = _string(turn, speaker)
+            calls = more.get("tool_calls") or None
+            if calls is not None and not _are_objects(calls):
+                raise BadLineError("'tool_calls' must be a list of objects")
+            silent = calls is not None and turn.get(said) is None
+            content = "" if silent else _string(turn, said)
+        except BadLineError as error:
+            raise BadLineError(f"{where}: {error}") from None
+        if role not in roles:
+            raise BadLineError(
+                f"{where}: {speaker} must be one of {', '.join(roles)}, got {role[:40]!r}"
+            )
+        more = {key: value for key, value in more.items() if value is not None}
+        messages.append(Message(roles[role], content, more))
+    if all(message.role != "assistant" for message in messages):
+        raise BadLineError(f"'{key}' has no assistant turn to learn from")
+    return tuple(messages)
+
+
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    """Read the tools of a conversation; some data has them as JSON in a string."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise BadLineError("'tools' is a string that is not JSON") from None
+    if value is not None and not _are_objects(value):
+        raise BadLineError("'tools' must be a list of objects")
+    return tuple(value or ())
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _kind(value: Any) -> str:
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        int: "an integer",
+    }
+    return "null" if value is None else names.get(type(value), "a number")  # pyright: ignore[reportUnknownArgumentType]

@@ -1,0 +1,107 @@
+"""What the data of a run holds, in lines for people: said before the run, not found after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.samples import SampleFile
+from trainer.data.shapes import Sample
+
+MEASURED_BYTES = 4 << 20
+"""Of text that is tokenised; of more an even part is, and the figures say `about`."""
+
+
+def survey(
+    train: SampleFile | None,
+    validation: SampleFile | None,
+    encoder: Encoder,
+    max_seq_len: int,
+    num_classes: int | None,
+) -> list[str]:
+    """Return what people want to know of the data before a run, a line for each matter.
+
+    Of a run that learns from a teacher's logits there is no `train`, and nothing to say.
+    """
+    if train is None:
+        return []
+    lines = [
+        *_lengths(train.samples, encoder, max_seq_len),
+        *_classes(train.samples, num_classes),
+        *_repeated(train.samples, validation.samples if validation else ()),
+    ]
+    return [f"data: {line}" for line in lines]
+
+
+def _lengths(samples: Sequence[Sample], encoder: Encoder, max_seq_len: int) -> Iterator[str]:
+    size = sum(map(_size, samples))
+    step = -(-size // MEASURED_BYTES)
+    part = samples[::step]
+    lengths: list[int] = []
+    unlearned = 0
+    for sample in part:
+        ids, labels = encoder.encode(sample)
+        lengths.append(len(ids))
+        # The first token is never a target: nothing stands before it.
+        unlearned += sample.label is None and set(labels[1:max_seq_len]) <= {IGNORED}
+    scale, about = len(samples) / len(part), "about " if step > 1 else ""
+    tokens = round(sum(lengths) * scale)
+    measured = f" ({len(part):,} samples measured)" if step > 1 else ""
+    yield (
+        f"{_count(len(samples), 'sample')}, {about}{tokens:,} tokens{measured}, the longest has"
+        f" {max(lengths):,}"
+    )
+    cut = [length - max_seq_len for length in lengths if length > max_seq_len]
+    if cut:
+        count, lost = round(len(cut) * scale), round(sum(cut) * scale)
+        yield (
+            f"{about}{_count(count, 'sample')} {_are(count)} longer than max_seq_len {max_seq_len}"
+            f" and cut: {about}{_count(lost, 'token')} ({100 * sum(cut) / sum(lengths):.1f} %)"
+            f" {_are(lost)} lost"
+            + (f"; of {round(unlearned * scale):,} nothing is left to learn" if unlearned else "")
+        )
+
+
+def _classes(samples: Sequence[Sample], num_classes: int | None) -> Iterator[str]:
+    if num_classes is None:
+        return
+    counts = Counter(sample.label for sample in samples)
+    shown = ", ".join(f"{counts[label]:,}" for label in range(num_classes))
+    absent = ", ".join(str(label) for label in range(num_classes) if not counts[label])
+    line = f"samples of the classes 0 to {num_classes - 1}: {shown}"
+    yield line + (f"; none of {absent}" if absent else "")
+
+
+def _repeated(samples: Sequence[Sample], validation: Sequence[Sample]) -> Iterator[str]:
+    said: dict[bytes, set[int | None]] = {}
+    again = 0
+    for sample in samples:
+        labels = said.setdefault(sample.digest(), set())
+        again += sample.label in labels
+        labels.add(sample.label)
+    several = sum(len(labels) > 1 for labels in said.values())
+    found = [_count(again, "duplicate sample")] if again else []
+    if several:
+        found.append(f"{_count(several, 'text')} with several labels")
+    if found:
+        yield ", ".join(found)
+    shared = sum(sample.digest() in said for sample in validation)
+    if shared:
+        yield (
+            f"{shared:,} of {_count(len(validation), 'validation sample')} {_are(shared)} also in"
+            " train, so validation flatters"
+        )
+
+
+def _size(sample: Sample) -> int:
+    turns = sum(len(message.content) for message in sample.messages)
+    return len(sample.prompt) + len(sample.text) + turns
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"

@@ -1,0 +1,75 @@
+"""Folders and files that are no model, and the command that makes one of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+_CONVERT = (
+    "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s, d = sys.argv[1:3];"
+    " [kind.from_pretrained(s{}).save_pretrained(d) for kind in (M, T)]"
+)
+
+
+def way_in(path: Path) -> str | None:
+    """Return what a folder or file is and how it becomes a model; None for nothing known."""
+    if path.is_dir():
+        return _folder(path)
+    if path.suffix == ".gguf":
+        return _gguf(path)
+    if path.suffix in (".bin", ".safetensors", ".pt", ".pth"):
+        return f"is a file, a model is a folder: give {path.parent}"
+    return None
+
+
+def _folder(folder: Path) -> str | None:
+    if (folder / ADAPTER_CONFIG).is_file():
+        return _adapter(folder, folder)
+    # Of an output folder of `trainer finetune` the best checkpoint is meant.
+    if (folder / "checkpoints" / "best" / ADAPTER_CONFIG).is_file():
+        return _adapter(folder, folder / "checkpoints" / "best")
+    if any(folder.glob("*.safetensors")):
+        return None
+    if any(folder.glob("*.bin")):
+        return (
+            "has its weights as .bin (pickle), Motley reads safetensors; convert it: "
+            + _command("", folder, folder)
+        )
+    if found := sorted(folder.glob("*.gguf")):
+        return _gguf(found[0])
+    return None
+
+
+def _adapter(folder: Path, adapter: Path) -> str:
+    merged = shlex.quote(f"{folder.name}-merged")
+    return (
+        f"is a LoRA adapter of {_base(adapter)}, not a model; merge it: trainer merge"
+        f" {shlex.quote(str(folder))} -o {merged}, then give {merged}"
+    )
+
+
+def _base(adapter: Path) -> str:
+    try:
+        base = json.loads((adapter / ADAPTER_CONFIG).read_bytes())["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "some model"
+    return str(base)
+
+
+def _gguf(path: Path) -> str:
+    named = f", gguf_file={path.name!r}"
+    return (
+        "is GGUF, Motley reads safetensors; take the model that it was made of, or convert it (pip"
+        f" install gguf): {_command(named, path.parent, path.with_suffix(''))}"
+    )
+
+
+def _command(arguments: str, source: Path, beside: Path) -> str:
+    code = shlex.quote(f"import sys; {_CONVERT.format(arguments)}")
+    target = beside.with_name(f"{beside.name}-safetensors")
+    words = (shlex.quote(sys.executable), "-c", code, *map(shlex.quote, (str(source), str(target))))
+    return " ".join(words)
