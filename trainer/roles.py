@@ -18,6 +18,7 @@ from trainer import build
 from trainer.config import Backend, RunConfig
 from trainer.errors import InputError, RefusedError
 from trainer.exchange import tls
+from trainer.lease import refuse_if_held
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def run_local(config: RunConfig, run_id: str, place: Place) -> int:
     from trainer.exchange.local import LocalExchange
     from trainer.exchange.session import Session
 
+    refuse_if_held(Path(config.output))
     inputs = build.read_inputs(config, run_id)
     choice = build.make_choice(inputs, place.backend, "".join(place.gpus[:1]), place.threads)
     coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
@@ -100,6 +102,7 @@ def run_coordinator(
     folder = place.certificates("coordinator", address[0])
     if folder is not None:
         tls.require_run(folder, run_id)
+    refuse_if_held(Path(config.output))
     expect = expect_workers or max(len(place.gpus), 1)
     inputs = build.read_inputs(config, run_id)
     coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
