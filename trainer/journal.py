@@ -143,6 +143,10 @@ class Journal:
                 self._store.lease.check()
             StatusFile(self._store.folder).update(self._status)
         self._view.close()
+        for worker in self._workers.values():
+            if worker["backend_reason"]:
+                found = worker["rank"], worker["device"], worker["backend_reason"]
+                log.warning("worker %d computed on %s: %s", *found)
         self._metrics.close()
         self._store.release()
         if self._lease_of_output:
