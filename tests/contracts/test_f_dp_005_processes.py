@@ -120,7 +120,7 @@ def test_f_dp_004_auto_says_at_start_and_end_what_it_fell_back_to(runs: Runs) ->
     assert f"replica on cpu ({joined['backend_reason']})" in worker.text
     told = f"worker 2 computed on cpu: {joined['backend_reason']}"
     assert told in coordinator.text
-    assert coordinator.text.index(told) > coordinator.text.index("finished: done")
+    assert coordinator.text.index(told) > coordinator.text.index("completed: done")
 
 
 REQUESTS = [
