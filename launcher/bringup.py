@@ -139,7 +139,7 @@ def bring_up(
         except BaseException as error:
             if begun:
                 with uninterrupted():
-                    ending = tear_down(run, grace=5.0)
+                    ending = tear_down(run, grace=5.0, why=_why(error))
                 for line in ending.left.values():
                     report(f"not undone: {line}")
             if begun and isinstance(error, KeyboardInterrupt):
@@ -148,6 +148,12 @@ def bring_up(
                 ) from None
             raise
     return run
+
+
+def _why(error: BaseException) -> str:
+    """Return why a start failed; empty when somebody stopped it."""
+    stopped = isinstance(error, KeyboardInterrupt | InterruptedStartError)
+    return "" if stopped else str(error) or type(error).__name__
 
 
 def refuse_failures(checks: Sequence[Check], report: Report) -> None:

@@ -41,7 +41,7 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting)
             backend=seat.device.backend,
             threads=seat.device.threads,
             argv=(*trainer_of(seat.host, setting), *arguments(seat, seats, job, where)),
-            env=environment(seat.device.threads),
+            env=environment(seat.device.threads, may_fall_back=seat.host.auto_devices),
             folder=process_folder(seat.host, setting, seat.name),
             beat=where.beat(seat),
             reads=reads(seat, job, where),

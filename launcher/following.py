@@ -10,7 +10,7 @@ from launcher import render
 from launcher.failures import Failure, FailureWatch
 from launcher.joining import job_failure
 from launcher.live_view import live_view
-from launcher.observation import Cockpit, RunView
+from launcher.observation import OVER, Cockpit, RunView
 from launcher.runs import Run
 from launcher.supervisor import POLL
 from launcher.teardown import tear_down
@@ -30,7 +30,7 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
     watch = FailureWatch(cockpit)
     said, said_at = "", 0.0
     with render.detaching("launch cluster status --watch", run.run_id):
-        while (view := cockpit.observe()).state not in ("finished", "failed", "stopped"):
+        while (view := cockpit.observe()).state not in OVER:
             for failure in watch.news(view):
                 for text in failure.text:
                     report(text)
@@ -39,7 +39,7 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
                 report(line)
                 said, said_at = line, time.monotonic()
             time.sleep(4 * POLL)
-    if view.state != "finished":
+    if view.state != "completed":
         failure = job_failure(cockpit, view)
         tear_down(run)
         raise failure

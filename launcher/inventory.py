@@ -47,6 +47,8 @@ class Host:
     port: int = DEFAULT_PORT
     devices: tuple[Device, ...] | None = None
     """None: to be detected on the host."""
+    auto_devices: bool = False
+    """They were detected, so a process may fall back when its device fails at the start."""
     fill_with_cpu: bool = False
     teacher: bool = False
     student: bool = False

@@ -37,13 +37,13 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
             raise InterruptedStartError(f"run {run.run_id} was taken down while it started")
         if view.state in ("failed", "stopped"):
             raise job_failure(cockpit, view)
-        if view.state in ("scoring", "finished") or (_is_at_work(view) and not view.missing):
+        if view.state in ("scoring", "completed") or (_is_at_work(view) and not view.missing):
             return
         if (line := f"{_present(view)} have joined") != said:
             said = line
             report(said)
         hopeless = [p for p in view.missing if view.processes[p.name].is_over]
-        if hopeless and view.training is not None and view.training.get("state") == "finished":
+        if hopeless and view.training is not None and view.training.get("state") == "completed":
             hopeless = []
         if hopeless or time.monotonic() > until:
             raise _missing_followers(cockpit, view, hopeless, timeout)

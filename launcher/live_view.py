@@ -24,7 +24,7 @@ from launcher.telemetry import Snapshot
 STATES = {
     "running": "green",
     "active": "green",
-    "finished": "green",
+    "completed": "green",
     "exited": "green",
     "starting": "cyan",
     "joining": "cyan",
@@ -78,10 +78,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def _title(snapshot: Snapshot) -> Text:
     view = snapshot.view
-    title = Text.assemble((view.run.run_id, "bold"), "  ", (view.state, STATES.get(view.state, "")))
+    title = Text.assemble(
+        (view.run.run_id, "bold"), "  ", (view.outcome, STATES.get(view.state, ""))
+    )
     if view.run.started:
         title.append(f"  {_duration(time.time() - view.run.started)}", "dim")
-    if view.reason:
+    if view.reason and view.state != "failed":
         title.append(f"  {view.reason}", "yellow")
     if snapshot.age > _LATE:
         title.append(f"  (as it was {snapshot.age:.0f} s ago)", "red")

@@ -27,7 +27,7 @@ from launcher.units import supervise
 
 JOINED = frozenset({"active", "benched"})
 """States in `status.json` of a worker that takes part."""
-OVER = ("finished", "failed", "stopped")
+OVER = ("completed", "failed", "stopped")
 """States of a run in which nothing goes on any more."""
 _HANGING_PAUSE = 30.0
 """Seconds for which a `status.json` that hung is not read again: each try leaves a thread there."""
@@ -41,7 +41,8 @@ class RunView:
     state: str
     """`starting`, `running`, `waiting` (the student for a teacher), `recovering` (the leader is
     restarted), `stopping`, `scoring` (the student is done, its checkpoints are still evaluated),
-    `finished`, `failed`, `stopped`, or `unknown`: the leader's host does not answer."""
+    `completed` (all steps are done), `failed`, `stopped` (asked to, before that), or `unknown`:
+    the leader's host does not answer."""
     reason: str | None
     processes: Mapping[str, ProcessState]
     training: Mapping[str, Any] | None
@@ -59,6 +60,14 @@ class RunView:
         return any(
             not state.is_over and state.state != "unreachable" for state in self.processes.values()
         )
+
+    @property
+    def outcome(self) -> str:
+        """The state for people: an end that is not `completed` says how far it came, or why."""
+        training = self.training or {}
+        if self.state == "stopped" and training.get("total_steps"):
+            return f"stopped at {training.get('step', 0)}/{training['total_steps']}"
+        return f"failed: {self.reason}" if self.state == "failed" and self.reason else self.state
 
     @property
     def joined(self) -> list[int]:
@@ -142,10 +151,15 @@ class Cockpit:
         plan = self.run.plan
         began = time.monotonic()
 
+        why: list[str] = []
+
         def states_of(host: Host, connection: Connection) -> dict[str, tuple[ProcessState, str]]:
             supervisor = self._supervise(host, connection)
             here = [process for process in plan.processes if process.host == host.name]
-            return {p.name: (supervisor.state(p), supervisor.folder(p)) for p in here}
+            found = {p.name: (supervisor.state(p), supervisor.folder(p)) for p in here}
+            if plan.leader.name in found and found[plan.leader.name][0].is_over:
+                why.append(self.run.undone(host, connection))
+            return found
 
         answers = ask_hosts(self.run.hosts, states_of, deadline)
         states: dict[str, ProcessState] = {}
@@ -166,9 +180,11 @@ class Cockpit:
             scored = all(states[p.name].is_over for p in plan.followers if p.role == "evaluator")
             if state == "starting" and training is not None:
                 state = "waiting"
-            elif state == "finished" and not scored:
+            elif state == "completed" and not scored:
                 state = "scoring"
         reason = (training or {}).get("reason") or head.message
+        if state == "stopped" and any(why):  # by a start that failed
+            state, reason = "failed", why[0]
         unreachable = {name: line_of(name, error) for name, error in answers.errors.items()}
         return RunView(self.run, state, reason, states, training, words, unreachable, folders)
 
@@ -217,7 +233,7 @@ def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> st
     said = str((training or {}).get("state", "waiting"))
     match leader.state:
         case "exited" | "stopped":
-            return said if said in ("finished", "failed") else "stopped"
+            return said if said in OVER else "stopped"
         case "failed" | "lost":
             return "failed"
         case "absent":

@@ -15,6 +15,7 @@ from launcher.devices import Device
 from launcher.errors import ConfigError, PreflightError
 from launcher.inventory import Host
 from launcher.plan import COORDINATOR, LaunchPlan, ProcessPlan
+from launcher.session_spec import FALLBACK_VARIABLE
 from trainer.config import RunConfig
 
 REMOTE_TRAINER = ("/opt/motley/current/bin/trainer",)
@@ -262,7 +263,7 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
             *("--rank", str(rank), "--coordinator", target),
             *("--gpu-backend", device.backend, *gpu, *threads),
         ),
-        env=environment(device.threads),
+        env=environment(device.threads, may_fall_back=host.auto_devices),
         folder=process_folder(host, setting, name),
         names=tuple(sorted(name for name in own if name)),
     )
@@ -290,13 +291,15 @@ def process_folder(host: Host, setting: Setting, name: str) -> str:
     return str(PurePosixPath(run_folder(host, setting)) / "processes" / name)
 
 
-def environment(threads: int | None) -> dict[str, str]:
+def environment(threads: int | None, *, may_fall_back: bool = False) -> dict[str, str]:
     """Return what a process gets besides its command; BLAS and OpenMP follow the thread share.
 
     PYTHONSAFEPATH is `-P` for what a library of the trainer starts: a process works in a folder
     that it writes to itself.
     """
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+    if may_fall_back:
+        environment[FALLBACK_VARIABLE] = "1"
     if threads is not None:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     return environment

@@ -25,7 +25,7 @@ _COLOURS = {
     "warn": "yellow",
     "fail": "red",
     "running": "green",
-    "finished": "green",
+    "completed": "green",
     "exited": "green",
     "failed": "red",
     "lost": "red",
@@ -199,18 +199,18 @@ def status_table(view: RunView) -> Table:
 
 def headline(view: RunView) -> str:
     """Return one line for a run: its state and how far training is."""
-    parts = [f"{view.run.run_id}: {view.state}"]
+    parts = [f"{view.run.run_id}: {view.outcome}"]
     if view.training:
-        parts.append(progress(view.training))
-    if view.reason:
+        parts.append(progress(view.training, steps=view.state != "stopped"))
+    if view.reason and view.state != "failed":
         parts.append(str(view.reason))
     return ", ".join(part for part in parts if part)
 
 
-def progress(training: Mapping[str, Any]) -> str:
+def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
     """Return `step 12/90, loss 1.234, 4,200 tokens/s` from the leader's status."""
     parts: list[str] = []
-    if training.get("total_steps"):
+    if steps and training.get("total_steps"):
         parts.append(f"step {training.get('step', 0)}/{training['total_steps']}")
     if isinstance(training.get("loss"), int | float):
         parts.append(f"loss {training['loss']:.4f}")
@@ -236,5 +236,5 @@ def _number(value: object, style: str) -> str:
 def _styled(cell: str) -> str:
     from rich.markup import escape
 
-    colour = _COLOURS.get(cell)
+    colour = _COLOURS.get(cell.partition(": ")[0])
     return f"[{colour}]{cell}[/]" if colour else escape(cell)

@@ -4,7 +4,8 @@ On every host of a run, below that host's state folder:
 
     <state>/runs/<run id>/plan.json         a run exists once this file does
     <state>/runs/<run id>/run.yaml          the resolved run config, as the trainer gets it
-    <state>/runs/<run id>/down              somebody asked for its end; nothing is started any more
+    <state>/runs/<run id>/down              somebody asked for its end; nothing is started any more;
+                                            holds the reason when the start failed
     <state>/runs/<run id>/processes/<name>/ spec.json state.json attempt-N.log tls/
 
 The host with motley_coordinator has the first word: its registry knows all runs of the cluster, and
@@ -88,17 +89,29 @@ class Run:
         except (OSError, ValueError):
             return None
 
+    def undone(self, host: Host, connection: Connection) -> str:
+        """Return why a start was undone, by what lies on a host; empty when it was not."""
+        try:
+            return connection.read(self.mark(host, connection), limit=MOST).decode()
+        except (OSError, ValueError):
+            return ""
+
     def asked_to_end(self) -> bool:
         """Whether somebody asked for its end; a start that is under way gives up then."""
         there = ask_hosts([self.head], lambda host, c: c.exists(self.mark(host, c)))
         return there.found.get(self.head.name, False)
 
-    def ask_to_end(self) -> Answers[None]:
-        """Write on every host that this run is to end: nothing of it is started any more."""
+    def ask_to_end(self, why: str = "") -> Answers[None]:
+        """Write on every host that this run is to end: nothing of it is started any more.
+
+        Args:
+            why: the start has failed; what is said first stays.
+        """
 
         def write(host: Host, connection: Connection) -> None:
-            if connection.exists(self.folder(host, connection)):
-                connection.write(self.mark(host, connection), b"")
+            mark = self.mark(host, connection)
+            if connection.exists(self.folder(host, connection)) and not connection.exists(mark):
+                connection.write(mark, why.encode())
 
         return ask_hosts(self.hosts, write, REACH)
 

@@ -31,6 +31,7 @@ from launcher.log_marks import GRANULARITY, LogMarks
 from launcher.parent import Children
 from launcher.processes import RUN_VARIABLE, ProcessIdentity, identify
 from launcher.session_spec import (
+    FALLBACK_VARIABLE,
     FINAL_PHASES,
     SAVING,
     SAVING_VARIABLE,
@@ -65,6 +66,7 @@ class Keeper:
         self._folder = Path(spec.folder)
         self._saving = self._folder / SAVING
         self._attempt = _last_attempt(self._folder)  # a resumed run goes on counting
+        self._goes_on = _is_unfinished(self._folder / "state.json")
         self._failures = 0
         self._phase: Phase = "starting"
         self._child: ProcessIdentity | None = None
@@ -122,6 +124,8 @@ class Keeper:
         log = self._folder / log_name(self._attempt)
         environment = {**os.environ, **self._spec.env, RUN_VARIABLE: self._spec.run_id}
         environment[SAVING_VARIABLE] = str(self._saving)
+        if self._goes_on or self._failures:  # its device may have been lost
+            environment[FALLBACK_VARIABLE] = "1"
         with contextlib.suppress(OSError):  # of an attempt that was killed in the middle of a save
             self._saving.unlink(missing_ok=True)
         marks = LogMarks(log)
@@ -308,6 +312,13 @@ def is_final(state: Path) -> bool:
     except (OSError, ValueError):  # an empty one: its start is under way
         return False
     return isinstance(tree, dict) and tree.get("state") in FINAL_PHASES  # pyright: ignore[reportUnknownMemberType]
+
+
+def _is_unfinished(state: Path) -> bool:
+    """Whether an earlier keeper left the process in the middle; a start empties the file."""
+    with contextlib.suppress(OSError):
+        return state.stat().st_size > 0 and not is_final(state)
+    return False
 
 
 def _last_attempt(folder: Path) -> int:

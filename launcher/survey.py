@@ -116,7 +116,7 @@ def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...
     Without a list in the inventory these are all that `auto` takes; else those that it names.
     """
     if host.devices is None:
-        return replace(host, devices=detection.devices), detection.problems
+        return replace(host, devices=detection.devices, auto_devices=True), detection.problems
     found = (*detection.devices, *detection.vulkan)
     reasons = (*detection.problems, *detection.vulkan_problems)
     known = [(device, _known(device, found)) for device in host.devices]

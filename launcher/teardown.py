@@ -53,13 +53,13 @@ class Ending:
             )
 
 
-def tear_down(run: Run, grace: float = GRACE) -> Ending:
+def tear_down(run: Run, grace: float = GRACE, why: str = "") -> Ending:
     """Stop everything of a run on all hosts at once; does nothing when nothing runs.
 
     The leader goes first: it finishes its step and saves, and a coordinator sends its workers home.
-    Whoever does not answer holds nobody up, and stands in the ending.
+    Whoever does not answer holds nobody up, and stands in the ending. `why` a start failed is kept.
     """
-    answers = run.ask_to_end()
+    answers = run.ask_to_end(why)
     gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
     hosts = [host for host in run.hosts if host.name not in gone]
     stopped: set[str] = set()

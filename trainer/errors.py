@@ -4,7 +4,8 @@
 |------|------------------------------------------------------|---------------------------|
 | 0    | the job is done, or was asked to stop and saved      | no                        |
 | 1    | a defect in Motley: the traceback is in the log      | yes                       |
-| 2    | bad input: usage, config, data, model                | no                        |
+| 2    | bad input: usage, config, data, model;               | no                        |
+|      | or the device that was asked for is not there        |                           |
 | 3    | the other side cannot be reached, or was lost        | yes                       |
 | 4    | refused: another model, data, config, version, rank; | no                        |
 |      | or another process writes the folder                 |                           |

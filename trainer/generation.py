@@ -139,6 +139,7 @@ def _open(
 
     generator, _, reason = first_usable(
         backend,
+        gpu,
         {
             "cuda": lambda: torch_on(cuda_device(gpu)),
             "wgpu": vulkan,

@@ -127,12 +127,13 @@ class Journal:
             self._lease_of_output.check()
         if exit_code in (0, UnprovedError.exit_code) and self._failed_save:
             exit_code, reason = StorageError.exit_code, self._failed_save
-        ended = "finished" if exit_code == 0 else "failed"
         if exit_code == 0 and self._status["step"] < self._plan.total_steps:
+            self._status["state"] = "stopped"
             self._metrics.event("stopped", self._status["step"], reason=reason)
         else:
+            self._status["state"] = "completed" if exit_code == 0 else "failed"
             self._metrics.event("finished", self._status["step"], reason=reason, code=exit_code)
-        self._status["state"], self._status["reason"] = ended, reason
+        self._status["reason"] = reason
         self._status["exit_code"] = exit_code
         for worker in self._workers.values():
             worker["state"] = "lost" if worker["state"] == "lost" else "active"
@@ -143,6 +144,10 @@ class Journal:
                 self._store.lease.check()
             StatusFile(self._store.folder).update(self._status)
         self._view.close()
+        for worker in self._workers.values():
+            if worker["backend_reason"]:
+                found = worker["rank"], worker["device"], worker["backend_reason"]
+                log.warning("worker %d computed on %s: %s", *found)
         self._metrics.close()
         self._store.release()
         if self._lease_of_output:

@@ -160,6 +160,26 @@ def take(
     return Lease(folder, number, descriptor, on_lost, silence)
 
 
+def refuse_if_held(folder: Path) -> None:
+    """See that no living process of this host has a folder, without touching it.
+
+    Only `take` makes sure. This is for a command whose own preparations take long, or write.
+
+    Raises:
+        InUseError: a process has it; names it.
+    """
+    with suppress(OSError):  # there is no such folder yet, or its lease was just followed
+        number = newest_lease(folder)
+        if number is None:
+            return
+        path = lease_path(folder, number)
+        holder, state = read_holder(path)
+        if holder is None or state == "released" or holder.identity != host_identity():
+            return
+        if is_locked(path):
+            raise _in_use(folder, holder)
+
+
 def _is_free(folder: Path, number: int, silence: float) -> bool:
     """Whether a lease may be followed by the next; False when it changed and wants another look.
 

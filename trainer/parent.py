@@ -24,6 +24,9 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+FALLBACK_VARIABLE = "MOTLEY_GPU_FALLBACK"
+"""Lets a process go on with another device than it was told: set for one that is started again,
+whose device may have been lost, and by the launcher for a device that it chose itself."""
 _VARIABLE = "MOTLEY_PARENT"
 _PR_SET_PDEATHSIG = 1
 
@@ -55,6 +58,7 @@ def fork_workers(load: Callable[[], None]) -> None:
             if _is_worker(requests, int(keeper), output):
                 return
             os.close(output)
+            os.environ[FALLBACK_VARIABLE] = "1"  # the next one is this one started again
 
 
 def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:

@@ -258,7 +258,8 @@ def _summary(status: Status, left: float | None) -> str:
     if left is not None and state == "running":
         parts.append(f"{duration(left)} left")
     if state != "running":
-        parts.append(state + (f": {status['reason']}" if status.get("reason") else ""))
+        reason = status.get("reason") or ""
+        parts.append(reason if reason.startswith(state) else f"{state}: {reason}".rstrip(": "))
     return "  ".join(parts)
 
 

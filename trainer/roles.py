@@ -13,11 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer import build
 from trainer.config import Backend, RunConfig
-from trainer.errors import InputError, RefusedError
+from trainer.errors import InputError, RefusedError, TrainerError
 from trainer.exchange import tls
+from trainer.lease import refuse_if_held
+from trainer.parent import FALLBACK_VARIABLE
+
+if TYPE_CHECKING:
+    from trainer.replica.backend import Choice
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +84,9 @@ def run_local(config: RunConfig, run_id: str, place: Place) -> int:
     from trainer.exchange.local import LocalExchange
     from trainer.exchange.session import Session
 
+    refuse_if_held(Path(config.output))
     inputs = build.read_inputs(config, run_id, log.info)
-    choice = build.make_choice(inputs, place.backend, "".join(place.gpus[:1]), place.threads)
+    choice = _open(inputs, place)
     coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
     request = build.make_request(inputs, choice, 0)
     session = Session(request, inputs.layout, config.exchange.codec)
@@ -100,6 +107,7 @@ def run_coordinator(
     folder = place.certificates("coordinator", address[0])
     if folder is not None:
         tls.require_run(folder, run_id)
+    refuse_if_held(Path(config.output))
     expect = expect_workers or max(len(place.gpus), 1)
     inputs = build.read_inputs(config, run_id, log.info)
     coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
@@ -115,6 +123,7 @@ def run_coordinator(
                 for rank, gpu in enumerate(place.gpus)
             ],
             run_file.fileno(),
+            server.halt,
         )
         try:
             return server.run(on_listening=local.start)
@@ -146,10 +155,7 @@ def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -
     if folder is not None:
         tls.require_run(folder, run_id)
     inputs = build.read_inputs(config, run_id)
-    choice = build.make_choice(inputs, place.backend, "".join(place.gpus[:1]), place.threads)
-    log.info(
-        "replica on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""
-    )
+    choice = _open(inputs, place)
 
     def connect() -> WorkerClient:
         return WorkerClient(
@@ -168,13 +174,32 @@ def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -
     return end.exit_code
 
 
-class _LocalWorkers:
-    """The workers that a coordinator with --gpus runs beside itself, restarted when they die."""
+def _open(inputs: build.Inputs, place: Place) -> Choice:
+    """Return a replica, and say on what it computes and why not on an earlier backend."""
+    choice = build.make_choice(inputs, place.backend, "".join(place.gpus), place.threads)
+    log.info(
+        "replica on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""
+    )
+    return choice
 
-    def __init__(self, commands: list[list[str]], run_file: int) -> None:
-        """Start the commands, which all read the open `run_file`."""
+
+class _LocalWorkers:
+    """The workers that a coordinator with --gpus runs beside itself, restarted when they die.
+
+    Args:
+        commands: all read the open `run_file`.
+        on_refused: called from any thread with why one cannot work as it was asked to.
+    """
+
+    def __init__(
+        self,
+        commands: list[list[str]],
+        run_file: int,
+        on_refused: Callable[[TrainerError], None],
+    ) -> None:
         self._commands = commands
         self._run_file = run_file
+        self._on_refused = on_refused
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # nobody is started once stopping has begun
@@ -196,18 +221,24 @@ class _LocalWorkers:
 
     def _keep(self, index: int) -> None:
         delay = 0.5
+        environment = dict(os.environ)
         while True:
             began = time.monotonic()
             with self._lock:
                 if self._stopping.is_set():
                     return
-                process = subprocess.Popen(self._commands[index], pass_fds=(self._run_file,))
+                process = subprocess.Popen(
+                    self._commands[index], pass_fds=(self._run_file,), env=environment
+                )
                 self._processes[index] = process
             code = process.wait()
             if time.monotonic() - began > 60:  # it worked: this is no crash at every start
                 delay = 0.5
+            if code == InputError.exit_code and FALLBACK_VARIABLE not in environment:
+                self._on_refused(InputError(f"worker {index} cannot start; it says why above"))
             if code in NOT_RESTARTED or self._stopping.wait(delay):
                 return
+            environment[FALLBACK_VARIABLE] = "1"
             log.warning("worker %d ended with %d, starting it again", index, code)
             delay = min(2 * delay, 30.0)
 

@@ -22,7 +22,9 @@ from trainer.records import Outage, json_text, replace_file
 STATUS_FILE = "status.json"
 SCHEMA = "motley.status/1"
 
-RunState = Literal["waiting", "running", "stopping", "finished", "failed"]
+RunState = Literal["waiting", "running", "stopping", "completed", "stopped", "failed"]
+"""The last three are ends: all steps are done, the run was asked to stop before, or it could not go
+on (`reason` and `exit_code` tell why)."""
 WorkerState = Literal["joining", "active", "benched", "lost"]
 
 logger = logging.getLogger(__name__)
@@ -181,7 +183,7 @@ def says_over(path: Path) -> bool:
     except StorageError:
         return False
     failed_for_good = status.get("state") == "failed" and status.get("exit_code") not in RESTARTED
-    return status.get("state") == "finished" or failed_for_good
+    return status.get("state") in ("completed", "stopped") or failed_for_good
 
 
 def _standing(status: Status) -> dict[str, Any]:

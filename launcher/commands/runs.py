@@ -23,6 +23,7 @@ def runs(inventory: Path | None, as_json: bool) -> None:
             {
                 "run_id": view.run.run_id,
                 "state": view.state,
+                "reason": view.reason,
                 "live": view.is_live,
                 "started": view.run.started,
                 "workers": len(view.run.plan.followers),
@@ -35,10 +36,10 @@ def runs(inventory: Path | None, as_json: bool) -> None:
     rows = [
         (
             view.run.run_id,
-            view.state,
+            view.outcome,
             render.moment(view.run.started),
             str(len(view.run.plan.followers)),
-            render.progress(view.training or {}),
+            render.progress(view.training or {}, steps=view.state != "stopped"),
             view.run.plan.output,
         )
         for view in views

@@ -69,7 +69,7 @@ def test_the_demo_by_hand(reader: Reader) -> None:
             "--preset quickstart": f"--set training.max_steps=6 -e motley_port={reader.port}",
         },
     )
-    assert "finished, step 6/6" in printed
+    assert "completed, step 6/6" in printed
     assert "nothing was running" in printed
     assert json.loads(printed.splitlines()[-1])["schema"] == "motley.scores/1"
 
@@ -86,4 +86,4 @@ def test_a_readers_own_data_and_model(reader: Reader) -> None:
         command_block("README.md", "Your own data and model"),
         {"training.epochs=3": f"--wait -e motley_port={reader.port}"},
     )
-    assert "finished, step 9/9" in printed
+    assert "completed, step 9/9" in printed

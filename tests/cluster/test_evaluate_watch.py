@@ -127,7 +127,7 @@ def test_two_runners_never_score_one_twice(trainee: Trainee) -> None:
     store = trainee.store(hidden)
     names = {trainee.save(store, step).name for step in range(1, 13)}
     hidden.rename(trainee.output)
-    trainee.status("finished")
+    trainee.status("completed")
     assert [process.wait() for process in runners] == [0, 0]
     lines = trainee.lines
     assert len(lines) == len({line["digest"] for line in lines}) == 12
@@ -141,7 +141,7 @@ def test_two_runners_never_score_one_twice(trainee: Trainee) -> None:
 
 def test_kill_9_in_the_middle_and_another_takes_over(trainee: Trainee) -> None:
     trainee.save(trainee.store(), 1)
-    trainee.status("finished")
+    trainee.status("completed")
     first = trainee.runner("first", timeout=3)
     trainee.wait_held_by("first")
     first.kill()
@@ -156,7 +156,7 @@ def test_kill_9_in_the_middle_and_another_takes_over(trainee: Trainee) -> None:
 
 def test_a_runner_that_slept_comes_too_late(trainee: Trainee) -> None:
     trainee.save(trainee.store(), 1)
-    trainee.status("finished")
+    trainee.status("completed")
     first = trainee.runner("first", timeout=3)
     trainee.wait_held_by("first")
     first.signal(signal.SIGSTOP)
@@ -171,7 +171,7 @@ def test_a_runner_that_slept_comes_too_late(trainee: Trainee) -> None:
 def test_sigterm_gives_the_claim_back(trainee: Trainee) -> None:
     """The second need not wait for the claim to expire: it would be an hour."""
     trainee.save(trainee.store(), 1)
-    trainee.status("finished")
+    trainee.status("completed")
     first = trainee.runner("first", timeout=3600)
     trainee.wait_held_by("first")
     first.signal(signal.SIGTERM)
@@ -196,7 +196,7 @@ def test_pruned_while_it_is_scored(trainee: Trainee) -> None:
         "step-000001",
     ]
     runner.signal(signal.SIGCONT)
-    trainee.status("finished")
+    trainee.status("completed")
     assert runner.wait() == 0
     assert [line["step"] for line in trainee.lines] == [1, 4]
     assert {line["state"] for line in trainee.lines} == {"scored"}
@@ -217,7 +217,7 @@ def test_half_written_and_damaged_checkpoints_are_not_read(trainee: Trainee) -> 
     wait_for(lambda: trainee.lines, "step 1 is scored", trainee)
     shutil.rmtree(half)
     trainee.save(store, 2)
-    trainee.status("finished")
+    trainee.status("completed")
     assert runner.wait() == 0
     assert [line["step"] for line in trainee.lines] == [1, 2]
     assert runner.text.count("step-000003/model.safetensors: its bytes are not those") == 1
@@ -233,7 +233,7 @@ def test_the_folder_is_away_for_a_while(trainee: Trainee) -> None:
     assert not trainee.output.exists(), "nothing is made in its place"
     aside.rename(trainee.output)
     trainee.save(store, 2)
-    trainee.status("finished")
+    trainee.status("completed")
     assert runner.wait() == 0
     assert [line["step"] for line in trainee.lines] == [1, 2]
 

@@ -8,111 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from real_process import signal_aside
+from stand_in_cluster import LAUNCH, Cluster, cluster, until
 
-from launcher.processes import find_run, identify
+from launcher.processes import identify
 
 pytestmark = pytest.mark.cluster
-
-STAND_IN = Path(__file__).parents[1] / "launcher" / "stand_in_trainer.py"
-LAUNCH = [sys.executable, "-m", "launcher.cli"]
-
-
-class Cluster:
-    """A state folder, a model, data and an inventory of its own; and the `launch` command."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.folder = folder
-        self.output = folder / "output"
-        self.output.mkdir()
-        self.state = folder / "state"
-        self.data = folder / "train.jsonl"
-        self.data.write_text('{"input": "ls", "label": 0}\n')
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        self.inventory = folder / "hosts.yml"
-        self.inventory.write_text(
-            json.dumps(
-                {
-                    "all": {
-                        "hosts": {
-                            "localhost": {
-                                "ansible_connection": "local",
-                                "motley_devices": [{"backend": "cpu"}],
-                                "motley_fill_with_cpu": True,
-                                "motley_port": self.port,
-                                "motley_trainer_command": [sys.executable, str(STAND_IN)],
-                            }
-                        }
-                    }
-                }
-            )
-        )
-        self.environment = os.environ | {"MOTLEY_STATE_DIR": str(self.state), "NO_COLOR": "1"}
-        self.config = [
-            *("--set", "data.validation=null", "--model", str(model)),
-            *("--data", str(self.data), "--output", str(self.output)),
-        ]
-        self.behave()
-
-    def behave(self, **behaviour: object) -> None:
-        text = json.dumps({name.replace("_", "-"): how for name, how in behaviour.items()})
-        (self.output / "behaviour.json").write_text(text)
-
-    def up_command(self, *flags: str, workers: int = 2) -> list[str]:
-        inventory = ["--inventory", str(self.inventory)]
-        return [*LAUNCH, "cluster", "up", *inventory, *self.config, "-n", str(workers), *flags]
-
-    def up(self, *flags: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
-        return self._run(self.up_command(*flags, workers=workers))
-
-    def launch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self._run([*LAUNCH, *arguments])
-
-    def open(self, command: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def status(self) -> dict[str, Any]:
-        return json.loads(self.launch("status", "--json").stdout)
-
-    def runs(self) -> list[str]:
-        return [path.parent.name for path in self.state.glob("runs/*/plan.json")]
-
-    def living(self) -> list[Any]:
-        return [process for run_id in self.runs() for process in find_run(run_id)]
-
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=100
-        )
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, tiny_model: Callable[..., Path]) -> Iterator[Cluster]:
-    result = Cluster(tmp_path, tiny_model())
-    yield result
-    result.launch("cluster", "down", "--all")
-    assert result.living() == []
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.02)
+__all__ = ["cluster"]
 
 
 def test_up_status_logs_down(cluster: Cluster) -> None:
@@ -155,6 +61,10 @@ def test_up_status_logs_down(cluster: Cluster) -> None:
     assert cluster.living() == []
     assert cluster.launch("cluster", "down").stdout == "nothing was running\n"
     assert cluster.status()["state"] == "stopped"
+    step = cluster.status()["training"]["step"]
+    said = f"{tree['run_id']}: stopped at {step}/10, loss 1.0000"
+    assert said in cluster.launch("cluster", "status").stdout
+    assert f"stopped at {step}/10" in cluster.launch("runs").stdout
     runs = json.loads(cluster.launch("runs", "--json").stdout)["runs"]
     assert [(run["run_id"], run["live"]) for run in runs] == [(tree["run_id"], False)]
 
@@ -164,7 +74,8 @@ def test_wait_follows_to_the_end_and_leaves_nothing(cluster: Cluster) -> None:
     done = cluster.up("--wait", "--json")
     assert done.returncode == 0, done.stderr
     tree = json.loads(done.stdout)
-    assert (tree["state"], tree["live"]) == ("finished", False)
+    assert (tree["state"], tree["live"]) == ("completed", False)
+    assert f"{tree['run_id']}: completed, step 3/10" in cluster.launch("cluster", "status").stdout
     assert {process["state"] for process in tree["processes"]} == {"exited"}
     assert cluster.living() == []
     assert cluster.up("--wait").returncode == 0  # and the next one may start
@@ -186,6 +97,15 @@ def test_a_worker_that_is_refused_is_named_and_everything_is_stopped(cluster: Cl
     assert "missing: worker-1 (failed, exit code 4); all was stopped" in done.stderr
     assert "worker-1: something specific is wrong" in done.stderr
     assert cluster.living() == []
+    why = "1 of 2 workers joined; missing: worker-1 (failed, exit code 4); all was stopped"
+    status = cluster.status()
+    assert (status["state"], status["reason"]) == ("failed", why)
+    assert f": failed: {why}" in cluster.launch("cluster", "status").stdout
+    cluster.launch("cluster", "down")  # which ends nothing, and takes the reason from nobody
+    assert " failed: 1 of 2 workers joined; " in cluster.launch("runs").stdout
+    cluster.behave()
+    assert cluster.up("--resume", status["run_id"]).returncode == 0
+    assert cluster.status()["state"] == "running"
 
 
 def test_a_worker_that_never_joins_is_named_at_the_deadline(cluster: Cluster) -> None:
@@ -329,21 +249,3 @@ def test_down_finds_what_no_keeper_knows_of(cluster: Cluster) -> None:
     assert str(orphan.pid) in done.stdout
     assert orphan.wait(timeout=30) == -signal.SIGKILL
     assert cluster.living() == []
-
-
-def test_a_run_is_resumed_under_its_id_and_foreign_checkpoints_are_kept(cluster: Cluster) -> None:
-    assert cluster.up().returncode == 0
-    (run_id,) = cluster.runs()
-    assert "cluster is busy" in cluster.up("--resume", run_id).stderr
-    assert cluster.launch("cluster", "down").returncode == 0
-    (cluster.output / "checkpoints" / "step-000001").mkdir(parents=True)
-    other = cluster.up()
-    assert other.returncode == 4
-    assert f"go on with that run: --resume {run_id}" in other.stderr
-    resumed = cluster.up("--resume", run_id, "--json")
-    assert resumed.returncode == 0, resumed.stderr
-    tree = json.loads(resumed.stdout)
-    assert (tree["run_id"], tree["state"]) == (run_id, "running")
-    # The stand-in's marks of its first life let it say "joined" before its workers are back.
-    until(lambda: {p["attempt"] for p in cluster.status()["processes"]} == {2}, "second attempts")
-    assert cluster.runs() == [run_id]

@@ -157,9 +157,9 @@ def test_from_up_to_the_last_score(distillation: Distillation) -> None:
     assert busy.returncode == 4, busy.stderr
     assert run_id in busy.stderr
     ended = distillation.wait_end()
-    assert (ended["state"], ended["training"]["state"]) == ("finished", "finished")
+    assert (ended["state"], ended["training"]["state"]) == ("completed", "completed")
     assert {p["state"] for p in ended["processes"]} == {"exited"}
-    assert f"{run_id}: finished, step 60/60" in distillation.launch("status").stdout
+    assert f"{run_id}: completed, step 60/60" in distillation.launch("status").stdout
     assert "shards" in distillation.launch("logs", "teacher-0").stdout
     assert run_id in distillation.launch("runs").stdout
     assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
@@ -194,7 +194,7 @@ def test_whatever_ends_them_they_go_on(distillation: Distillation) -> None:
     short = ["--set", f"student.training.max_steps={total}"]
     again = distillation.launch("distill", "up", "--resume", run_id, *short, "--json").stdout
     assert json.loads(again)["run_id"] == run_id
-    assert distillation.wait_end()["state"] == "finished"
+    assert distillation.wait_end()["state"] == "completed"
     distillation.check_whole(run_id, total)
 
 

@@ -95,7 +95,7 @@ def test_from_doctor_to_the_last_step(lesson: Lesson) -> None:
     assert f"{shards} shards of a teacher's logits" in lesson.launch("doctor", *taught).stdout
 
     tree = json.loads(lesson.launch("cluster", "up", "--wait", "--json", *taught).stdout)
-    assert (tree["state"], tree["live"]) == ("finished", False)
+    assert (tree["state"], tree["live"]) == ("completed", False)
     assert {process["state"] for process in tree["processes"]} == {"exited"}
     records = read_metrics(lesson.output / "metrics.jsonl")
     steps = [record["step"] for record in records if record["kind"] == "step"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +22,15 @@ pytestmark = pytest.mark.cluster
 
 SLOW = ("--seconds", "0.005")
 ELSEWHERE = Path(__file__).with_name("elsewhere.py")
+IMPORTED = """
+import json, sys
+from trainer.cli import main
+try:
+    main()
+finally:
+    print(json.dumps(sorted(sys.modules)))
+"""
+"""A trainer that tells, whatever its end, what it has imported."""
 
 
 def second_coordinator(cluster: Cluster) -> Process:
@@ -40,27 +53,64 @@ def assert_refused(process: Process, holder: Process) -> None:
     complaint = process.text.strip().splitlines()[-1]
     assert complaint.startswith("trainer: ")
     assert f"in use by run run, pid {holder.pid} on host" in complaint
+    assert re.search(r", since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC; ", complaint)
     assert f"kill {holder.pid} there" in complaint
     assert "Traceback" not in process.text
 
 
-def test_a_second_one_is_refused_and_the_first_undisturbed(cluster: Cluster) -> None:
-    def written() -> dict[Path, int]:
-        files = (path for path in cluster.output.rglob("*") if path.is_file())
-        return {path: path.stat().st_mtime_ns for path in files}
+def written(cluster: Cluster) -> dict[Path, int]:
+    files = (path for path in cluster.output.rglob("*") if path.is_file())
+    return {path: path.stat().st_mtime_ns for path in files}
 
+
+def test_a_second_one_is_refused_and_the_first_undisturbed(cluster: Cluster) -> None:
     first = cluster.coordinator(1)
     first.signal(signal.SIGSTOP)  # what is written now, another one writes
-    before = written()
+    before = written(cluster)
     for second in (second_coordinator(cluster), cluster.trainer("local", "--threads", "1")):
         assert_refused(second, first)
-    assert written() == before
+    assert written(cluster) == before
     first.signal(signal.SIGCONT)
     assert cluster.status["pid"] == first.pid
     worker = cluster.worker(0)
     assert [first.wait(), worker.wait()] == [0, 0]
     cluster.check_contracts([0])
     assert len(cluster.events("listening")) == 1
+
+
+def test_a_second_one_beside_one_that_runs_alone_is_refused(cluster: Cluster) -> None:
+    """Also under another run id; every step of the first stands in the metrics once."""
+    cluster.configure(training__epochs=500)
+    alone = ("--gpu-backend", "cpu", "--threads", "1")
+    first = cluster.trainer("first", *alone)
+    cluster.wait_step(3)
+    first.signal(signal.SIGSTOP)  # what is written now, another one writes
+    before = written(cluster)
+    second = [cluster.trainer("second", *alone), second_coordinator(cluster)]
+    second.append(cluster.trainer("third", *alone, "--run-id", "another"))
+    for process in second:
+        assert_refused(process, first)
+    assert written(cluster) == before
+    first.signal(signal.SIGCONT)
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    cluster.check_contracts_so_far([0])
+    assert len(cluster.events("joined")) == 1
+
+
+def test_the_refusal_comes_before_torch_is_imported(cluster: Cluster) -> None:
+    first = cluster.coordinator(1)
+    words = ["finetune", "--config", str(cluster.run_file), "--run-id", "run"]
+    second = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert second.returncode == 4
+    assert f"pid {first.pid} on host" in second.stderr
+    assert "torch" not in json.loads(second.stdout.splitlines()[-1])
 
 
 def test_of_two_that_start_at_once_one_serves(cluster: Cluster) -> None:

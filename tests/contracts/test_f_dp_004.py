@@ -1,4 +1,7 @@
-"""F-DP-004: backend fallback CUDA -> wgpu -> CPU always ends in finite output, and says why."""
+"""F-DP-004: backend fallback CUDA -> wgpu -> CPU always ends in finite output, and says why.
+
+`auto` falls back, and so does a process in the middle of a run. Else a request is had or refused.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from trainer.data.tokens import Encoded
 from trainer.errors import InputError
 from trainer.initialization import initial_weights
 from trainer.layout import build_layout
+from trainer.parent import FALLBACK_VARIABLE
 from trainer.replica.backend import OPENERS, Choice, Opener, UnusableError, Wish, choose
 from trainer.replica.wgpu.adapter import adapters
 from trainer.replica.wgpu.device import Device
@@ -39,8 +43,15 @@ def trained_step(choice: Choice, weights: np.ndarray) -> np.ndarray:
     return gradient
 
 
+@pytest.fixture
+def in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be one that a supervisor has started again."""
+    monkeypatch.setenv(FALLBACK_VARIABLE, "1")
+
+
+@pytest.mark.usefixtures("in_a_run")
 @pytest.mark.parametrize("wanted", ["auto", "cuda", "wgpu", "cpu"])
-def test_every_request_ends_in_finite_output(
+def test_every_request_in_a_run_ends_in_finite_output(
     tiny_model: TinyModel,
     make_config: MakeConfig,
     wanted: Backend,
@@ -63,7 +74,40 @@ def test_every_request_ends_in_finite_output(
     assert ("falling back" in caplog.text) == (wanted not in ("auto", choice.backend))
 
 
-@pytest.mark.usefixtures("vulkan")
+@pytest.mark.parametrize("wanted", ["auto", "cuda", "wgpu", "cpu"])
+def test_at_the_start_only_auto_falls_back(
+    tiny_model: TinyModel, make_config: MakeConfig, wanted: Backend
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder)
+    layout = build_layout(folder, config)
+    there = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "wgpu": adapters()}
+    if there[wanted]:
+        choice = choose(wanted, "", folder, config, layout, 1)
+        assert wanted in ("auto", choice.backend)
+        assert np.isfinite(trained_step(choice, initial_weights(layout, folder, config))).all()
+        return
+    with pytest.raises(InputError) as refused:
+        choose(wanted, "", folder, config, layout, 1)
+    line = str(refused.value)
+    assert line.startswith(f"--gpu-backend {wanted} cannot be had: {wanted}: ")
+    assert line.endswith("; --gpu-backend auto without a device takes what works")
+    assert "\n" not in line
+
+
+def test_a_device_that_is_named_is_had_or_refused(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    folder = tiny_model()
+    config = make_config(folder)
+    layout = build_layout(folder, config)
+    with pytest.raises(InputError, match=r"^the device 77 cannot be had: cuda: .*; wgpu: .*"):
+        choose("auto", "77", folder, config, layout, 1)
+    with pytest.raises(InputError, match=r"^--gpu-backend wgpu cannot be had: wgpu: "):
+        choose("wgpu", "77", folder, config, layout, 1)
+
+
+@pytest.mark.usefixtures("vulkan", "in_a_run")
 def test_a_gpu_that_computes_nonsense_is_passed_over(
     tiny_model: TinyModel,
     make_config: MakeConfig,
@@ -104,13 +148,15 @@ def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
         "wgpu": broken("no adapter"),
         "cpu": OPENERS["cpu"],
     }
-    choice = choose("auto", "GPU-1234", folder, config, layout, 1, openers)
+    choice = choose("auto", "", folder, config, layout, 1, openers)
     assert choice.backend == "cpu"
     assert choice.reason == "cuda: driver mismatch; wgpu: no adapter"
-    assert asked == ["GPU-1234", "GPU-1234"]
+    with pytest.raises(InputError, match="cuda: driver mismatch; wgpu: no adapter"):
+        choose("auto", "GPU-1234", folder, config, layout, 1, openers)
+    assert asked == ["", "", "GPU-1234", "GPU-1234"]
 
 
-@pytest.mark.usefixtures("vulkan")
+@pytest.mark.usefixtures("vulkan", "in_a_run")
 def test_a_model_that_our_engine_refuses_goes_to_torch(
     tiny_model: TinyModel, make_config: MakeConfig
 ) -> None:
@@ -123,7 +169,7 @@ def test_a_model_that_our_engine_refuses_goes_to_torch(
 
 
 @pytest.mark.parametrize("lacking", ["divergence", "tail"])
-@pytest.mark.usefixtures("vulkan")
+@pytest.mark.usefixtures("vulkan", "in_a_run")
 def test_a_distillation_that_our_engine_refuses_goes_to_torch(
     tiny_model: TinyModel, make_config: MakeConfig, lacking: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""F-DP-004 and F-DP-005 with real workers: backends that are not there, and one to three workers.
+"""F-DP-004 and F-DP-005 with real workers: devices that are not there, and one to three workers.
 
 The runs are made once for all tests: a torch worker takes seconds to start.
 """
@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from real_cluster import STEPS, Bench, Cluster
 from safetensors.numpy import load_file
+
+from trainer.parent import FALLBACK_VARIABLE
 
 pytestmark = pytest.mark.cluster
 
@@ -32,7 +34,8 @@ class Runs:
     three: Cluster
     """Unequal shares, and a worker each that asked for cuda, wgpu and whatever there is.
 
-    They see no Vulkan driver; a run with one is in test_f_dp_001_wgpu_processes.
+    They see no Vulkan driver; a run with one is in test_f_dp_001_wgpu_processes. The first two are
+    told what a supervisor tells one that it starts again.
     """
 
     def __iter__(self) -> Iterator[Cluster]:
@@ -54,7 +57,8 @@ def runs(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
             made.two.torch_worker(rank, "--gpu-backend", "cpu")
         assert local.wait(200) == 0
         for rank, backend in enumerate(("cuda", "wgpu", "auto")):
-            made.three.torch_worker(rank, "--gpu-backend", backend, VK_DRIVER_FILES="none")
+            again = {} if backend == "auto" else {FALLBACK_VARIABLE: "1"}
+            made.three.torch_worker(rank, "--gpu-backend", backend, VK_DRIVER_FILES="none", **again)
         for run in (made.two, made.three):
             for process in run.processes:
                 assert process.wait(200) == 0, run.logs()
@@ -97,7 +101,7 @@ def test_all_hold_the_same_weights_and_every_sample_counts_once(runs: Runs) -> N
 
 
 @pytest.mark.parametrize(("rank", "asked"), [(0, "cuda"), (1, "wgpu")])
-def test_f_dp_004_a_backend_that_is_not_there_falls_back(runs: Runs, rank: int, asked: str) -> None:
+def test_f_dp_004_a_backend_that_is_lost_falls_back(runs: Runs, rank: int, asked: str) -> None:
     """It ends in finite output, on a backend that works, and says which and why."""
     worker = runs.three.processes[1 + rank]
     joined = runs.three.events("joined", rank=rank)[0]
@@ -105,6 +109,52 @@ def test_f_dp_004_a_backend_that_is_not_there_falls_back(runs: Runs, rank: int, 
         pytest.skip(f"needs a machine without {asked}")
     assert f"falling back to {joined['backend']} ({asked}: " in worker.text
     assert np.isfinite(losses(runs.three)).all()
+
+
+def test_f_dp_004_auto_says_at_start_and_end_what_it_fell_back_to(runs: Runs) -> None:
+    worker, coordinator = runs.three.processes[3], runs.three.processes[0]
+    joined = runs.three.events("joined", rank=2)[0]
+    if joined["backend"] != "cpu":
+        pytest.skip("needs a machine without cuda")
+    assert joined["backend_reason"].startswith("cuda: ")
+    assert f"replica on cpu ({joined['backend_reason']})" in worker.text
+    told = f"worker 2 computed on cpu: {joined['backend_reason']}"
+    assert told in coordinator.text
+    assert coordinator.text.index(told) > coordinator.text.index("completed: done")
+
+
+REQUESTS = [
+    (("--gpu-backend", "cuda"), "--gpu-backend cuda cannot be had: cuda: "),
+    (("--gpu-backend", "wgpu"), "--gpu-backend wgpu cannot be had: wgpu: "),
+    (("--gpus", "77"), "the device 77 cannot be had: cuda: "),
+    (("--gpus", "0,1"), "--gpus 0,1: one process computes on one device"),
+]
+
+
+@pytest.mark.parametrize(("request_", "complaint"), REQUESTS)
+@pytest.mark.parametrize("role", ["local", "worker"])
+def test_f_dp_004_what_was_asked_for_is_had_or_refused(
+    cluster: Cluster, role: str, request_: tuple[str, ...], complaint: str
+) -> None:
+    """One line and exit code 2, before anything is written or joined."""
+    if role == "worker":
+        request_ += ("--role", "worker", "--coordinator", cluster.address)
+    process = cluster.trainer(role, *request_, VK_DRIVER_FILES="none", CUDA_VISIBLE_DEVICES="")
+    assert process.wait() == 2
+    (line,) = [line for line in process.text.splitlines() if line.startswith("trainer: ")]
+    assert line.startswith(f"trainer: {complaint}")
+    assert "Traceback" not in process.text
+    assert not cluster.output.exists()
+
+
+def test_f_dp_004_a_coordinator_whose_worker_is_refused_ends(cluster: Cluster) -> None:
+    flags = ("--gpus", "77", "--threads", "1")
+    coordinator = cluster.coordinator(1, *flags, listening=False)
+    assert coordinator.wait() == 2
+    assert "trainer: the device 77 cannot be had: cuda: " in coordinator.text
+    assert cluster.status["reason"] == "worker 0 cannot start; it says why above"
+    assert cluster.status["state"] == "failed"
+    assert "Traceback" not in coordinator.text
 
 
 def test_the_checkpoint_is_a_model(runs: Runs) -> None:

@@ -52,7 +52,7 @@ def coordinate(output: Path, arguments: argparse.Namespace, steps: int) -> None:
     for step in range(steps):
         write_status(output, arguments, "running", step)
         time.sleep(0.05)
-    write_status(output, arguments, "finished", steps)
+    write_status(output, arguments, "completed", steps)
     (output / f"over-{arguments.run_id}").touch()
 
 

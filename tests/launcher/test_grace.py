@@ -14,7 +14,12 @@ from unit_host import UnitHost
 from launcher import teardown
 from launcher.access import LocalConnection
 from launcher.processes import find_run, send_signal
-from launcher.session_spec import SAVING, SAVING_VARIABLE, RestartPolicy, SessionSpec
+from launcher.session_spec import (
+    SAVING,
+    SAVING_VARIABLE,
+    RestartPolicy,
+    SessionSpec,
+)
 from launcher.supervisor import SessionSupervisor, Supervisor
 from launcher.units import SystemdSupervisor
 from trainer import journal

@@ -30,15 +30,17 @@ from trainer.config import load
         ("running", "waiting", "starting"),
         ("running", "running", "running"),
         ("running", "stopping", "stopping"),
-        ("running", "finished", "stopping"),
+        ("running", "completed", "stopping"),
         ("running", "failed", "stopping"),
         ("stopping", "running", "stopping"),
         ("backoff", "running", "recovering"),
-        ("exited", "finished", "finished"),
+        ("exited", "completed", "completed"),
         ("exited", "failed", "failed"),
         ("exited", "stopping", "stopped"),
+        ("exited", "stopped", "stopped"),
+        ("running", "stopped", "stopping"),
         ("stopped", "running", "stopped"),
-        ("stopped", "finished", "finished"),
+        ("stopped", "completed", "completed"),
         ("failed", "running", "failed"),
         ("failed", None, "failed"),
         ("lost", "running", "failed"),
@@ -156,12 +158,12 @@ def test_a_distillation_from_start_to_the_last_score(distillation: Distillation)
     assert cockpit.observe().state == "waiting"
     distillation.student_says("running")
     assert cockpit.observe().state == "running"
-    distillation.student_says("finished")
+    distillation.student_says("completed")
     distillation.keeper("student", "exited")
     view = cockpit.observe()
     assert (view.state, view.is_live) == ("scoring", True)
     distillation.keeper("evaluator", "exited")
-    assert cockpit.observe().state == "finished"
+    assert cockpit.observe().state == "completed"
 
 
 def test_a_teacher_takes_part_once_its_present_attempt_says_so(distillation: Distillation) -> None:

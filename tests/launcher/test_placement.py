@@ -9,6 +9,7 @@ from launcher.errors import ConfigError, PreflightError
 from launcher.inventory import Host
 from launcher.placement import Setting, place
 from launcher.plan import LaunchPlan
+from launcher.session_spec import FALLBACK_VARIABLE
 from trainer.config import RunConfig, load
 
 SETTING = Setting(
@@ -220,6 +221,12 @@ def test_cards_of_two_vendors_on_one_host(config: RunConfig) -> None:
     assert [flag(w.argv, "--gpu-backend") for w in plan.workers] == ["cuda", "wgpu"]
     assert [flag(w.argv, "--gpus") for w in plan.workers] == ["GPU-4090", CARD]
     assert [w.local_rank for w in plan.workers] == [0, 1]
+
+
+def test_only_a_device_that_was_found_may_be_replaced(config: RunConfig) -> None:
+    found = replace(LAMBDA, auto_devices=True)
+    plan = place([INTEL, found], config, None, SETTING)
+    assert [w.env.get(FALLBACK_VARIABLE) for w in plan.workers] == [None, None, "1"]
 
 
 def test_a_port_forward_may_be_on_loopback(config: RunConfig) -> None:

@@ -31,6 +31,7 @@ FOUND = {
 def test_auto_takes_what_the_host_found() -> None:
     host, problems = with_devices(Host(name="a"), receive(Detection, FOUND, "devices"))
     assert host.devices == (Device(**RTX),)
+    assert host.auto_devices
     assert problems == ()
 
 
@@ -40,6 +41,7 @@ def test_listed_cards_get_what_the_host_knows_of_them() -> None:
         Host(name="a", devices=listed), receive(Detection, FOUND, "devices")
     )
     assert host.devices == (Device(**RADEON), Device(**RTX), Device("cpu", "cpu"))
+    assert not host.auto_devices
     assert problems == ()
 
 

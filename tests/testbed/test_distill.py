@@ -148,10 +148,10 @@ def test_a_distillation_over_the_share_that_is_cut_for_half_a_minute(pair: Pair)
     pair.gpu_box.heal()
 
     status = pair.wait(
-        lambda: tree if (tree := pair.status()).get("state") in ("finished", "failed") else {},
+        lambda: tree if (tree := pair.status()).get("state") in ("completed", "failed") else {},
         "the end of the run",
     )
-    assert status["state"] == "finished"
+    assert status["state"] == "completed"
     assert {p["name"]: p["state"] for p in status["processes"]} == dict.fromkeys(where, "exited")
     attempts = {p["name"]: p["attempt"] for p in status["processes"]}
     print(f"attempts: {attempts}")

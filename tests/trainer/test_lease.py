@@ -19,7 +19,7 @@ from tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer import lease
 from trainer.checkpoint import CheckpointStore
 from trainer.errors import InUseError
-from trainer.lease import Lease, take
+from trainer.lease import Lease, refuse_if_held, take
 from trainer.state import step_folders
 from trainer.storage import verify
 
@@ -133,6 +133,24 @@ def test_a_killed_one_is_followed_at_once_and_a_stopped_one_is_not(
     assert second.says() == "held"
     assert second.ends() == 0, "given back at its end"
     take(tmp_path, "third").release()
+
+
+def test_a_look_finds_the_holder_and_leaves_nothing(tmp_path: Path, start: type[Holder]) -> None:
+    """Who lives on another host is found by listening alone, which is left to `take`."""
+    for folder in (tmp_path / "none", tmp_path):
+        refuse_if_held(folder)
+    assert not list(tmp_path.iterdir())
+    holder = start(tmp_path)
+    assert holder.says() == "held"
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InUseError, match=f"pid {holder.process.pid} on host"):
+        refuse_if_held(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    holder.ends()
+    refuse_if_held(tmp_path)
+    elsewhere = start(tmp_path, identity="another host")
+    assert elsewhere.says() == "held"
+    refuse_if_held(tmp_path)
 
 
 def test_one_that_was_given_back_is_free_for_any_host(tmp_path: Path, start: type[Holder]) -> None:

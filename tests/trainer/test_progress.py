@@ -163,11 +163,26 @@ def test_a_view_that_fails_is_dropped(
     stream.armed = True
     view.update(status(1))
     calls = stream.calls
-    view.update(status(2, state="finished"))
+    view.update(status(2, state="completed"))
     view.event("lost", 2, rank=0)
     view.close()
     assert stream.calls == calls, "not tried again"
     assert caplog.text.count("no progress is shown") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("completed", "done", "completed: done"),
+        ("stopped", "stopped by SIGTERM", "workers  stopped by SIGTERM"),
+        ("failed", "NaN in the loss", "failed: NaN in the loss"),
+        ("waiting", None, "workers  waiting"),
+    ],
+)
+def test_an_end_is_called_what_it_is(state: str, reason: str | None, said: str):
+    stream = io.StringIO()
+    open_view(stream).update(status(2, state=state, reason=reason))
+    assert stream.getvalue().endswith(f"{said}\n")
 
 
 def test_a_wrong_status_does_not_stop_training(caplog: pytest.LogCaptureFixture):

@@ -57,7 +57,7 @@ def test_a_run_from_data_to_checkpoint(model: Path, tmp_path: Path):
     assert [step["samples"] for step in steps[:3]] == [[[0, 0, 8]], [[0, 8, 16]], [[0, 16, 20]]]
     assert {r["at"] for r in metrics if r.get("event") == "verified"} >= {2, 4, 6}
     status = json.loads((tmp_path / "status.json").read_bytes())
-    assert (status["state"], status["step"], status["validation"]["step"]) == ("finished", 6, 6)
+    assert (status["state"], status["step"], status["validation"]["step"]) == ("completed", 6, 6)
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     # One that waits for a busy disk gives way to the next; the last one is always written.
     assert {"latest", "best", "step-000006"} <= names
@@ -86,7 +86,8 @@ def test_resuming_continues_with_the_same_bits(
         patch.setattr(roles, "on_signal", lambda f: setattr(StopInThird, "interrupt", f))
         assert roles.run_local(config(model, parts), "run", ALONE) == 0
     status = json.loads((parts / "status.json").read_bytes())
-    assert (status["step"], status["reason"]) == (3, "the test says so")
+    assert (status["state"], status["step"]) == ("stopped", 3)
+    assert status["reason"] == "the test says so"
     assert weights(parts) != weights(whole)
 
     monkeypatch.setattr(roles, "on_signal", lambda _interrupt: None)

@@ -118,7 +118,8 @@ def test_reading_something_else_is_one_line(tmp_path: Path, content: str):
     ("state", "exit_code", "over"),
     [
         ("running", None, False),
-        ("finished", 0, True),
+        ("completed", 0, True),
+        ("stopped", 0, True),
         ("failed", 2, True),
         ("failed", 5, True),
         ("failed", 3, False),

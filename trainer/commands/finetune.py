@@ -54,12 +54,17 @@ _OVERRIDES = {
 @click.option("--coordinator", metavar="HOST:PORT", help="Where a worker finds its coordinator.")
 @click.option("--expect-workers", type=click.IntRange(min=1), help="Start when so many joined.")
 @click.option("--rank", type=click.IntRange(0, 65535), help="Default: from the certificate.")
-@click.option("--gpus", metavar="LIST", help="Devices, such as 0,1 or a UUID.")
+@click.option(
+    "--gpus",
+    metavar="LIST",
+    help="Devices that must be there, such as 0 or a UUID; a coordinator takes several: 0,1.",
+)
 @click.option(
     "--gpu-backend",
     type=click.Choice(["auto", "cuda", "wgpu", "cpu"]),
     default="auto",
     show_default=True,
+    help="One that is named must be there; auto takes the first that works.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of one worker.")
 @click.option(
@@ -81,6 +86,11 @@ def finetune(
     overrides |= dict(setting(text) for text in settings)
     config = run_config.load(source, overrides)
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
+    if role != "coordinator" and len(gpus) > 1:
+        raise InputError(
+            f"--gpus {flags['gpus']}: one process computes on one device; --role coordinator "
+            "starts a worker for each"
+        )
     from trainer import roles
 
     place = roles.Place(

@@ -144,6 +144,7 @@ def open_teacher(
         torch.set_num_threads(threads)
     device, _, reason = first_usable(
         backend,
+        gpu,
         {"cuda": lambda: cuda_device(gpu), "wgpu": _no_wgpu, "cpu": lambda: "cpu"},
     )
     log.info("the teacher is on %s%s", device, f" ({reason})" if reason else "")

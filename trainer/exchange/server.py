@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from trainer.errors import InputError, ProtocolError
+from trainer.errors import InputError, ProtocolError, TrainerError
 from trainer.exchange import tls
 from trainer.exchange.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.coordinator import Coordinator
@@ -109,6 +109,11 @@ class GradientServer:
         self._refusals.sum_up(time.monotonic(), at_once=True)
         return await asyncio.to_thread(self._keeper.close, finish.exit_code, finish.reason)
 
+    def halt(self, error: TrainerError) -> None:
+        """End the run with an error's exit code; to be called from any thread while it serves."""
+        assert self._finished is not None
+        self._finished.get_loop().call_soon_threadsafe(self._halt, error)
+
     def fail(self, error: Exception) -> None:
         """End the run after a defect: loudly, and with a last checkpoint if that is possible."""
         assert self._finished is not None
@@ -145,6 +150,10 @@ class GradientServer:
             await asyncio.sleep(0.02)
         for link in list(self._links.values()):
             link.abort("the run is over")
+
+    @_ends_the_run_if_it_fails
+    def _halt(self, error: TrainerError) -> None:
+        self._perform(self._coordinator.halt(error))
 
     @_ends_the_run_if_it_fails
     def _stop(self, reason: str) -> None:

@@ -1,11 +1,14 @@
 """Which backend a worker takes: CUDA, else wgpu, else the CPU, each proved before it is used.
 
 A backend that is there but computes nonsense is passed over like one that is not (F-DP-004). The
-chain always ends in a replica, and says which one and why.
+chain of `auto` always ends in a replica, and says which one and why. A backend or device that was
+asked for is had or refused. The exception is a process in the middle of a run, which goes on with
+what is left (`FALLBACK_VARIABLE`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -18,6 +21,7 @@ import numpy as np
 from trainer.config import Backend, RunConfig
 from trainer.errors import InputError
 from trainer.layout import GradientLayout
+from trainer.parent import FALLBACK_VARIABLE
 from trainer.replica.base import Replica
 
 if TYPE_CHECKING:
@@ -73,13 +77,13 @@ def choose(
     *,
     rest: bool = False,
 ) -> Choice:
-    """Open the first backend of the chain, from `wanted` on, that works.
+    """Open the first backend that works and that the request allows (`first_usable`).
 
     `gpu` is an index, UUID, PCI address or name; empty for the first. With `rest` a teacher's
     logits are known in parts as a sum only.
 
     Raises:
-        InputError: the model itself cannot be used, on any backend.
+        InputError: what was asked for cannot be had, or the model cannot be used on any backend.
     """
     openers = openers or OPENERS
 
@@ -87,20 +91,22 @@ def choose(
         wish = Wish(model_dir, config, layout, gpu, threads, backend == wanted, rest)
         return lambda: openers[backend](wish)
 
-    return Choice(*first_usable(wanted, {backend: opener(backend) for backend in CHAIN}))
+    return Choice(*first_usable(wanted, gpu, {backend: opener(backend) for backend in CHAIN}))
 
 
 def first_usable(
-    wanted: Backend, openers: Mapping[Backend, Callable[[], Opened]]
+    wanted: Backend, gpu: str, openers: Mapping[Backend, Callable[[], Opened]]
 ) -> tuple[Opened, Backend, str]:
-    """Return what the first usable backend of the chain opens, from `wanted` on.
+    """Return what the first usable backend opens, of those that the request allows.
 
     With it come the backend's name and why not an earlier one. What an opener cannot open it tells
     by `UnusableError`.
+
+    Raises:
+        InputError: the backend or the device that was asked for cannot be had.
     """
-    start = 0 if wanted == "auto" else CHAIN.index(wanted)
     reasons: list[str] = []
-    for backend in CHAIN[start:]:
+    for backend in _allowed(wanted, gpu):
         try:
             opened = openers[backend]()
         except UnusableError as error:
@@ -110,7 +116,20 @@ def first_usable(
         if reasons and wanted != "auto":
             log.warning("falling back to %s (%s)", backend, reason)
         return opened, backend, reason
-    raise InputError("; ".join(reasons))
+    asked = f"the device {gpu}" if wanted == "auto" else f"--gpu-backend {wanted}"
+    raise InputError(
+        f"{asked} cannot be had: {'; '.join(reasons)}; --gpu-backend auto without a device takes "
+        "what works"
+    )
+
+
+def _allowed(wanted: Backend, gpu: str) -> tuple[Backend, ...]:
+    """Return the backends to try, in order."""
+    if os.environ.get(FALLBACK_VARIABLE):
+        return CHAIN if wanted == "auto" else CHAIN[CHAIN.index(wanted) :]
+    if wanted != "auto":
+        return (wanted,)
+    return tuple(backend for backend in CHAIN if not (gpu and backend == "cpu"))
 
 
 def cuda_device(gpu: str) -> str:
@@ -119,6 +138,10 @@ def cuda_device(gpu: str) -> str:
     Raises:
         UnusableError: there is none.
     """
+    try:  # what torch would open, without the seconds of its import
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise UnusableError("there is no NVIDIA driver (libcuda.so.1)") from None
     if gpu and not gpu.isdecimal():
         # Before torch looks at the devices: it then sees this one alone, as number 0.
         os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
@@ -128,6 +151,8 @@ def cuda_device(gpu: str) -> str:
         raise UnusableError("this torch was built without CUDA")
     if not torch.cuda.is_available():
         raise UnusableError("no CUDA device answers")
+    if int(gpu or 0) >= (count := torch.cuda.device_count()):
+        raise UnusableError(f"there is no CUDA device {gpu} (there are {count}, counted from 0)")
     device = f"cuda:{gpu or 0}"
     try:
         probe = torch.linspace(-1, 1, 4096, device=device).reshape(64, 64)

@@ -43,7 +43,7 @@ def test_it_learns_what_the_teacher_knows(
     mixed = alpha * kl + (1 - alpha) * np.array(course.steps("ce"))
     np.testing.assert_allclose(course.steps("loss"), mixed, rtol=1e-5)
     status = read_status(course.output / "status.json")
-    assert (status["state"], status["step"]) == ("finished", len(steps))
+    assert (status["state"], status["step"]) == ("completed", len(steps))
     (worker,) = status["workers"]
     assert (worker["rank"], worker["device"], worker["state"]) == (0, "cpu", "active")
 

@@ -64,7 +64,7 @@ def test_it_waits_for_a_run_that_is_not_there_yet(
             while len(probe.seen) < step:
                 time.sleep(0.01)
         run.save(3)
-        run.status("finished")
+        run.status("completed")
 
     training = threading.Thread(target=train)
     training.start()

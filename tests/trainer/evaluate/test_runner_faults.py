@@ -47,7 +47,7 @@ def test_a_damaged_checkpoint_is_named_once_and_left_out(
         nonlocal looks
         looks += 1
         if looks == 3:
-            run.status("finished")
+            run.status("completed")
 
     watching = runner(run, probe, once=False)
     watching._interruption.wait = look

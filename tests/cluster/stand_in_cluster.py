@@ -1,0 +1,115 @@
+"""`launch` on this machine with a stand-in for the trainer: what it starts comes up at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.processes import find_run
+
+STAND_IN = Path(__file__).parents[1] / "launcher" / "stand_in_trainer.py"
+LAUNCH = [sys.executable, "-m", "launcher.cli"]
+
+
+class Cluster:
+    """A state folder, a model, data and an inventory of its own; and the `launch` command."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.output = folder / "output"
+        self.output.mkdir()
+        self.state = folder / "state"
+        self.data = folder / "train.jsonl"
+        self.data.write_text('{"input": "ls", "label": 0}\n')
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.inventory = folder / "hosts.yml"
+        self.inventory.write_text(
+            json.dumps(
+                {
+                    "all": {
+                        "hosts": {
+                            "localhost": {
+                                "ansible_connection": "local",
+                                "motley_devices": [{"backend": "cpu"}],
+                                "motley_fill_with_cpu": True,
+                                "motley_port": self.port,
+                                "motley_trainer_command": [sys.executable, str(STAND_IN)],
+                            }
+                        }
+                    }
+                }
+            )
+        )
+        self.environment = os.environ | {
+            "MOTLEY_STATE_DIR": str(self.state),
+            "NO_COLOR": "1",
+            "COLUMNS": "250",
+        }
+        self.config = [
+            *("--set", "data.validation=null", "--model", str(model)),
+            *("--data", str(self.data), "--output", str(self.output)),
+        ]
+        self.behave()
+
+    def behave(self, **behaviour: object) -> None:
+        text = json.dumps({name.replace("_", "-"): how for name, how in behaviour.items()})
+        (self.output / "behaviour.json").write_text(text)
+
+    def up_command(self, *flags: str, workers: int = 2) -> list[str]:
+        inventory = ["--inventory", str(self.inventory)]
+        return [*LAUNCH, "cluster", "up", *inventory, *self.config, "-n", str(workers), *flags]
+
+    def up(self, *flags: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
+        return self._run(self.up_command(*flags, workers=workers))
+
+    def launch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self._run([*LAUNCH, *arguments])
+
+    def open(self, command: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.launch("status", "--json").stdout)
+
+    def runs(self) -> list[str]:
+        return [path.parent.name for path in self.state.glob("runs/*/plan.json")]
+
+    def living(self) -> list[Any]:
+        return [process for run_id in self.runs() for process in find_run(run_id)]
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=100
+        )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, tiny_model: Callable[..., Path]) -> Iterator[Cluster]:
+    result = Cluster(tmp_path, tiny_model())
+    yield result
+    result.launch("cluster", "down", "--all")
+    assert result.living() == []
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.02)

@@ -1,0 +1,29 @@
+"""`launch cluster up --resume` with real processes and a stand-in trainer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from stand_in_cluster import Cluster, cluster, until
+
+pytestmark = pytest.mark.cluster
+__all__ = ["cluster"]
+
+
+def test_a_run_is_resumed_under_its_id_and_foreign_checkpoints_are_kept(cluster: Cluster) -> None:
+    assert cluster.up().returncode == 0
+    (run_id,) = cluster.runs()
+    assert "cluster is busy" in cluster.up("--resume", run_id).stderr
+    assert cluster.launch("cluster", "down").returncode == 0
+    (cluster.output / "checkpoints" / "step-000001").mkdir(parents=True)
+    other = cluster.up()
+    assert other.returncode == 4
+    assert f"go on with that run: --resume {run_id}" in other.stderr
+    resumed = cluster.up("--resume", run_id, "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    tree = json.loads(resumed.stdout)
+    assert (tree["run_id"], tree["state"]) == (run_id, "running")
+    # The stand-in's marks of its first life let it say "joined" before its workers are back.
+    until(lambda: {p["attempt"] for p in cluster.status()["processes"]} == {2}, "second attempts")
+    assert cluster.runs() == [run_id]
