@@ -55,6 +55,7 @@ sync = LazyGroup(
 cli = LazyGroup(
     name="launch",
     help="Start, watch and stop training runs over the computers you own.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 defect, 2 usage or config, 3 unreachable, 4 not ready, "
     "5 workers missing, 6 job failed, 130 interrupted.",
     commands_at={

@@ -40,7 +40,7 @@ def main() -> None:
     """Run the program; errors for people are one line and an exit code (see errors.py)."""
     try:
         # Not standalone, click returns what a command gave to `Context.exit`; it raises nothing.
-        code = trainer(standalone_mode=False)
+        code = trainer.main(prog_name="trainer", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)

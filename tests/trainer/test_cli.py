@@ -37,10 +37,22 @@ def test_every_command_can_be_asked_for_help(name: str):
     assert command.name == name
 
 
+@pytest.mark.parametrize("path", [[], ["distill"]])
+def test_a_group_alone_prints_its_help(path: list[str]):
+    alone, asked = run(*path), run(*path, "-h")
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert alone.stdout == asked.stdout
+    assert "Commands:" in alone.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bogus"], "trainer: No such command 'bogus'"),
+        (["bogus"], "trainer: no command 'bogus' (see: trainer --help)"),
+        (["finetun"], "trainer: no command 'finetun'; did you mean: trainer finetune"),
+        (["teacher"], "trainer: no command 'teacher'; did you mean: trainer distill teacher"),
+        (["distill", "studnet"], "did you mean: trainer distill student"),
         (["finetune", "--bogus"], "No such option '--bogus'"),
         (["finetune"], "trainer: give MODEL_DIR and --data FILE, or --config FILE|PRESET"),
         (["finetune", "--config", "nope"], "trainer: no config file and no preset 'nope'"),
