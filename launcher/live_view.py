@@ -30,7 +30,7 @@ STATES = {
     "joining": "cyan",
     "rejoining": "cyan",
     "stopping": "cyan",
-    "benched": "yellow",
+    "idle": "yellow",
     "backoff": "yellow",
     "recovering": "yellow",
     "lost": "red",

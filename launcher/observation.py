@@ -25,7 +25,7 @@ from launcher.self_reports import read_report, read_training
 from launcher.supervisor import ProcessState, Supervisor
 from launcher.units import supervise
 
-JOINED = frozenset({"active", "benched"})
+JOINED = frozenset({"active", "idle"})
 """States in `status.json` of a worker that takes part."""
 OVER = ("finished", "failed", "stopped")
 """States of a run in which nothing goes on any more."""

@@ -31,7 +31,7 @@ _COLOURS = {
     "lost": "red",
     "backoff": "yellow",
     "recovering": "yellow",
-    "benched": "yellow",
+    "idle": "yellow",
 }
 
 

@@ -23,7 +23,7 @@ STATUS_FILE = "status.json"
 SCHEMA = "motley.status/1"
 
 RunState = Literal["waiting", "running", "stopping", "finished", "failed"]
-WorkerState = Literal["joining", "active", "benched", "lost"]
+WorkerState = Literal["joining", "active", "idle", "lost"]
 
 logger = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ TRAINING: dict[str, Any] = {
     "exchange_ms": 35.4,
     "workers": [
         {"rank": 0, "state": "active", "samples": 3, "tokens_per_second": 1000.0},
-        {"rank": 1, "state": "benched", "samples": 9, "tokens_per_second": 3200.0},
+        {"rank": 1, "state": "idle", "samples": 9, "tokens_per_second": 3200.0},
     ],
 }
 
@@ -90,7 +90,7 @@ def test_eighty_columns_hold_it(run: Run) -> None:
     assert any(line.split()[:3] == ["-", "intel", "coordinator"] for line in lines)
     first, second = (next(line for line in lines if line.strip().startswith(r)) for r in "01")
     assert " ".join(first.split()) == "0 intel cpu active 25 % 1,000 3.0/8 GiB 51 °C"
-    words = "benched 75 % 3,200 24.0/24 GiB 91 °C"
+    words = "idle 75 % 3,200 24.0/24 GiB 91 °C"
     assert second.split()[-len(words.split()) :] == words.split()
     assert "RTX 4090" in second
     assert "lambda-wi…" in second
