@@ -81,6 +81,15 @@ class RunView:
             case _:
                 return self.beats.get(process.name, {})
 
+    @property
+    def remarks(self) -> list[str]:
+        """What is said of workers that have no share: a line for each."""
+        if not self.is_live:
+            return []
+        why = {"idle": "idle: would slow the step", "lost": "lost, its share moved to the others"}
+        said = ((w.get("rank"), why.get(str(w.get("state")))) for w in self.members)
+        return [f"worker {rank} {words}" for rank, words in said if words]
+
     def takes_part(self, process: ProcessPlan) -> bool:
         """Whether a process has found its place in the run."""
         if process.role == "worker":

@@ -87,7 +87,7 @@ def up(
 @click.command()
 @inventory_option
 @run_option
-@click.option("--watch", "-w", is_flag=True, help="Look again every second until Ctrl-C.")
+@click.option("--watch", "-w", is_flag=True, help="Look again every second, until q.")
 @json_option
 def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the run that is up, or the latest one."""
@@ -111,10 +111,10 @@ def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: boo
     if as_json:
         render.print_json(render.status_tree(view))
         return
-    render.say(render.headline(view))
-    render.console().print(render.status_table(view))
-    for reason in view.unreachable.values():
-        render.say(reason)
+    render.tell(render.headline(view))
+    render.console().print(render.status_table(view, render.width()))
+    for remark in (*view.remarks, *view.unreachable.values()):
+        render.tell(remark)
     render.say(f"output: {run.plan.output}")
 
 
