@@ -12,6 +12,7 @@ from trainer.errors import TrainerError
 
 COMMANDS = {
     "autotune": "Find a GPU's fastest kernels, once a card and driver.",
+    "completion": "Print shell completion.",
     "distill": "Train a small model on a big one's logits.",
     "evaluate": "Score a model, checkpoint or adapter on a JSON Lines file.",
     "finetune": "Fine-tune a model: alone, as coordinator, or as worker.",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import yaml
 from pydantic import Field, model_validator
 
+from trainer import settings
 from trainer.settings import Section, load_settings
 
 Task = Literal["classify", "causal-lm"]
@@ -209,6 +210,11 @@ def presets() -> dict[str, Path]:
     """Return the shipped presets by name."""
     folder = Path(str(resources.files("trainer.presets")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def setting_keys() -> list[str]:
+    """Return the dotted paths of every setting."""
+    return settings.setting_keys(RunConfig)
 
 
 def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:

@@ -45,6 +45,18 @@ def load_settings(
         raise InputError(f"{source or 'flags'}: {_explain(error, kind)}") from None
 
 
+def setting_keys(kind: type[Section]) -> list[str]:
+    """Return the dotted paths of every setting of a kind."""
+    keys: list[str] = []
+    for name in kind.model_fields:
+        inner = _inner(kind, name)
+        if inner is not None and issubclass(inner, Section):
+            keys += [f"{name}.{key}" for key in setting_keys(inner)]
+        else:
+            keys.append(name)
+    return keys
+
+
 def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
     path = Path(source)
     if not path.exists():

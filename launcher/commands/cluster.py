@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from launcher.commands import complete
 from launcher.commands.options import (
     config_of_run,
     config_options,
@@ -24,7 +25,12 @@ from launcher.commands.options import (
 @click.command()
 @inventory_options
 @config_options
-@click.option("--resume", metavar="ID", help="Go on with a run, by its config and checkpoints.")
+@click.option(
+    "--resume",
+    metavar="ID",
+    shell_complete=complete.run_ids,
+    help="Go on with a run, by its config and checkpoints.",
+)
 @click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result.")
 @click.option(
     "--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="How long joining may take."

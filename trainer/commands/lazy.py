@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class LazyGroup(click.Group):
@@ -59,6 +62,17 @@ class LazyGroup(click.Group):
         meant = ", ".join(path for path, last in names.items() if last in near)
         hint = f"; did you mean: {meant}" if meant else ""
         raise click.UsageError(f"no command '{name}'{hint}", ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands from the table, importing none of them."""
+        from click.shell_completion import CompletionItem
+
+        named = [
+            CompletionItem(name, help=text)
+            for name, text in self._summaries.items()
+            if name.startswith(incomplete)
+        ]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def paths(self, ctx: click.Context, prefix: str) -> list[str]:
         """Return how every command below is called; imports them."""
