@@ -55,6 +55,7 @@ sync = LazyGroup(
 cli = LazyGroup(
     name="launch",
     help="Start, watch and stop training runs over the computers you own.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 defect, 2 usage or config, 3 unreachable, 4 not ready, "
     "5 workers missing, 6 job failed, 130 interrupted.",
     commands_at={
@@ -106,6 +107,9 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except LauncherError as error:
         return _fail(arguments, str(error), error.exit_code, error.details)
+    except click.NoSuchOption as error:
+        path = error.ctx.command_path if error.ctx else "launch"
+        return _fail(arguments, f"{_unknown_option(error)} (see: {path} --help)", 2)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "launch"
         return _fail(arguments, f"{error.format_message()} (see: {path} --help)", 2)
@@ -124,6 +128,19 @@ def run(arguments: list[str]) -> int:
         hint = "set MOTLEY_DEBUG=1 for the traceback"
         return _fail(arguments, f"a defect in Motley: {type(error).__name__}: {error} ({hint})", 1)
     return result if isinstance(result, int) else 0
+
+
+def _unknown_option(error: click.NoSuchOption) -> str:
+    from trainer import config, distill_job
+
+    options = [
+        name for each in (error.ctx.command.params if error.ctx else []) for name in each.opts
+    ]
+    keys: list[str] = []
+    if "--set" in options:
+        keys = distill_job.setting_keys() if "--teacher" in options else config.setting_keys()
+    nearest = config.nearest_option(error.option_name, options, keys)
+    return f"no option {error.option_name}" + (f"; did you mean: {nearest}" if nearest else "")
 
 
 def _fail(arguments: list[str], message: str, code: int, details: tuple[str, ...] = ()) -> int:

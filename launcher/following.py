@@ -9,6 +9,7 @@ from collections.abc import Callable
 from launcher import render
 from launcher.failures import Failure, FailureWatch
 from launcher.joining import job_failure
+from launcher.keys import read_keys
 from launcher.live_view import live_view
 from launcher.observation import OVER, Cockpit, RunView
 from launcher.runs import Run
@@ -18,6 +19,7 @@ from launcher.telemetry import LOOK_EVERY, Telemetry
 
 _PROGRESS_EVERY = 2.0
 _REDRAW = 0.5
+_WATCH = "launch cluster status --watch"
 
 
 def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
@@ -29,7 +31,7 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
     cockpit = Cockpit(run)
     watch = FailureWatch(cockpit)
     said, said_at = "", 0.0
-    with render.detaching("launch cluster status --watch", run.run_id):
+    with render.detaching(_WATCH, run.run_id):
         while (view := cockpit.observe()).state not in OVER:
             for failure in watch.news(view):
                 for text in failure.text:
@@ -51,11 +53,11 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
 
 
 def watch_run(run: Run, as_json: bool) -> None:
-    """Show a run until it is over or Ctrl-C; what a host does not answer holds up nothing.
+    """Show a run until it is over, `q` or Ctrl-C; what a host does not answer holds up nothing.
 
     A live picture on a terminal, else a line a change; JSON is one object a look.
     """
-    with render.detaching("launch cluster status --watch", run.run_id):
+    with render.detaching(_WATCH, run.run_id):
         if as_json:
             cockpit = Cockpit(run)
             while not is_over(view := cockpit.observe()):
@@ -78,13 +80,18 @@ def _draw(telemetry: Telemetry) -> None:
 
     console = render.console()
     telemetry.start()
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+    with (
+        read_keys() as key,
+        Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
         while True:
             snapshot = telemetry.latest()
             live.update(live_view(snapshot, console.width), refresh=True)
-            if is_over(snapshot.view):
-                return telemetry.close()
-            time.sleep(_REDRAW)
+            if is_over(snapshot.view) or key(_REDRAW) == "q":
+                break
+    telemetry.close()
+    if not is_over(snapshot.view):
+        render.say_detached(_WATCH, snapshot.view.run.run_id)
 
 
 def _print_changes(telemetry: Telemetry) -> None:

@@ -1,7 +1,4 @@
-"""The picture of `launch cluster status --watch`: how far training is, and who does how much of it.
-
-Fits 80 columns; what has room in wider terminals is added there.
-"""
+"""The picture of `launch cluster status --watch`: how far training is, who does how much of it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +15,7 @@ from launcher.gauges import Gauge
 from launcher.observation import shards
 from launcher.plan import ProcessPlan
 from launcher.supervisor import ProcessState
+from launcher.tables import Column, table
 from launcher.telemetry import Snapshot
 
 STATES = {
@@ -30,7 +27,7 @@ STATES = {
     "joining": "cyan",
     "rejoining": "cyan",
     "stopping": "cyan",
-    "benched": "yellow",
+    "idle": "yellow",
     "backoff": "yellow",
     "recovering": "yellow",
     "lost": "red",
@@ -45,6 +42,19 @@ _FULL = 0.95
 _WIDE = 110
 _LATE = 5.0
 _BARS = "▁▂▃▄▅▆▇█"
+_COLUMNS = (
+    Column("HOST", least=9),
+    Column("DEVICE", least=11),
+    Column("STATE"),
+    Column("SHARE", right=True),
+    Column("TOKENS/S", spare=1, right=True),
+    Column("MEMORY", spare=2, right=True),
+    Column("TEMP", spare=3, right=True),
+    Column("LOAD", spare=4, right=True),
+    Column("ATTEMPT", spare=5, right=True),
+    Column("LAST EXIT", spare=6),
+)
+"""Behind who it is. What a device says stands once, at the first process on it."""
 
 
 def live_view(snapshot: Snapshot, width: int) -> RenderableType:
@@ -52,7 +62,8 @@ def live_view(snapshot: Snapshot, width: int) -> RenderableType:
     view = snapshot.view
     parts: list[RenderableType] = [_title(snapshot), *_progress(snapshot, width), Text("")]
     parts.append(_workers(snapshot, width))
-    notes = [Text(f"! {line}", "red", overflow="fold") for line in view.unreachable.values()]
+    said = (*view.remarks, *view.unreachable.values())
+    notes = [Text(f"! {line}", "yellow", overflow="fold") for line in said]
     for failure in snapshot.failures:
         notes.append(Text(failure.heading, "bold red"))
         notes += [Text(line, "dim", overflow="ellipsis", no_wrap=True) for line in failure.text[1:]]
@@ -61,8 +72,11 @@ def live_view(snapshot: Snapshot, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return values as bars, the newest at the right end; each bar is the mean of its share."""
+def curve(values: Sequence[float], width: int) -> str:
+    """Return values as bars with their scale, the newest at the right end.
+
+    Each bar is the mean of its share of the values.
+    """
     if not values:
         return ""
     count = min(width, len(values))
@@ -73,7 +87,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
     means = [sum(cell) / len(cell) for cell in cells]
     low, high = min(means), max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+    bars = "".join(_BARS[round((mean - low) * scale)] for mean in means)
+    return (
+        f"{bars}  {_BARS[-1]} {high:.3g}  {_BARS[0]} {low:.3g}" if scale else f"{bars}  {low:.3g}"
+    )
 
 
 def _title(snapshot: Snapshot) -> Text:
@@ -100,10 +117,12 @@ def _progress(snapshot: Snapshot, width: int) -> list[RenderableType]:
         f"step {step}/{total}",
         ProgressBar(total=total, completed=step, width=min(40, max(10, width - 60))),
         f"{100 * step // total} %",
-        Text(sparkline(snapshot.losses, 24), "cyan"),
+        _figure("epoch", _next(training.get("epoch")), "d"),
+        "" if snapshot.left is None else f"{_duration(snapshot.left)} left",
     )
     figures = [
         _figure("loss", training.get("loss"), ".4f"),
+        _figure("lr", training.get("learning_rate"), ".2e"),
         _figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
         _figure("exchange", training.get("exchange_ms"), ".0f", " ms"),
     ]
@@ -112,43 +131,42 @@ def _progress(snapshot: Snapshot, width: int) -> list[RenderableType]:
         tree: dict[str, Any] = validation  # pyright: ignore[reportUnknownVariableType]
         figures.append(_figure("validation", tree.get("loss"), ".4f"))
         figures.append(_figure("accuracy", tree.get("accuracy"), ".3f"))
-    return [line, Text("  ".join(figure for figure in figures if figure))]
+    parts: list[RenderableType] = [line, Text("  ".join(figure for figure in figures if figure))]
+    if len(snapshot.losses) > 1:
+        bars = curve(snapshot.losses, min(60, max(10, width - 30)))
+        parts.append(Text.assemble("loss ", (bars, "cyan"), overflow="ellipsis", no_wrap=True))
+    return parts
 
 
 def _workers(snapshot: Snapshot, width: int) -> Table:
     view, wide = snapshot.view, width >= _WIDE
     samples = sum(_int(member.get("samples")) for member in view.members)
     ranked = bool(view.run.plan.workers)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("RANK" if ranked else "NAME", justify="right", no_wrap=True)
-    table.add_column("HOST", no_wrap=True, max_width=24 if wide else 10, overflow="ellipsis")
-    table.add_column("DEVICE", no_wrap=True, max_width=32 if wide else 13, overflow="ellipsis")
-    table.add_column("STATE", no_wrap=True)
-    for name in ("SHARE", "TOKENS/S", "MEMORY", "TEMP"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if wide:
-        table.add_column("LOAD", justify="right", no_wrap=True)
-        table.add_column("ATTEMPT", justify="right", no_wrap=True)
-        table.add_column("LAST EXIT", no_wrap=True, overflow="ellipsis")
+    rows: list[tuple[str | Text, ...]] = []
+    measured: set[tuple[str, str]] = set()
     for process in view.run.plan.processes:
         state = view.processes[process.name]
         member = view.member(process)
-        gauge = _gauge(snapshot, process)
-        cells: list[str | Text] = [
-            _who(process, ranked),
-            escape(process.host),
-            escape(_device(snapshot, process, wide)),
-            _state(state, member),
-            shards(member) or _share(member, samples),
-            _figure("", member.get("tokens_per_second"), ",.0f") or "-",
-            _memory(gauge),
-            _temperature(gauge),
-        ]
-        if wide:
-            load = "-" if gauge.load is None else f"{gauge.load} %"
-            cells += [load, str(state.attempt), state.ending or "-"]
-        table.add_row(*cells)
-    return table
+        device = (process.host, process.device.lower() or "cpu")
+        gauge = Gauge() if device in measured else _gauge(snapshot, process)
+        measured.add(device)
+        rows.append(
+            (
+                _who(process, ranked),
+                process.host,
+                _device(snapshot, process, wide),
+                _state(state, member),
+                shards(member) or _share(member, samples),
+                _figure("", member.get("tokens_per_second"), ",.0f") or "-",
+                _memory(gauge),
+                _temperature(gauge),
+                "" if gauge.load is None else f"{gauge.load} %",
+                str(state.attempt),
+                state.ending or "-",
+            )
+        )
+    who = Column("RANK" if ranked else "NAME", right=ranked)
+    return table((who, *_COLUMNS), rows, width)
 
 
 def _who(process: ProcessPlan, ranked: bool) -> str:
@@ -198,7 +216,7 @@ def _share(member: Mapping[str, Any], samples: int) -> str:
 
 def _memory(gauge: Gauge) -> Text:
     if gauge.memory_used is None:
-        return Text("-")
+        return Text("")
     used = gauge.memory_used / 2**30
     if gauge.memory_total is None:
         return Text(f"{used:.1f} GiB")
@@ -209,7 +227,7 @@ def _memory(gauge: Gauge) -> Text:
 
 def _temperature(gauge: Gauge) -> Text:
     if gauge.temperature is None:
-        return Text("-")
+        return Text("")
     return Text(f"{gauge.temperature:.0f} °C", "red" if gauge.temperature >= _HOT else "")
 
 
@@ -217,6 +235,10 @@ def _figure(name: str, value: object, style: str, unit: str = "") -> str:
     if not isinstance(value, int | float):
         return ""
     return f"{name} {value:{style}}{unit}".strip()
+
+
+def _next(value: object) -> object:
+    return value + 1 if isinstance(value, int) else None
 
 
 def _int(value: object) -> int:

@@ -25,7 +25,7 @@ from launcher.self_reports import read_report, read_training
 from launcher.supervisor import ProcessState, Supervisor
 from launcher.units import supervise
 
-JOINED = frozenset({"active", "benched"})
+JOINED = frozenset({"active", "idle"})
 """States in `status.json` of a worker that takes part."""
 OVER = ("completed", "failed", "stopped")
 """States of a run in which nothing goes on any more."""
@@ -89,6 +89,15 @@ class RunView:
                 return self.training or {}
             case _:
                 return self.beats.get(process.name, {})
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is said of workers that have no share: a line for each."""
+        if not self.is_live:
+            return []
+        why = {"idle": "idle: would slow the step", "lost": "lost, its share moved to the others"}
+        said = ((w.get("rank"), why.get(str(w.get("state")))) for w in self.members)
+        return [f"worker {rank} {words}" for rank, words in said if words]
 
     def takes_part(self, process: ProcessPlan) -> bool:
         """Whether a process has found its place in the run."""

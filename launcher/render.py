@@ -6,18 +6,21 @@ import contextlib
 import json
 import shlex
 import sys
+import textwrap
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from launcher.observation import RunView, shards
 from launcher.plan import LaunchPlan
 from launcher.preflight import Check
 from launcher.supervisor import ProcessState
+from launcher.tables import Column, table
 from launcher.terminal import visible
 
 _COLOURS = {
@@ -31,8 +34,37 @@ _COLOURS = {
     "lost": "red",
     "backoff": "yellow",
     "recovering": "yellow",
-    "benched": "yellow",
+    "idle": "yellow",
 }
+
+
+_CHECKS = (
+    Column(""),
+    Column("HOST", least=10),
+    Column("CHECK"),
+    Column("FOUND", words=True, least=16),
+    Column("REMEDY", words=True, least=16),
+)
+_RUNS = (
+    Column("RUN"),
+    Column("STATE", words=True),
+    Column("STARTED", spare=1),
+    Column("WORKERS", spare=2),
+    Column("PROGRESS", words=True, least=16),
+    Column("OUTPUT", spare=3),
+)
+_STATUS = (
+    Column("NAME"),
+    Column("HOST", least=9),
+    Column("DEVICE", spare=2, least=9),
+    Column("PROCESS"),
+    Column("MEMBER"),
+    Column("ATTEMPT", spare=4),
+    Column("PID", spare=5),
+    Column("LAST EXIT", spare=1, words=True, least=11),
+    Column("SHARE"),
+    Column("TOKENS/S", spare=3),
+)
 
 
 class _Terminal(Console):
@@ -51,10 +83,10 @@ class _Terminal(Console):
 
 
 def console() -> Console:
-    """Return stdout as rich draws on it; piped output is neither coloured nor cut."""
+    """Return stdout as rich draws on it; piped output is neither coloured nor cut nor broken."""
     return _Terminal(
         file=sys.stdout,
-        width=None if sys.stdout.isatty() else 240,
+        width=None if sys.stdout.isatty() else 10_000,
         highlight=False,
         soft_wrap=not sys.stdout.isatty(),
     )
@@ -85,24 +117,49 @@ def detaching(again: str, run_id: str) -> Generator[None]:
         yield
     except KeyboardInterrupt:
         note("")  # behind the ^C
-        note(f"detached; run {run_id} goes on. Back: {again}; end it: launch cluster down")
+        say_detached(again, run_id)
         raise
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a plain table; known states are coloured where colours are wanted."""
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        result.add_column(column, overflow="fold")
-    for row in rows:
-        result.add_row(*(_styled(cell) for cell in row))
-    return result
+def say_detached(again: str, run_id: str) -> None:
+    """Say how to come back to a run, and how to end it."""
+    note(f"detached; run {run_id} goes on. Back: {again}; end it: launch cluster down")
 
 
-def checks_table(checks: Iterable[Check]) -> Table:
+def width() -> int | None:
+    """Return the columns of the terminal on stdout; None for a file or pipe: nothing is cut."""
+    return console().width if sys.stdout.isatty() else None
+
+
+def tell(line: str) -> None:
+    """Print a sentence on stdout; on a terminal it is broken between words."""
+    shown, columns = visible(line), width()
+    if columns is not None:
+        shown = textwrap.fill(shown, columns, break_long_words=False, break_on_hyphens=False)
+    sys.stdout.write(f"{shown}\n")
+    sys.stdout.flush()
+
+
+def checks_table(checks: Iterable[Check], width: int | None) -> Table:
     """Return the table of `launch doctor`."""
-    rows = [(c.status, c.host, c.name, c.detail, c.remedy) for c in checks]
-    return table(("", "HOST", "CHECK", "FOUND", "REMEDY"), rows)
+    rows = [(_styled(c.status), c.host, c.name, c.detail, c.remedy) for c in checks]
+    return table(_CHECKS, rows, width)
+
+
+def runs_table(views: Iterable[RunView], width: int | None) -> Table:
+    """Return the table of `launch runs`."""
+    rows = [
+        (
+            view.run.run_id,
+            _styled(view.outcome),
+            moment(view.run.started),
+            str(len(view.run.plan.followers)),
+            progress(view.training or {}, steps=view.state != "stopped"),
+            view.run.plan.output,
+        )
+        for view in views
+    ]
+    return table(_RUNS, rows, width)
 
 
 def check_tree(check: Check) -> dict[str, str]:
@@ -173,9 +230,9 @@ def status_tree(view: RunView) -> dict[str, Any]:
     }
 
 
-def status_table(view: RunView) -> Table:
+def status_table(view: RunView, width: int | None) -> Table:
     """Return the processes of a run as a table, with what is said of each besides."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str | Text, ...]] = []
     for process in view.run.plan.processes:
         state: ProcessState = view.processes[process.name]
         member = view.member(process)
@@ -184,8 +241,8 @@ def status_table(view: RunView) -> Table:
                 process.name,
                 process.host,
                 process.device or "-",
-                state.state,
-                str(member.get("state", "-")) if not state.is_over else "-",
+                _styled(state.state),
+                _styled(str(member.get("state", "-")) if not state.is_over else "-"),
                 str(state.attempt),
                 str(state.child.pid) if state.child and not state.is_over else "-",
                 state.ending or "-",
@@ -193,8 +250,7 @@ def status_table(view: RunView) -> Table:
                 _number(member.get("tokens_per_second"), ".0f"),
             )
         )
-    columns = ("NAME", "HOST", "DEVICE", "PROCESS", "MEMBER", "ATTEMPT", "PID", "LAST EXIT")
-    return table((*columns, "SHARE", "TOKENS/S"), rows)
+    return table(_STATUS, rows, width)
 
 
 def headline(view: RunView) -> str:
@@ -233,8 +289,5 @@ def _number(value: object, style: str) -> str:
     return format(value, style) if isinstance(value, int | float) else "-"
 
 
-def _styled(cell: str) -> str:
-    from rich.markup import escape
-
-    colour = _COLOURS.get(cell.partition(": ")[0])
-    return f"[{colour}]{cell}[/]" if colour else escape(cell)
+def _styled(state: str) -> Text:
+    return Text(visible(state), _COLOURS.get(state.partition(": ")[0], ""))

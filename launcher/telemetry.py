@@ -24,6 +24,7 @@ STALE = 10.0
 """Seconds after which what a device said counts no more."""
 _SILENT_PAUSE = 10.0
 _KEPT_LOSSES = 600
+_PACE_LOOKS = 60
 _KEPT_FAILURES = 3
 
 Gauges = Mapping[str, Mapping[str, Gauge]]
@@ -39,7 +40,35 @@ class Snapshot:
     gauges: Gauges = field(default_factory=dict[str, Mapping[str, Gauge]])
     """By host, then by device; only what is fresh."""
     losses: tuple[float, ...] = ()
+    left: float | None = None
+    """Seconds to the last step, at the pace of late; None while unknown."""
     failures: tuple[Failure, ...] = ()
+
+
+class Pace:
+    """How fast steps have come of late."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_PACE_LOOKS)
+
+    def seen(self, view: RunView, now: float) -> None:
+        """Take a look into account; what is not training says nothing about the pace."""
+        step = (view.training or {}).get("step")
+        if view.state != "running" or not isinstance(step, int):
+            self._seen.clear()
+        elif not self._seen or step > self._seen[-1][1]:
+            self._seen.append((now, step))
+        elif step < self._seen[-1][1]:  # it went on from a checkpoint
+            self._seen.clear()
+
+    def left(self, view: RunView) -> float | None:
+        """Return the seconds to the last step; None while unknown."""
+        total = (view.training or {}).get("total_steps")
+        looks = tuple(self._seen)
+        if len(looks) < 2 or not isinstance(total, int):
+            return None
+        (begin, first), (end, last) = looks[0], looks[-1]
+        return max(0.0, (total - last) * (end - begin) / (last - first))
 
 
 class Telemetry:
@@ -54,6 +83,7 @@ class Telemetry:
         self._gauges: dict[str, tuple[float, dict[str, Gauge]]] = {}
         self._losses: deque[float] = deque(maxlen=_KEPT_LOSSES)
         self._step: object = None
+        self._pace = Pace()
         self._failures: deque[Failure] = deque(maxlen=_KEPT_FAILURES)
         self._first = threading.Event()
         self._closed = threading.Event()
@@ -88,7 +118,12 @@ class Telemetry:
             host: gauges for host, (at, gauges) in dict(self._gauges).items() if now - at < STALE
         }
         return Snapshot(
-            self._view, now - self._seen, fresh, tuple(self._losses), tuple(self._failures)
+            self._view,
+            now - self._seen,
+            fresh,
+            tuple(self._losses),
+            self._pace.left(self._view),
+            tuple(self._failures),
         )
 
     def _observe(self) -> None:
@@ -96,6 +131,7 @@ class Telemetry:
             while not self._closed.is_set():
                 view = self._cockpit.observe()
                 self._note(view)
+                self._pace.seen(view, time.monotonic())
                 self._failures.extend(self._watch.news(view))
                 self._view, self._seen = view, time.monotonic()
                 self._first.set()

@@ -12,6 +12,7 @@ from trainer.errors import TrainerError
 
 COMMANDS = {
     "autotune": "Find a GPU's fastest kernels, once a card and driver.",
+    "completion": "Print shell completion.",
     "distill": "Train a small model on a big one's logits.",
     "evaluate": "Score a model, checkpoint or adapter on a JSON Lines file.",
     "finetune": "Fine-tune a model: alone, as coordinator, or as worker.",
@@ -40,8 +41,13 @@ def main() -> None:
     """Run the program; errors for people are one line and an exit code (see errors.py)."""
     try:
         # Not standalone, click returns what a command gave to `Context.exit`; it raises nothing.
-        code = trainer(standalone_mode=False)
+        code = trainer.main(prog_name="trainer", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
+    except click.NoSuchOption as error:
+        path = error.ctx.command_path if error.ctx else "trainer"
+        message = f"trainer: {_unknown_option(error)} (see: {path} --help)"
+        print(message, file=sys.stderr)  # noqa: T201 - the one error boundary
+        sys.exit(2)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "trainer"
@@ -53,6 +59,18 @@ def main() -> None:
     except TrainerError as error:
         print(f"trainer: {error}", file=sys.stderr)  # noqa: T201 - the one error boundary
         sys.exit(error.exit_code)
+
+
+def _unknown_option(error: click.NoSuchOption) -> str:
+    from trainer.config import setting_keys
+    from trainer.spelling import hint, nearest_option
+
+    parameters = error.ctx.command.params if error.ctx else []
+    options = [name for parameter in parameters for name in parameter.opts]
+    nearest = nearest_option(
+        error.option_name, options, setting_keys() if "--set" in options else []
+    )
+    return f"no option {error.option_name}{hint(nearest)}"
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from trainer import settings, spelling
 from trainer.settings import Section, load_settings
 
 Task = Literal["classify", "causal-lm"]
@@ -44,6 +46,16 @@ class LoraSettings(Section):
     lora_rank: Positive = 16
     lora_alpha: Positive = 32
     target_modules: tuple[Linear, ...] = Field(default=LINEARS, min_length=1)
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _is_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            every = "all seven are the default: leave the setting out"
+            close = get_close_matches(value, LINEARS, n=1)
+            some = f"a list is needed, such as [{close[0] if close else 'q_proj, v_proj'}]"
+            raise ValueError(every if value.startswith("all") else some)
+        return value
 
 
 class DataConfig(Section):
@@ -209,6 +221,16 @@ def presets() -> dict[str, Path]:
     """Return the shipped presets by name."""
     folder = Path(str(resources.files("trainer.presets")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def setting_keys() -> list[str]:
+    """Return the dotted paths of every setting."""
+    return settings.setting_keys(RunConfig)
+
+
+def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> str | None:
+    """Return what an unknown option of a command that takes these settings may have meant."""
+    return spelling.nearest_option(name, options, keys)
 
 
 def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, model_validator
 
+from trainer import settings
 from trainer.config import (
     CheckpointConfig,
     DistillationConfig,
@@ -146,6 +147,11 @@ def presets() -> dict[str, Path]:
     """Return the shipped jobs by name."""
     folder = Path(str(resources.files("trainer.presets"))) / "distill"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def setting_keys() -> list[str]:
+    """Return the dotted paths of every setting."""
+    return settings.setting_keys(DistillJob)
 
 
 def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> DistillJob:

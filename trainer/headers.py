@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,14 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _MAX_HEADER = 100 * 1024 * 1024  # the format's own limit
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_ctx",
+)
+"""What families call the tokens that a model can read at once: most, GPT-2, MPT, ..."""
 _ELEMENT_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -123,6 +132,16 @@ def _tensor(path: Path, name: str, entry: Any, origin: int, file_size: int) -> T
     if origin + end > file_size:
         raise InputError(f"{path}: truncated inside {name}, download or copy it again")
     return TensorHeader(dtype, tuple(shape), path, origin + begin, origin + end)
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a model of this config.json reads at once; None: it does not say."""
+    trees: list[Any] = [config, config.get("text_config")]
+    for tree in trees:
+        for name in _POSITIONS:
+            if isinstance(tree, dict) and type(tree.get(name)) is int and tree[name] > 0:  # pyright: ignore
+                return tree[name]  # pyright: ignore[reportUnknownVariableType]
+    return None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -184,8 +184,6 @@ class Journal:
             worker["samples"] = shares.get(rank, 0)
             worker["tokens_per_second"] = speeds.get(rank)
             worker["step_seconds"] = details["seconds"]
-            if worker["state"] == "benched" and shares.get(rank, 0) > 1:
-                worker["state"] = "active"
 
     def _validation(self, details: dict[str, Any]) -> None:
         step = details.pop("at")
@@ -214,7 +212,7 @@ class Journal:
             self._status["workers"] = [self._workers[rank] for rank in sorted(self._workers)]
             if len(self._workers) >= self._status["expect_workers"]:
                 self._begin_running()
-        elif kind in ("lost", "benched") and rank in self._workers:
+        elif kind in ("lost", "idle", "active") and rank in self._workers:
             self._workers[rank]["state"] = kind
         elif kind == "resumed":
             self._status["step"] = details["step"]

@@ -24,7 +24,7 @@ from rich.text import Text
 logger = logging.getLogger(__name__)
 
 Status = Mapping[str, Any]
-_STATE_STYLE = {"active": "green", "joining": "cyan", "benched": "yellow", "lost": "red"}
+_STATE_STYLE = {"active": "green", "joining": "cyan", "idle": "yellow", "lost": "red"}
 
 
 class ProgressView(Protocol):

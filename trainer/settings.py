@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainer.errors import InputError
+from trainer.spelling import hint, nearest_key
 
 
 class Section(BaseModel):
@@ -60,12 +62,25 @@ class _UniqueLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def setting_keys(kind: type[Section]) -> list[str]:
+    """Return the dotted paths of every setting of a kind."""
+    keys: list[str] = []
+    for name in kind.model_fields:
+        inner = _inner(kind, name)
+        if inner is not None and issubclass(inner, Section):
+            keys += [f"{name}.{key}" for key in setting_keys(inner)]
+        else:
+            keys.append(name)
+    return keys
+
+
 def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
     path = Path(source)
     if not path.exists():
         if str(source) not in presets:
             names = ", ".join(presets) or "none"
-            raise InputError(f"no config file and no preset '{source}' (presets: {names})")
+            nearest = hint(next(iter(get_close_matches(str(source), presets, n=1)), None))
+            raise InputError(f"no config file and no preset '{source}' (presets: {names}){nearest}")
         path = presets[str(source)]
     try:
         tree: Any = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)  # noqa: S506 - safe
@@ -99,7 +114,11 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
     (path, details), *rest = by_path.items()
     first = details[0]
     if first["type"] == "extra_forbidden":
-        message = f"unknown key (allowed: {', '.join(_siblings(first['loc'], kind))})"
+        keys = setting_keys(kind)
+        sections = {key[:end] for key in keys for end, sign in enumerate(key) if sign == "."}
+        nearest = nearest_key(path, [*keys, *sorted(sections)])
+        allowed = ", ".join(_siblings(first["loc"], kind))
+        message = f"unknown key (allowed: {allowed}){hint(nearest)}"
     else:
         # A value of several allowed kinds has one message for each of them.
         messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details)

@@ -25,7 +25,7 @@ SCHEMA = "motley.status/1"
 RunState = Literal["waiting", "running", "stopping", "completed", "stopped", "failed"]
 """The last three are ends: all steps are done, the run was asked to stop before, or it could not go
 on (`reason` and `exit_code` tell why)."""
-WorkerState = Literal["joining", "active", "benched", "lost"]
+WorkerState = Literal["joining", "active", "idle", "lost"]
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from launcher.commands import complete
 from launcher.commands.options import (
     config_of_run,
     config_options,
@@ -24,7 +25,12 @@ from launcher.commands.options import (
 @click.command()
 @inventory_options
 @config_options
-@click.option("--resume", metavar="ID", help="Go on with a run, by its config and checkpoints.")
+@click.option(
+    "--resume",
+    metavar="ID",
+    shell_complete=complete.run_ids,
+    help="Go on with a run, by its config and checkpoints.",
+)
 @click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result.")
 @click.option(
     "--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="How long joining may take."
@@ -87,7 +93,7 @@ def up(
 @click.command()
 @inventory_option
 @run_option
-@click.option("--watch", "-w", is_flag=True, help="Look again every second until Ctrl-C.")
+@click.option("--watch", "-w", is_flag=True, help="Look again every second, until q.")
 @json_option
 def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the run that is up, or the latest one."""
@@ -111,10 +117,10 @@ def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: boo
     if as_json:
         render.print_json(render.status_tree(view))
         return
-    render.say(render.headline(view))
-    render.console().print(render.status_table(view))
-    for reason in view.unreachable.values():
-        render.say(reason)
+    render.tell(render.headline(view))
+    render.console().print(render.status_table(view, render.width()))
+    for remark in (*view.remarks, *view.unreachable.values()):
+        render.tell(remark)
     render.say(f"output: {run.plan.output}")
 
 

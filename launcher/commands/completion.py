@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-_WHERE = {
-    "bash": 'eval "$(launch completion bash)"   # in ~/.bashrc',
-    "zsh": 'eval "$(launch completion zsh)"    # in ~/.zshrc',
-    "fish": "launch completion fish | source    # in ~/.config/fish/config.fish",
-}
+_SHELLS = ("bash", "zsh", "fish")
+_END_OF_BASH = "    return 0\n"
+_NO_BLANK = """    [[ "${COMPREPLY-}" == *= ]] && compopt -o nospace
+"""
+"""Behind `training.epochs=` goes a value, and no blank; click's script has nothing for that."""
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(list(_WHERE)))
+@click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
@@ -29,4 +29,7 @@ def completion(context: click.Context, shell: str) -> None:
     if found is None:
         raise click.UsageError(f"no completion for {shell}")
     script = found(root, {}, "launch", "_LAUNCH_COMPLETE")
-    click.echo(script.source_template % script.source_vars())
+    text = script.source_template % script.source_vars()
+    if shell == "bash":
+        text = text.replace(_END_OF_BASH, _NO_BLANK + _END_OF_BASH)
+    click.echo(text)

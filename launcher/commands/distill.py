@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from launcher.commands import complete
 from launcher.commands.options import (
     cluster_options,
     config_of_run,
@@ -35,22 +36,50 @@ def job_options(command: Command) -> Command:
     """Add what says who learns what from whom."""
     for option in reversed(
         (
-            click.option("--config", "source", metavar="FILE|PRESET", help="The job (YAML)."),
+            click.option(
+                "--config",
+                "source",
+                metavar="FILE|PRESET",
+                shell_complete=complete.job_presets,
+                help="The job (YAML).",
+            ),
             click.option(
                 "--set",
                 "settings",
                 multiple=True,
                 metavar="KEY=VALUE",
+                shell_complete=complete.job_keys,
                 help="Override a setting, e.g. --set student.training.epochs=2.",
             ),
-            click.option("--teacher", metavar="DIR", help="The teacher's model folder."),
             click.option(
-                "--data", multiple=True, metavar="DIR|FILE", help="The corpus; may be given again."
+                "--teacher", type=click.Path(), metavar="DIR", help="The teacher's model folder."
             ),
-            click.option("--tokenizer", metavar="DIR", help="The student's, if trimmed."),
-            click.option("--student", metavar="DIR", help="A model folder to go on from."),
-            click.option("--logits", metavar="DIR", help="The folder between them, on the share."),
-            click.option("--output", "-o", metavar="DIR", help="The student's output folder."),
+            click.option(
+                "--data",
+                type=click.Path(),
+                multiple=True,
+                metavar="DIR|FILE",
+                help="The corpus; may be given again.",
+            ),
+            click.option(
+                "--tokenizer", type=click.Path(), metavar="DIR", help="The student's, if trimmed."
+            ),
+            click.option(
+                "--student", type=click.Path(), metavar="DIR", help="A model folder to go on from."
+            ),
+            click.option(
+                "--logits",
+                type=click.Path(),
+                metavar="DIR",
+                help="The folder between them, on the share.",
+            ),
+            click.option(
+                "--output",
+                "-o",
+                type=click.Path(),
+                metavar="DIR",
+                help="The student's output folder.",
+            ),
         )
     ):
         command = option(command)
@@ -60,7 +89,12 @@ def job_options(command: Command) -> Command:
 @click.command()
 @cluster_options
 @job_options
-@click.option("--resume", metavar="ID", help="Go on with a run, by its job and checkpoints.")
+@click.option(
+    "--resume",
+    metavar="ID",
+    shell_complete=complete.run_ids,
+    help="Go on with a run, by its job and checkpoints.",
+)
 @click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result.")
 @click.option(
     "--timeout",

@@ -58,7 +58,7 @@ def show_checks(checks: Sequence[Check], as_json: bool) -> None:
         tree = [render.check_tree(check) for check in checks]
         render.print_json({"schema": "motley.doctor/1", "checks": tree})
     else:
-        render.console().print(render.checks_table(checks))
+        render.console().print(render.checks_table(checks, render.width()))
     failed = sum(check.status == "fail" for check in checks)
     if failed:
         raise PreflightError(f"{failed} of {len(checks)} checks failed")

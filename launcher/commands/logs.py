@@ -6,23 +6,12 @@ from pathlib import Path
 
 import click
 
+from launcher.commands import complete
 from launcher.commands.options import inventory_option, json_option, open_registry, run_option
 
 
-def _complete_names(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
-    """Return the process names of the latest run; completion never fails."""
-    from launcher.errors import LauncherError
-
-    try:
-        runs = open_registry(context.params.get("inventory")).all()
-    except LauncherError:
-        return []
-    names = [process.name for process in runs[-1].plan.processes] if runs else []
-    return [name for name in names if name.startswith(prefix)]
-
-
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete.process_names)
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines, also of new attempts.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option(

@@ -10,11 +10,17 @@ from typing import Any, TypeVar
 
 import click
 
+from launcher.commands import complete
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 run_option = click.option(
-    "--run", "run_id", metavar="ID", help="Which run; the one that is up, else the latest."
+    "--run",
+    "run_id",
+    metavar="ID",
+    shell_complete=complete.run_ids,
+    help="Which run; the one that is up, else the latest.",
 )
 inventory_option = click.option(
     "--inventory",
@@ -42,6 +48,7 @@ def cluster_options(command: Command) -> Command:
                 "-l",
                 default="all",
                 metavar="PATTERN",
+                shell_complete=complete.host_names,
                 help="Only these hosts or groups.",
             ),
             click.option(
@@ -77,7 +84,12 @@ def config_options(command: Command) -> Command:
     """Add what says what is trained."""
     for option in reversed(
         (
-            click.option("--preset", metavar="NAME", help="A run config that Motley ships."),
+            click.option(
+                "--preset",
+                metavar="NAME",
+                shell_complete=complete.preset_names,
+                help="A run config that Motley ships.",
+            ),
             click.option(
                 "--config", type=click.Path(path_type=Path), help="A run config of your own (YAML)."
             ),
@@ -86,15 +98,24 @@ def config_options(command: Command) -> Command:
                 "settings",
                 multiple=True,
                 metavar="KEY=VALUE",
+                shell_complete=complete.setting_keys,
                 help="Override a setting, e.g. --set training.epochs=2.",
             ),
             click.option(
-                "--model", metavar="DIR|NAME", help="The base model: a folder or a hub name."
+                "--model",
+                type=click.Path(),
+                metavar="DIR|NAME",
+                help="The base model: a folder or a hub name.",
             ),
             click.option(
-                "--data", metavar="PATH", help="Training data: JSON Lines, or a folder of logits."
+                "--data",
+                type=click.Path(),
+                metavar="PATH",
+                help="Training data: JSON Lines, or a folder of logits.",
             ),
-            click.option("--output", "-o", metavar="DIR", help="The output folder."),
+            click.option(
+                "--output", "-o", type=click.Path(), metavar="DIR", help="The output folder."
+            ),
         )
     ):
         command = option(command)

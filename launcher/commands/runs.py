@@ -33,16 +33,4 @@ def runs(inventory: Path | None, as_json: bool) -> None:
         ]
         render.print_json({"schema": "motley.runs/1", "runs": tree})
         return
-    rows = [
-        (
-            view.run.run_id,
-            view.outcome,
-            render.moment(view.run.started),
-            str(len(view.run.plan.followers)),
-            render.progress(view.training or {}, steps=view.state != "stopped"),
-            view.run.plan.output,
-        )
-        for view in views
-    ]
-    columns = ("RUN", "STATE", "STARTED", "WORKERS", "PROGRESS", "OUTPUT")
-    render.console().print(render.table(columns, rows))
+    render.console().print(render.runs_table(views, render.width()))

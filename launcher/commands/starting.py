@@ -50,7 +50,7 @@ def start_run(
     if as_json:
         render.print_json({**render.status_tree(view), "timings": watch.tree()})
         return
-    render.say(render.headline(view))
+    render.tell(render.headline(view))
     if not wait:
-        render.console().print(render.status_table(view))
+        render.console().print(render.status_table(view, render.width()))
         render.note("it goes on without this terminal: launch cluster status | logs | down")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.commands import complete
 from launcher.commands.options import cluster_options, json_option, read_hosts
 
 if TYPE_CHECKING:
@@ -36,7 +37,13 @@ def inputs(
 
 @click.command()
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--from", "origin", metavar="HOST", help="Fetch them from this host first.")
+@click.option(
+    "--from",
+    "origin",
+    metavar="HOST",
+    shell_complete=complete.host_names,
+    help="Fetch them from this host first.",
+)
 @cluster_options
 @json_option
 def logits(
@@ -75,7 +82,13 @@ def logits(
     help="Where they go; ./checkpoints.",
 )  # fmt: skip
 @click.option("--name", default="", metavar="NAME", help="Only this folder of the share.")
-@click.option("--from", "origin", metavar="HOST", help="This host; the coordinator's.")
+@click.option(
+    "--from",
+    "origin",
+    metavar="HOST",
+    shell_complete=complete.host_names,
+    help="This host; the coordinator's.",
+)
 @cluster_options
 @json_option
 def checkpoints(

@@ -29,6 +29,7 @@ def write_status(output: Path, arguments: argparse.Namespace, state: str, step: 
         "pid": os.getpid(),
         "step": step,
         "total_steps": 10,
+        "epoch": 0,
         "loss": 1.0,
         "tokens_per_second": 10.0,
         "workers": [{"rank": rank, "state": "active", "samples": 4} for rank in joined],

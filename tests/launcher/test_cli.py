@@ -69,17 +69,42 @@ def test_every_listed_command_exists_and_its_help_line_is_its_own(
                 count += visit(command, [*path, name])
             else:
                 assert run([*path, name, "--help"]) == 0
-                assert "Usage: launch" in capsys.readouterr().out
+                long = capsys.readouterr().out
+                assert "Usage: launch" in long
+                assert "-h, --help" in long
+                assert run([*path, name, "-h"]) == 0
+                assert capsys.readouterr().out == long
                 count += 1
         return count
 
     assert visit(cli, []) == 16
 
 
+@pytest.mark.parametrize("path", [[], ["cluster"], ["distill"], ["sync"]])
+def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path: list[str]) -> None:
+    assert run(path) == 0
+    alone = capsys.readouterr()
+    assert alone.err == ""
+    for flag in ("-h", "--help"):
+        assert run([*path, flag]) == 0
+        assert capsys.readouterr() == alone
+    assert alone.out.startswith(f"Usage: {' '.join(['launch', *path])} ")
+    assert "Commands:" in alone.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nope"], 2, "No such command 'nope'"),
+        (["nope"], 2, "no command 'nope' (see: launch --help)"),
+        (["clustr", "up"], 2, "no command 'clustr'; did you mean: launch cluster"),
+        (["cluster", "stats"], 2, "no command 'stats'; did you mean: launch cluster status"),
+        (["up"], 2, "no command 'up'; did you mean: launch cluster up, launch distill up"),
+        (["sync", "chekpoints"], 2, "did you mean: launch sync checkpoints"),
+        (["cluster", "up", "--lr", "1"], 2, "did you mean: --set optimizer.learning_rate=VALUE"),
+        (["cluster", "up", "--workers", "3"], 2, "did you mean: --expect-workers"),
+        (["cluster", "up", "--preset", "quikstart"], 2, "did you mean: quickstart"),
+        (["distill", "up", "--batch", "1"], 2, "--set student.training.batch_size=VALUE"),
+        (["logs", "--lr", "1"], 2, "no option --lr (see: launch logs --help)"),
         (["cluster", "up", "--expect-workers", "0"], 2, "0 is not in the range"),
         (["cluster", "up", "--preset", "a", "--config", "b"], 2, "not both"),
         (["cluster", "up", "--config", "absent.yaml"], 2, "no config file and no preset"),

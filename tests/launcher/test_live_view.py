@@ -9,19 +9,19 @@ import pytest
 from keeping import python_process, wait_for
 from rich.console import Console
 
-from launcher import connection, telemetry
+from launcher import connection, render, telemetry
 from launcher.access import Connection, LocalConnection
 from launcher.devices import Device
 from launcher.errors import UnreachableError
 from launcher.failures import Failure
 from launcher.gauges import Gauge
 from launcher.inventory import Host
-from launcher.live_view import live_view, sparkline
+from launcher.live_view import curve, live_view
 from launcher.observation import Cockpit, RunView
 from launcher.plan import LaunchPlan
 from launcher.runs import Run
 from launcher.supervisor import ProcessState, SessionSupervisor
-from launcher.telemetry import Snapshot, Telemetry
+from launcher.telemetry import Pace, Snapshot, Telemetry
 
 GIB = 1 << 30
 UUID = "GPU-6f1e0b1c-0000-1111-2222-333344445555"
@@ -55,9 +55,11 @@ TRAINING: dict[str, Any] = {
     "loss": 1.23456,
     "tokens_per_second": 4200.0,
     "exchange_ms": 35.4,
+    "epoch": 1,
+    "learning_rate": 0.0001,
     "workers": [
         {"rank": 0, "state": "active", "samples": 3, "tokens_per_second": 1000.0},
-        {"rank": 1, "state": "benched", "samples": 9, "tokens_per_second": 3200.0},
+        {"rank": 1, "state": "idle", "samples": 9, "tokens_per_second": 3200.0},
     ],
 }
 
@@ -69,7 +71,7 @@ def snapshot(run: Run, **changes: Any) -> Snapshot:
         "intel": {"cpu": Gauge(3 * GIB, 8 * GIB, 51.0)},
         run.hosts[1].name: {UUID: Gauge(24 * GIB, 24 * GIB, 91.0, 98)},
     }
-    made = Snapshot(view, 0.2, gauges, (3.0, 2.0, 1.2))
+    made = Snapshot(view, 0.2, gauges, (3.0, 2.0, 1.2), left=185.0)
     return replace(made, **changes)
 
 
@@ -87,18 +89,22 @@ def test_eighty_columns_hold_it(run: Run) -> None:
     assert "demo-20261121-130000-7f3a  running" in lines[0]
     for words in ("step 120/480", "25 %", "loss 1.2346", "4,200 tokens/s", "exchange 35 ms"):
         assert words in text
+    for words in ("epoch 2", "0:03:05 left", "lr 1.00e-04", "loss █▄▁  █ 3  ▁ 1.2"):
+        assert words in text
     assert any(line.split()[:3] == ["-", "intel", "coordinator"] for line in lines)
     first, second = (next(line for line in lines if line.strip().startswith(r)) for r in "01")
-    assert " ".join(first.split()) == "0 intel cpu active 25 % 1,000 3.0/8 GiB 51 °C"
-    words = "benched 75 % 3,200 24.0/24 GiB 91 °C"
+    coordinator = next(line for line in lines if line.strip().startswith("-"))
+    assert " ".join(coordinator.split()) == "- intel coordinator running - - 3.0/8 GiB 51 °C"
+    assert " ".join(first.split()) == "0 intel cpu active 25 % 1,000", "memory once a host"
+    words = "idle 75 % 3,200 24.0/24 GiB 91 °C 98 %"
     assert second.split()[-len(words.split()) :] == words.split()
     assert "RTX 4090" in second
-    assert "lambda-wi…" in second
+    assert "lambda-w…" in second
 
 
 def test_wider_terminals_show_more(run: Run) -> None:
     text = "\n".join(drawn(snapshot(run), 140))
-    assert "lambda-with-a-very-long…" in text
+    assert run.hosts[1].name in text
     for words in ("LOAD", "98 %", "ATTEMPT", "LAST EXIT"):
         assert words in text
 
@@ -147,10 +153,28 @@ def test_the_last_words_of_a_failed_worker_are_shown(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("values", "bars"),
-    [((), ""), ((1.0,), "▁"), ((1.0, 1.0), "▁▁"), ((8.0, 1.0), "█▁"), (range(16), "▁▂▃▄▅▆▇█")],
+    [
+        ((), ""),
+        ((1.0,), "▁  1"),
+        ((1.0, 1.0), "▁▁  1"),
+        ((8.0, 1.0), "█▁  █ 8  ▁ 1"),
+        (range(16), "▁▂▃▄▅▆▇█  █ 14.5  ▁ 0.5"),
+    ],
 )
-def test_sparkline(values: Any, bars: str) -> None:
-    assert sparkline(list(values), 8) == bars
+def test_a_curve_has_a_scale(values: Any, bars: str) -> None:
+    assert curve(list(values), 8) == bars
+
+
+def test_the_time_that_is_left_goes_by_the_pace_of_late(run: Run) -> None:
+    view, pace = snapshot(run).view, Pace()
+    for now, step in ((0.0, 100), (1.0, 100), (10.0, 120)):
+        assert pace.left(view) is None
+        pace.seen(replace(view, training={**TRAINING, "step": step}), now)
+    assert pace.left(view) == pytest.approx(180.0)
+    pace.seen(replace(view, training={**TRAINING, "step": 90}), 11.0)
+    assert pace.left(view) is None, "it went on from a checkpoint"
+    pace.seen(replace(view, state="recovering"), 12.0)
+    assert pace.left(view) is None
 
 
 def test_a_dead_host_does_not_hold_up_the_picture(
@@ -196,3 +220,39 @@ def test_a_run_without_ranks_goes_by_names(run: Run) -> None:
     assert [line.split()[0] for line in table[1:3]] == ["student", "teacher-0"]
     assert "3/12" in table[2]
     assert "waiting" in table[2]
+
+
+LONG = "a-name-of-a-run-that-is-rather-long-20261121-130000-7f3a"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_status_and_runs_fit_the_terminal(run: Run, width: int) -> None:
+    ended = ProcessState(state="backoff", attempt=3, exit_code=5)
+    view = snapshot(run).view
+    view = replace(view, processes={**view.processes, "worker-1": ended})
+    long = replace(view, run=replace(run, plan=replace(run.plan, run_id=LONG, output="/" + LONG)))
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(render.status_table(view, width))
+    console.print(render.runs_table([view, view], width))
+    console.print(render.runs_table([long], width))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    whole = {"coordinator", "worker-1", "idle", "backoff", "active", "demo-20261121-130000-7f3a"}
+    assert whole <= set(text.split())
+    assert "exit code 5" in text
+    assert "step 120/480, loss" in text
+    assert ("PID" in text) == ("OUTPUT" in text) == (width == 200)
+    assert (LONG in text) == (width == 200)
+
+
+def test_who_has_no_share_is_said_with_the_reason(run: Run) -> None:
+    whole = snapshot(run)
+    assert whole.view.remarks == ["worker 1 idle: would slow the step"]
+    lost = {"rank": 1, "state": "lost", "samples": 0}
+    view = replace(whole.view, training={**TRAINING, "workers": [TRAINING["workers"][0], lost]})
+    words = "worker 1 lost, its share moved to the others"
+    assert view.remarks == [words]
+    assert any(words in line for line in drawn(replace(whole, view=view), 60))
+    over = {p.name: ProcessState(state="exited", exit_code=0) for p in run.plan.processes}
+    assert not replace(view, processes=over).remarks

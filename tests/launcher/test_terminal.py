@@ -157,10 +157,11 @@ def test_tables_and_pictures(
     monkeypatch.setattr("sys.stdout.isatty", lambda: tty)
     failure = Failure(f"worker-0 on {EVIL}", (EVIL,))
     console = render.console()
-    console.print(render.status_table(view))
-    console.print(render.checks_table([Check(EVIL, EVIL, "fail", EVIL, EVIL)]))
+    console.print(render.status_table(view, 150))
+    console.print(render.checks_table([Check(EVIL, EVIL, "fail", EVIL, EVIL)], 150))
     console.print(live_view(Snapshot(view, 0.0, failures=(failure,)), 150))
-    render.say(render.headline(view))
+    console.print(render.runs_table([view], 150))
+    render.tell(render.headline(view))
     render.note(f"{EVIL}: is away")
     for line in render.command_lines(view.run.plan):
         render.say(line)
@@ -206,6 +207,7 @@ DOORS = {
     "render.py": "say, note, JSON",
     "printer.py": "logs",
     "commands/completion.py": "a shell script of our own",
+    "commands/lazy.py": "help",
     "installation.py": "on a host, into a log",
     "rendering.py": "JSON to the launcher",
     "session.py": "on a host, into a log",

@@ -37,11 +37,33 @@ def test_every_command_can_be_asked_for_help(name: str):
     assert command.name == name
 
 
+@pytest.mark.parametrize("path", [[], ["distill"]])
+def test_a_group_alone_prints_its_help(path: list[str]):
+    alone, asked = run(*path), run(*path, "-h")
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert alone.stdout == asked.stdout
+    assert "Commands:" in alone.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bogus"], "trainer: No such command 'bogus'"),
-        (["finetune", "--bogus"], "No such option '--bogus'"),
+        (["bogus"], "trainer: no command 'bogus' (see: trainer --help)"),
+        (["finetun"], "trainer: no command 'finetun'; did you mean: trainer finetune"),
+        (["teacher"], "trainer: no command 'teacher'; did you mean: trainer distill teacher"),
+        (["distill", "studnet"], "did you mean: trainer distill student"),
+        (["finetune", "--bogus"], "no option --bogus (see: trainer finetune --help)"),
+        (["finetune", "--lr", "3"], "no option --lr; did you mean: --learning-rate"),
+        (["finetune", "--max-step", "3"], "no option --max-step; did you mean: --max-steps"),
+        (["finetune", "--seed", "3"], "did you mean: --set training.seed=VALUE"),
+        (
+            ["finetune", "--lora_r=3"],
+            "no option --lora_r; did you mean: --set lora.lora_rank=VALUE",
+        ),
+        (["finetune", "--preset", "quickstart"], "did you mean: --config"),
+        (["finetune", "--config", "quickstrt"], "did you mean: quickstart"),
+        (["generate", "--lr", "3"], "no option --lr (see"),
         (["finetune"], "trainer: give MODEL_DIR and --data FILE, or --config FILE|PRESET"),
         (["finetune", "--config", "nope"], "trainer: no config file and no preset 'nope'"),
         (["finetune", "--config", "quickstart", "--set", "x"], "--set x: give KEY=VALUE"),

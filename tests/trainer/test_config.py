@@ -40,6 +40,12 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"training.micro_batch_size": "all"}, "training.micro_batch_size: "),
         ({"training": 3}, "training: "),
         ({"name": "no spaces"}, "name: "),
+        ({"trainng.epochs": 8}, "trainng: unknown key (allowed: name, task, "),
+        ({"lora.target_modules": "all-linear"}, "lora.target_modules: all seven are the default"),
+        (
+            {"lora.target_modules": "q_prj"},
+            "lora.target_modules: a list is needed, such as [q_proj]; got 'q_prj'",
+        ),
         ({"distillation.beta": 1}, "distillation.beta: unknown key (allowed: alpha, alpha_final, "),
         ({"distillation.alpha": 2}, "distillation.alpha: input should be less than or equal to 1"),
         ({"exchange.lost_after": 0.6}, "exchange: lost_after must be more than twice heartbeat"),
@@ -61,6 +67,24 @@ def test_a_missing_setting_is_named():
         load(None, {"num_classes": 5})
     with pytest.raises(InputError, match="num_classes is required when task is classify"):
         load(None, {"model.path": "m", "data.train": "t"})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("training.epoch", "training.epochs"),
+        ("training.lr", "optimizer.learning_rate"),
+        ("learning_rate", "optimizer.learning_rate"),
+        ("lora.r", "lora.lora_rank"),
+        ("trainng.epochs", "training"),
+        ("training.num_train_epochs", "training.epochs"),
+        ("training.nonsense", None),
+    ],
+)
+def test_an_unknown_key_gets_the_nearest_real_one(key: str, meant: str | None) -> None:
+    with pytest.raises(InputError, match="unknown key") as caught:
+        load("quickstart", {key: 1})
+    assert str(caught.value).endswith(f"; did you mean: {meant}" if meant else ")")
 
 
 @pytest.mark.parametrize(

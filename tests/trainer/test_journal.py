@@ -215,6 +215,19 @@ def test_a_run_that_waits_says_so_until_it_goes_on(journal: Journal, tmp_path: P
     journal.close(0, "done")
 
 
+def test_an_idle_worker_is_active_again_when_it_has_a_share(
+    journal: Journal, tmp_path: Path
+) -> None:
+    who = {"host": "a", "device": "cpu", "backend": "cpu", "backend_reason": ""}
+    journal.emit({"event": "joined", "rank": 0, **who})
+    states = [read_status(tmp_path / "status.json")["workers"][0]["state"]]
+    for event in ({"event": "idle", "reason": "would slow the step"}, {"event": "active"}):
+        journal.emit({**event, "rank": 0})
+        states.append(read_status(tmp_path / "status.json")["workers"][0]["state"])
+    assert states == ["active", "idle", "active"]
+    journal.close(0, "done")
+
+
 def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: Path) -> None:
     """Another host sees the share, and not the output folder."""
     share: Any = store

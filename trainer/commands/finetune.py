@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainer import config as run_config
+from trainer.commands import complete
 from trainer.commands.overrides import setting
 from trainer.errors import InputError
 from trainer.parent import fork_workers
@@ -29,20 +30,44 @@ _OVERRIDES = {
 
 
 @click.command()
-@click.argument("model_dir", required=False)
-@click.option("--config", "source", metavar="FILE|PRESET", help="Run config or a preset's name.")
+@click.argument("model_dir", required=False, type=click.Path())
+@click.option(
+    "--config",
+    "source",
+    metavar="FILE|PRESET",
+    shell_complete=complete.presets,
+    help="Run config or a preset's name.",
+)
 @click.option("--task", type=click.Choice(["classify", "causal-lm"]))
 @click.option("--method", type=click.Choice(["lora", "full"]))
 @click.option("--num-classes", type=int, help="Classes of a classify task.")
-@click.option("--data", metavar="FILE|DIR", help="JSON Lines, or a folder of a teacher's logits.")
-@click.option("--validation", metavar="FILE", help="Held-out data, JSON Lines.")
+@click.option(
+    "--data",
+    type=click.Path(),
+    metavar="FILE|DIR",
+    help="JSON Lines, or a folder of a teacher's logits.",
+)
+@click.option("--validation", type=click.Path(), metavar="FILE", help="Held-out data, JSON Lines.")
 @click.option("--max-seq-len", type=int, help="Tokens; longer samples are cut.")
 @click.option("--epochs", type=int)
 @click.option("--max-steps", type=int, help="So many steps; wins over epochs.")
 @click.option("--batch-size", type=int, help="Samples a step, over all workers.")
 @click.option("--learning-rate", type=float)
-@click.option("-o", "--output", metavar="DIR", help="Checkpoints, metrics and status go here.")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other setting.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="DIR",
+    help="Checkpoints, metrics and status go here.",
+)
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    shell_complete=complete.settings,
+    help="Any other setting.",
+)
 @click.option("--run-id", help="Name of the run; a restart with the same one resumes it.")
 @click.option(
     "--role",
@@ -68,7 +93,11 @@ _OVERRIDES = {
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of one worker.")
 @click.option(
-    "--tls", "tls_dir", metavar="DIR", help="ca.pem, cert.pem and key.pem of this process."
+    "--tls",
+    "tls_dir",
+    type=click.Path(),
+    metavar="DIR",
+    help="ca.pem, cert.pem and key.pem of this process.",
 )
 def finetune(
     source: str | None, settings: tuple[str, ...], run_id: str | None, role: str, **flags: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from trainer.data.encoder import Encoder
 from trainer.distill.vocabulary import Vocabulary, tokenizer_size
 from trainer.distill.windows import Range, Windows
 from trainer.errors import InputError
-from trainer.headers import read_config
+from trainer.headers import positions_of, read_config
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.description import (
     CorpusInfo,
@@ -24,6 +25,10 @@ from trainer.logits.description import (
 from trainer.logits.scores import Scheme
 from trainer.model_files import model_digest, resolve_model
 
+log = logging.getLogger(__name__)
+
+WINDOW = 1024
+"""Tokens of a window where nobody asks for another length."""
 SHARD_BYTES = 1 << 19
 """Text of a shard: what a killed teacher loses. At 300 tokens a second it takes ten minutes."""
 
@@ -41,7 +46,8 @@ class Wish:
     """The student's; None: the teacher's own."""
     scheme: Scheme
     values: Values = "float16"
-    max_seq_len: int = 1024
+    max_seq_len: int | None = None
+    """Tokens of a window; None: 1,024, or as many as the teacher knows positions."""
     shard_bytes: int = SHARD_BYTES
     seed: int = 0
     dtype: str = "bfloat16"
@@ -68,10 +74,10 @@ def assign(wish: Wish) -> Assignment:
     """
     model_dir = resolve_model(wish.model)
     tokenizer_dir = wish.tokenizer or model_dir
-    _check_length(model_dir, wish.max_seq_len)
+    max_seq_len = _window_length(model_dir, wish.max_seq_len)
     vocabulary = Vocabulary.load(tokenizer_dir, model_dir)
     documents = Documents(wish.data)
-    windows = Windows(documents, Encoder(tokenizer_dir), wish.max_seq_len)
+    windows = Windows(documents, Encoder(tokenizer_dir), max_seq_len)
     folder = LogitsFolder(wish.output)
     is_local = Path(wish.model).expanduser().is_dir()
     teacher = TeacherInfo(
@@ -84,7 +90,7 @@ def assign(wish: Wish) -> Assignment:
     tokenizer = TokenizerInfo(digest=vocabulary.tokenizer, size=vocabulary.size)
     corpus = CorpusInfo(digest=documents.digest, documents=len(documents))
     ranges = windows.ranges(wish.shard_bytes)
-    known = _known_plan(folder, tokenizer, corpus, wish.max_seq_len, ranges)
+    known = _known_plan(folder, tokenizer, corpus, max_seq_len, ranges)
     folder.describe(
         Description(
             teacher=teacher,
@@ -92,7 +98,7 @@ def assign(wish: Wish) -> Assignment:
             corpus=corpus,
             scheme=wish.scheme,
             values=wish.values,
-            max_seq_len=wish.max_seq_len,
+            max_seq_len=max_seq_len,
             seed=wish.seed,
             shards=known or windows.plan(ranges),
         )
@@ -117,9 +123,14 @@ def _known_plan(
     return there.shards if same else None
 
 
-def _check_length(model_dir: Path, max_seq_len: int) -> None:
-    positions = read_config(model_dir).get("max_position_embeddings")
-    if isinstance(positions, int) and max_seq_len > positions:
+def _window_length(model_dir: Path, wanted: int | None) -> int:
+    """Return the tokens of a window: what was asked for, else what the teacher can read."""
+    positions = positions_of(read_config(model_dir))
+    if positions is None or (wanted or WINDOW) <= positions:
+        return wanted or WINDOW
+    if wanted is not None:
         raise InputError(
-            f"--max-seq-len {max_seq_len}: the teacher knows {positions} positions, take no more"
+            f"--max-seq-len {wanted}: the teacher knows {positions} positions, take no more"
         )
+    log.info("windows of %d tokens, not %d: the teacher knows no more positions", positions, WINDOW)
+    return positions

@@ -26,6 +26,7 @@ from trainer.errors import InputError
 from trainer.new_folder import check_new, write_new
 
 _AS_THEY_ARE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+_SIZE = 32768
 _BATCH = 4 << 20  # characters that are tokenised at once
 
 
@@ -44,8 +45,10 @@ class Trimmed:
     """Of the teacher's corpus tokens: those that are kept."""
 
 
-def trim(tokenizer_dir: Path, documents: Documents, size: int, output: Path) -> Trimmed:
+def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Path) -> Trimmed:
     """Write a tokenizer of `size` tokens into a new folder, which appears whole or not at all.
+
+    Without a size it is 32,768, or half of a vocabulary that has no more.
 
     Raises:
         InputError: the tokenizer is no byte-level BPE, or `size` is not between its fixed tokens
@@ -57,6 +60,8 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int, output: Path) -> 
     path = tokenizer_dir / "tokenizer.json"
     tree: Any = json.loads(path.read_bytes())
     bpe = Bpe(tree, str(path))
+    if size is None:
+        size = _SIZE if len(bpe.ids) > _SIZE else max(len(bpe.fixed), len(bpe.ids) // 2)
     if not len(bpe.fixed) <= size < len(bpe.ids):
         raise InputError(
             f"size must be from {len(bpe.fixed)} (all bytes and added tokens of {path}) to"

@@ -46,7 +46,7 @@ class Member:
     """Whether it also caught up with the run since, and may be dealt samples."""
     samples: int = 0
     """Its share of the current step."""
-    benched: bool = False
+    idle: bool = False
     """Whether it gets no samples because it would slow the step down."""
 
     def prove(self, digest: str) -> None:

@@ -19,7 +19,7 @@ AFTER_CHANGE = 0.75
 KEEP_WITHIN = 0.05
 """A split is kept while a new one would shorten the step by less than this share."""
 PROBE_EVERY = 20
-"""Steps after which a benched worker gets a single sample, to see whether it got faster."""
+"""Steps after which an idle worker gets a single sample, to see whether it got faster."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ class Balancer:
         self.policy = policy
         self.speeds: dict[int, Speed] = {}
         self._shares: dict[int, int] = {}
-        self._benched_for: dict[int, int] = {}
+        self._idle_for: dict[int, int] = {}
+        self.tried: set[int] = set()
+        """Ranks whose part of the last division is a single sample that shows their speed."""
 
     def observe(self, rank: int, samples: int, compute: float, elapsed: float) -> None:
         """Take a finished shard into account; seconds."""
@@ -102,6 +104,7 @@ class Balancer:
 
     def divide(self, samples: int, ranks: list[int]) -> dict[int, int]:
         """Return samples per rank for a step."""
+        self.tried.clear()
         if isinstance(self.policy, tuple):
             weights = {r: self.policy[r] if r < len(self.policy) else 1.0 for r in ranks}
             if sum(weights.values()) > 0:
@@ -142,9 +145,10 @@ class Balancer:
 
     def _probe(self, shares: dict[int, int]) -> dict[int, int]:
         for rank, count in list(shares.items()):
-            benched_for = self._benched_for.get(rank, 0) + 1 if count == 0 else 0
-            self._benched_for[rank] = benched_for % PROBE_EVERY
+            idle_for = self._idle_for.get(rank, 0) + 1 if count == 0 else 0
+            self._idle_for[rank] = idle_for % PROBE_EVERY
             donor = max(shares, key=lambda r: shares[r])
-            if benched_for == PROBE_EVERY and shares[donor] > 1:
+            if idle_for == PROBE_EVERY and shares[donor] > 1:
+                self.tried.add(rank)
                 shares[rank], shares[donor] = 1, shares[donor] - 1
         return shares

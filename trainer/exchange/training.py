@@ -259,10 +259,13 @@ class Training:
         for member in self._roster.ready():
             member.samples = shares[member.rank]
             idle = enough and member.samples == 0
-            if idle and not member.benched:
-                reason = "a share of its own would slow the step down"
-                self._outbox.emit("benched", rank=member.rank, reason=reason)
-            member.benched = idle
+            if member.rank in self.balancer.tried or idle == member.idle:
+                continue
+            member.idle = idle
+            if idle:
+                self._outbox.emit("idle", rank=member.rank, reason="would slow the step")
+            else:
+                self._outbox.emit("active", rank=member.rank)
 
     def _assign(self, round_: Round, shard: Shard, now: float) -> None:
         member = next(member for member in self._roster.ready() if member.rank == shard.rank)

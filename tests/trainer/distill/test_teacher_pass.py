@@ -196,6 +196,34 @@ def test_windows_beyond_what_the_teacher_knows_are_refused(
         assign(wish(*files, tmp_path / "out", max_seq_len=2049))
 
 
+@pytest.fixture(scope="module")
+def gpt2(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has 32 positions and calls them otherwise; no 33rd token gets through it."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("gpt2") / "model"
+    shape = {"n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 400}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(files[0] / name, folder)
+    return folder
+
+
+def test_windows_fit_a_teacher_with_few_positions(
+    gpt2: Path, files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InputError, match="--max-seq-len 33: the teacher knows 32 positions"):
+        assign(wish(gpt2, files[1], tmp_path / "out", max_seq_len=33))
+    assert not (tmp_path / "out").exists()
+    caplog.set_level("INFO")
+    teach(wish(gpt2, files[1], tmp_path / "out", max_seq_len=None))
+    assert "windows of 32 tokens, not 1024: the teacher knows no more positions" in caplog.text
+    assert LogitsFolder(tmp_path / "out").description.max_seq_len == 32
+    folder = LogitsFolder(tmp_path / "out")
+    windows = [window for plan in folder.description.shards for window in folder.read(plan.number)]
+    assert max(len(window.tokens) for window in windows) == 32
+
+
 def test_a_second_teacher_takes_the_plan_and_does_not_tokenise_the_corpus_again(
     files: tuple[Path, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,3 +293,5 @@ def test_the_command(tmp_path: Path) -> None:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     tokenizer = Encoder(tmp_path / "one").tokenizer
     assert tokenizer.token_to_id(END) is not None
+    half = CliRunner().invoke(trim_tokenizer, [*call[:-3], "-o", str(tmp_path / "half"), "--json"])
+    assert json.loads(half.stdout)["tokens"] == report["teacher_tokens"] // 2, half.output

@@ -66,7 +66,7 @@ def test_no_split_is_faster(samples: int, speeds: list[Speed]):
     assert slowest(shares, by_rank) == pytest.approx(best_by_trying(samples, by_rank))
 
 
-def test_a_worker_with_an_overhead_above_the_step_is_benched():
+def test_a_worker_with_an_overhead_above_the_step_is_idle():
     speeds = {0: Speed(0.0, 0.1), 1: Speed(1.0, 0.1)}
     assert split(8, speeds) == {0: 8, 1: 0}
     assert split(40, speeds)[1] > 0, "a larger batch is worth its overhead"

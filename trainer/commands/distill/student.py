@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainer import config as run_config
+from trainer.commands import complete
 from trainer.commands.overrides import setting
 from trainer.commands.place import place_options
 from trainer.errors import InputError
@@ -31,31 +32,57 @@ _OVERRIDES = {
 
 
 @click.command("student")
-@click.option("--teacher-logits", "logits", metavar="DIR", help="What a teacher writes, or wrote.")
-@click.option("--student", metavar="MODEL", help="A model folder to go on from.")
+@click.option(
+    "--teacher-logits",
+    "logits",
+    type=click.Path(),
+    metavar="DIR",
+    help="What a teacher writes, or wrote.",
+)
+@click.option("--student", type=click.Path(), metavar="MODEL", help="A model folder to go on from.")
 @click.option(
     "--student-config",
     "shape",
     metavar="FILE|NAME",
     help="A new model: a config.json, or albor-350m; it goes below the output.",
 )
-@click.option("--tokenizer", metavar="DIR", help="The tokenizer folder of a new model.")
 @click.option(
-    "--config", "source", metavar="FILE|PRESET", default=_PRESET, show_default=True,
+    "--tokenizer", type=click.Path(), metavar="DIR", help="The tokenizer folder of a new model."
+)
+@click.option(
+    "--config",
+    "source",
+    metavar="FILE|PRESET",
+    shell_complete=complete.presets,
+    default=_PRESET,
+    show_default=True,
     help="Run config or a preset's name.",
-)  # fmt: skip
+)
 @click.option("--method", type=click.Choice(["full", "lora"]))
 @click.option("--alpha", type=float, help="Share of the divergence; 0 is cross-entropy alone.")
 @click.option("--temperature", type=float, help="Of teacher and student in the divergence.")
 @click.option("--divergence", type=click.Choice(["forward", "reverse", "jsd"]))
-@click.option("--validation", metavar="FILE", help="Held-out texts, JSON Lines.")
+@click.option("--validation", type=click.Path(), metavar="FILE", help="Held-out texts, JSON Lines.")
 @click.option("--max-seq-len", type=int, help="Tokens; longer windows are cut.")
 @click.option("--epochs", type=int)
 @click.option("--max-steps", type=int, help="So many steps; wins over epochs.")
 @click.option("--batch-size", type=int, help="Windows a step.")
 @click.option("--learning-rate", type=float)
-@click.option("-o", "--output", metavar="DIR", help="Checkpoints, metrics and status go here.")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other setting.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="DIR",
+    help="Checkpoints, metrics and status go here.",
+)
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    shell_complete=complete.settings,
+    help="Any other setting.",
+)
 @click.option("--run-id", help="Name of the run; a restart with the same one resumes it.")
 @place_options("auto", "cuda", "cpu")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the layers by torch.compile.")

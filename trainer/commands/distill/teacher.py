@@ -101,9 +101,8 @@ class Share(click.ParamType):
 @click.option(
     "--max-seq-len",
     type=click.IntRange(min=2),
-    default=1024,
-    show_default=True,
-    help="Tokens of a window; longer documents become several.",
+    help="Tokens of a window; longer documents become several. Default: 1024, or what the teacher "
+    "knows.",
 )
 @click.option(
     "--batch-tokens",

@@ -19,7 +19,9 @@ import click
     required=True,
     help="A text file, JSON Lines or a folder of them; may be given again.",
 )
-@click.option("--size", type=int, default=32768, show_default=True, help="Tokens to keep.")
+@click.option(
+    "--size", type=int, help="Tokens to keep. Default: 32768, or half of a smaller vocabulary."
+)
 @click.option(
     "-o",
     "--output",
@@ -29,7 +31,7 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def trim_tokenizer(
-    tokenizer_dir: Path, paths: tuple[Path, ...], size: int, output: Path, as_json: bool
+    tokenizer_dir: Path, paths: tuple[Path, ...], size: int | None, output: Path, as_json: bool
 ) -> None:
     """Write a TOKENIZER of which every token is one of the old ones.
 

@@ -1,0 +1,101 @@
+"""What a shell is offered for values: runs, processes, hosts, presets and the keys of settings.
+
+Nothing here fails or prints: it runs while somebody types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+Offer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _quietly(names: Callable[[click.Context], list[str]]) -> Offer:
+    """Return a completion that offers those of the names that begin with what was typed."""
+
+    @functools.wraps(names)
+    def offer(context: click.Context, _: click.Parameter, text: str) -> list[CompletionItem]:
+        found: list[str] = []
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
+            found = names(context)
+        return [CompletionItem(name) for name in found if name.startswith(text)]
+
+    return offer
+
+
+def _or_files(offer: Offer) -> Offer:
+    def both(context: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
+        return [CompletionItem(text, type="file"), *offer(context, parameter, text)]
+
+    return both
+
+
+def _runs(context: click.Context) -> list[Any]:
+    from launcher.commands.options import open_registry
+
+    return open_registry(context.params.get("inventory")).all()
+
+
+@_quietly
+def run_ids(context: click.Context) -> list[str]:
+    """Offer the runs of the cluster, the latest first."""
+    return [run.run_id for run in reversed(_runs(context))]
+
+
+@_quietly
+def process_names(context: click.Context) -> list[str]:
+    """Offer the processes of the run that is named, else of the latest."""
+    runs = _runs(context)
+    named = [run for run in runs if run.run_id == context.params.get("run_id")]
+    return [process.name for process in (named or runs)[-1].plan.processes]
+
+
+@_quietly
+def host_names(context: click.Context) -> list[str]:
+    """Offer the hosts of the inventory."""
+    from launcher.recall import recall_hosts
+
+    source = context.params.get("inventory")
+    return [host.name for host in recall_hosts(source)] if source is not None else []
+
+
+@_quietly
+def preset_names(_: click.Context) -> list[str]:
+    """Offer the shipped run configs."""
+    from trainer import config
+
+    return list(config.presets())
+
+
+@_quietly
+def setting_keys(_: click.Context) -> list[str]:
+    """Offer the settings of a run config, for KEY=VALUE."""
+    from trainer import config
+
+    return [f"{key}=" for key in config.setting_keys()]
+
+
+@_quietly
+def _job_presets(_: click.Context) -> list[str]:
+    from trainer import distill_job
+
+    return list(distill_job.presets())
+
+
+job_presets = _or_files(_job_presets)
+"""Offers the shipped distillations, and files."""
+
+
+@_quietly
+def job_keys(_: click.Context) -> list[str]:
+    """Offer the settings of a distillation, for KEY=VALUE."""
+    from trainer import distill_job
+
+    return [f"{key}=" for key in distill_job.setting_keys()]

@@ -1,0 +1,85 @@
+"""The nearest real name of a setting or option: a slip, or the word another trainer has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+FAMILIAR = {
+    "alpha": "lora_alpha",
+    "base_model": "path",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "classes": "num_classes",
+    "cutoff_len": "max_seq_len",
+    "dataset": "train",
+    "device": "gpu_backend",
+    "eval_steps": "evaluate_every",
+    "grad_clip": "max_grad_norm",
+    "load_in_4bit": "quantization",
+    "lora_r": "lora_rank",
+    "lora_target_modules": "target_modules",
+    "lr": "learning_rate",
+    "max_iters": "max_steps",
+    "max_length": "max_seq_len",
+    "max_seq_length": "max_seq_len",
+    "model_name_or_path": "path",
+    "num_epochs": "epochs",
+    "num_labels": "num_classes",
+    "num_train_epochs": "epochs",
+    "out": "output",
+    "output_dir": "output",
+    "per_device_train_batch_size": "batch_size",
+    "preset": "config",
+    "r": "lora_rank",
+    "rank": "lora_rank",
+    "seq_len": "max_seq_len",
+    "steps": "max_steps",
+    "train_file": "train",
+    "val": "validation",
+    "validation_file": "validation",
+    "warmup": "warmup_ratio",
+    "workers": "expect_workers",
+}
+"""Names of other trainers (PEFT, Transformers, axolotl) and short ones, with ours."""
+_FLAGS = {"train": "data", "path": "model"}
+"""Settings whose option goes by another name."""
+
+
+def nearest_key(name: str, keys: Sequence[str]) -> str | None:
+    """Return the dotted key that somebody who wrote `name` may have meant."""
+    leaf = _plain(name.rpartition(".")[2])
+    leaf = FAMILIAR.get(leaf, leaf)
+    return _same_leaf(leaf, keys) or _close(leaf, {key.rpartition(".")[2]: key for key in keys})
+
+
+def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> str | None:
+    """Return the option that somebody who typed `name` may have meant.
+
+    `keys` are those that the command takes with `--set`; `--set KEY=VALUE` is an answer too.
+    """
+    by_name = {_plain(option): option for option in options if option.startswith("--")}
+    wanted = FAMILIAR.get(_plain(name), _plain(name))
+    for known in (wanted, _FLAGS.get(wanted, wanted)):
+        if known in by_name:
+            return by_name[known]
+    key = _same_leaf(wanted, keys)
+    return f"--set {key}=VALUE" if key else _close(wanted, by_name)
+
+
+def hint(found: str | None) -> str:
+    """Return the end of a message that names what was meant; empty for nothing."""
+    return f"; did you mean: {found}" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()
+
+
+def _same_leaf(leaf: str, keys: Sequence[str]) -> str | None:
+    return next((key for key in keys if key.rpartition(".")[2] == leaf), None)
+
+
+def _close(name: str, names: Mapping[str, str]) -> str | None:
+    found = get_close_matches(name, names, n=1, cutoff=0.7)
+    return names[found[0]] if found else None
