@@ -1,0 +1,178 @@
+"""The mistakes, as commands in a folder that has a small model and data."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.data.corpus import write_shell_safety
+from trainer.init_model import ModelSizes, init_model
+
+_LINES = 11
+"""Of a file with several bad lines the first ten are named, each on a line."""
+BIN = Path(sys.executable).parent
+SIZES = ModelSizes(
+    hidden_size=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    intermediate_size=64,
+    vocab_size=300,
+    max_position_embeddings=512,
+)
+TASK = " --task causal-lm --gpu-backend cpu --threads 1 -o out"
+TRAIN = "trainer finetune model --data {}" + TASK
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command line, and what its answer has to say."""
+
+    name: str
+    command: str
+    says: tuple[str, ...]
+    """Words that the message contains."""
+    code: int = 2
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a mistake."""
+
+    code: int
+    seconds: float
+    """Of the processor."""
+    message: str
+    """The line on stderr that begins with the program's name, else the last one."""
+    is_short: bool
+    """Neither a traceback nor more than a few lines."""
+
+
+MISTAKES = (
+    Mistake("no arguments to finetune", "trainer finetune", ("MODEL",)),
+    Mistake("a command mistyped", "trainer finetun model", ("finetune",)),
+    Mistake("a command of launch mistyped", "launch statsu", ("status",)),
+    Mistake("no such file", TRAIN.format("nothing.jsonl"), ("nothing.jsonl",)),
+    Mistake("a folder as data", TRAIN.format("folder"), ("folder",)),
+    Mistake("empty data", TRAIN.format("empty.jsonl"), ("empty.jsonl",)),
+    Mistake("CSV", TRAIN.format("data.csv"), ("data.csv", "CSV")),
+    Mistake("a JSON array", TRAIN.format("array.json"), ("array.json", "array")),
+    Mistake("gzip", TRAIN.format("data.jsonl.gz"), ("data.jsonl.gz", "gzip")),
+    Mistake("UTF-16", TRAIN.format("utf16.jsonl"), ("utf16.jsonl", "UTF-16")),
+    Mistake("a malformed line", TRAIN.format("torn.jsonl"), ("torn.jsonl:2:",)),
+    Mistake("a key twice in a line", TRAIN.format("twice.jsonl"), ("twice.jsonl:1", "twice")),
+    Mistake("a shape that nobody knows", TRAIN.format("odd.jsonl"), ("odd.jsonl:1", "text")),
+    Mistake("two shapes at once", TRAIN.format("both.jsonl"), ("both.jsonl:1",)),
+    Mistake(
+        "a label beyond the classes",
+        "trainer finetune model --data train.jsonl --task classify --num-classes 2 -o out",
+        ("label",),
+    ),
+    Mistake("no such model", "trainer finetune nowhere --data train.jsonl" + TASK, ("nowhere",)),
+    Mistake("a model of pickles", "trainer finetune bin --data text.jsonl" + TASK, ("bin",)),
+    Mistake("GGUF", "trainer finetune gguf --data text.jsonl" + TASK, ("GGUF",)),
+    Mistake(
+        "an adapter as model",
+        "trainer finetune adapter --data text.jsonl" + TASK,
+        ("adapter", "merge"),
+    ),
+    Mistake("no such GPU backend", TRAIN.format("text.jsonl") + " --gpu-backend rocm", ("cuda",)),
+    Mistake(
+        "CUDA where there is none",
+        TRAIN.format("text.jsonl").replace("cpu", "cuda"),
+        ("cuda", "cannot be had"),
+    ),
+    Mistake(
+        "another trainer's flag", TRAIN.format("text.jsonl") + " --lr 1e-4", ("--learning-rate",)
+    ),
+    Mistake(
+        "a setting mistyped",
+        TRAIN.format("text.jsonl") + " --set training.epoch=2",
+        ("training.epoch", "epochs"),
+    ),
+    Mistake(
+        "all-linear",
+        TRAIN.format("text.jsonl") + " --set lora.target_modules=all-linear",
+        ("target_modules",),
+    ),
+    Mistake(
+        "longer than the model knows",
+        TRAIN.format("text.jsonl") + " --max-seq-len 4096",
+        ("512",),
+    ),
+    Mistake("a preset mistyped", "trainer finetune --config quickstrat", ("quickstart",)),
+    Mistake("nothing runs", "launch logs worker-0", ("nothing",)),
+    Mistake("no such inventory", "launch status --inventory nowhere.yml", ("nowhere.yml",)),
+    Mistake("a generate without a model", "trainer generate nowhere --prompt x", ("nowhere",)),
+    Mistake("an evaluation of nothing", "trainer evaluate nowhere --data x.jsonl", ("nowhere",)),
+)
+
+
+def prepare(folder: Path) -> None:
+    """Write a model and data, right and wrong."""
+    write_shell_safety(folder, 40, 10, 0)
+    init_model(folder / "train.jsonl", folder / "model", SIZES, 0)
+    lines = (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.dumps({"text": json.loads(line)["input"]}) for line in lines]
+    files: dict[str, str | bytes] = {
+        "text.jsonl": "\n".join(texts),
+        "empty.jsonl": "",
+        "data.csv": "text,label\nls,0\nrm -rf $x,4\n",
+        "array.json": f"[{','.join(texts)}]",
+        "data.jsonl.gz": gzip.compress("\n".join(texts).encode()),
+        "utf16.jsonl": "\n".join(texts).encode("utf-16"),
+        "torn.jsonl": f"{texts[0]}\n{texts[1][:-3]}\n",
+        "twice.jsonl": '{"text": "a", "text": "b"}\n',
+        "odd.jsonl": '{"body": "ls"}\n',
+        "both.jsonl": '{"text": "ls", "prompt": "a", "completion": "b"}\n',
+        "bin/config.json": (folder / "model/config.json").read_text(encoding="utf-8"),
+        "bin/pytorch_model.bin": b"PK\x03\x04",
+        "gguf/model.gguf": b"GGUF\x03\x00\x00\x00",
+        "adapter/adapter_config.json": json.dumps({"base_model_name_or_path": "model", "r": 8}),
+        "adapter/adapter_model.safetensors": b"",
+    }
+    (folder / "folder").mkdir()
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def make(mistake: Mistake, folder: Path, environment: dict[str, Any]) -> Answer:
+    """Make a mistake and return what came of it."""
+    program, *words = mistake.command.split()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [BIN / program, *words],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    named = [line for line in said if line.startswith(f"{program}: ")]
+    is_short = len(said) <= _LINES and "Traceback" not in done.stderr
+    return Answer(done.returncode, seconds, [*named, *said[-1:], ""][0], is_short)
+
+
+def complaints(mistake: Mistake, answer: Answer) -> Iterator[str]:
+    """Yield what is wrong with an answer."""
+    if answer.code != mistake.code:
+        yield f"exit code {answer.code}, not {mistake.code}"
+    if not answer.is_short:
+        yield "more than a few lines"
+    for word in mistake.says:
+        if word.lower() not in answer.message.lower():
+            yield f"does not say {word!r}"

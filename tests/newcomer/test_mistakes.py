@@ -1,0 +1,27 @@
+"""Every mistake of a newcomer is answered in a line that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.newcomer.mistakes import MISTAKES, Mistake, complaints, make, prepare
+
+pytestmark = pytest.mark.cluster  # each is a process
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("newcomer")
+    prepare(folder)
+    return folder
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_it_is_answered(folder: Path, mistake: Mistake) -> None:
+    environment = {**os.environ, "MOTLEY_STATE_DIR": str(folder / "state"), "NO_COLOR": "1"}
+    answer = make(mistake, folder, environment)
+    assert list(complaints(mistake, answer)) == [], answer
+    assert not (folder / "out").exists(), "nothing is begun"
