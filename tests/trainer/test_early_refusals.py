@@ -34,7 +34,8 @@ def refused(home: Path, *words: object, role: str = "local") -> str:
     """Return the one line that `trainer finetune` ends with; nothing may be written."""
     before = sorted(home.rglob("*"))
     command = [sys.executable, "-P", "-c", RUN, "finetune", *map(str, words)]
-    command += ["--num-classes", "3", "--gpu-backend", "cpu", "-o", str(home / "out")]
+    classes = [] if "causal-lm" in words else ["--num-classes", "3"]
+    command += [*classes, "--gpu-backend", "cpu", "-o", str(home / "out")]
     command += ["--role", role, "--bind", "127.0.0.1:0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=home)
     assert done.returncode == 2, done.stderr
@@ -82,3 +83,18 @@ def test_model(home: Path, tmp_path: Path, files: list[str], problem: str) -> No
     if "config.json" in files:
         shutil.copy(home / "model" / "config.json", model)
     assert problem in refused(home, model, "--data", home / "good.jsonl")
+
+
+def test_a_conversation_that_the_chat_template_refuses(home: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(home / "model", model)
+    (model / "chat_template.jinja").write_text(
+        "{%- for m in messages %}{%- if m.role == 'tool' %}{{- raise_exception('No tools!') }}"
+        "{%- endif %}{{- m.role + ': ' + m.content + '\\n' }}{%- endfor %}"
+    )
+    good = [{"role": role, "content": "x"} for role in ("user", "assistant")]
+    bad = [{"role": "tool", "content": "x"}, *good]
+    data = tmp_path / "data"
+    data.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (good, bad)))
+    words = (model, "--data", data, "--task", "causal-lm")
+    assert refused(home, *words) == f"{data}:2: the chat template refuses it: No tools!"

@@ -81,14 +81,15 @@ def test_same_seed_same_bytes_in_another_process(model: Path, data: Path, tmp_pa
 
 def test_the_digest_sees_weights_config_and_tokenizer(data: Path, tmp_path: Path) -> None:
     folder = small.write_model(tmp_path / "model", data)
+    (folder / "chat_template.jinja").write_text("{{- messages }}")
     digests = {model_digest(folder)}
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"):
         path = folder / name
         content = bytearray(path.read_bytes())
         content[-3] ^= 1
         path.write_bytes(content)
         digests.add(model_digest(folder))
-    assert len(digests) == 4
+    assert len(digests) == 5
     (folder / "README.md").write_text("notes do not count")
     assert model_digest(folder) in digests
 
