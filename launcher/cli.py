@@ -61,6 +61,7 @@ cli = LazyGroup(
     commands_at={
         "cluster": ("launcher.cli:cluster", "Bring a run up, look at it, take it down."),
         "distill": ("launcher.cli:distill", "Train a small model on what a big one says."),
+        "init": ("launcher.commands.init:init", "Write a commented run config to edit."),
         "status": _STATUS,
         "logs": _LOGS,
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),

@@ -46,6 +46,17 @@ def test_a_group_alone_prints_its_help(path: list[str]):
     assert "Commands:" in alone.stdout
 
 
+def test_the_task_follows_from_the_data_and_is_said(tmp_path: Path):
+    (tmp_path / "labels.jsonl").write_text('{"input": "a", "label": 2}\n')
+    done = run("finetune", "nope", "--data", "labels.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    said, wrong = done.stderr.splitlines()
+    assert said == "by the data: classify with 3 classes; else give --task"
+    assert "nope" in wrong
+    asked = run("finetune", "nope", "--data", "labels.jsonl", "--task", "causal-lm", cwd=tmp_path)
+    assert "by the data" not in asked.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

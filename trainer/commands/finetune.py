@@ -10,6 +10,7 @@ import click
 from trainer import config as run_config
 from trainer.commands import complete
 from trainer.commands.overrides import setting
+from trainer.defaults import infer
 from trainer.errors import InputError
 from trainer.parent import fork_workers
 
@@ -113,6 +114,8 @@ def finetune(
         raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
     overrides = {path: flags[flag] for flag, path in _OVERRIDES.items()}
     overrides |= dict(setting(text) for text in settings)
+    if source is None:
+        _follow_data(overrides)
     config = run_config.load(source, overrides)
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
     if role != "coordinator" and len(gpus) > 1:
@@ -139,6 +142,17 @@ def finetune(
             raise InputError("--role worker needs --coordinator HOST:PORT")
         code = roles.run_worker(config, run_id, place, flags["coordinator"])
     click.get_current_context().exit(code)
+
+
+def _follow_data(settings: dict[str, Any]) -> None:
+    """Take the task from the data, and say so, where it was not given."""
+    if settings.get("task") is not None or settings.get("num_classes") is not None:
+        return
+    found = infer(str(settings["data.train"]))
+    settings |= found or {"task": "causal-lm"}
+    if found:
+        classes = f" with {found['num_classes']} classes" if "num_classes" in found else ""
+        click.echo(f"by the data: {found['task']}{classes}; else give --task", err=True)
 
 
 def _load_worker(backend: str) -> None:
