@@ -39,7 +39,9 @@ class Writer:
         config = f"{STATE}/outputs/one-writer.yaml"
         host.exec(["tee", config], user="motley", input=json.dumps(settings))
         words = ["finetune", "--config", config, "--run-id", "one", "--gpu-backend", "cpu"]
-        command = host.command([TRAINER, *words, "--threads", "1"], user="motley")
+        # Not by runuser, which stops itself when its child is stopped.
+        become = ["setpriv", "--reuid=motley", "--regid=motley", "--init-groups"]
+        command = host.command([*become, TRAINER, *words, "--threads", "1"])
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -48,7 +50,7 @@ class Writer:
     @property
     def pid(self) -> int:
         """Its pid as its host counts."""
-        shown = self.host.exec(["pgrep", "-u", "motley", "-n", "-f", "trainer.*one-writer"])
+        shown = self.host.exec(["pgrep", "-u", "motley", "-o", "-f", "bin/trainer.*one-writer"])
         return int(shown.stdout)
 
     def signal(self, name: str) -> None:
