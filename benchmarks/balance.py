@@ -97,7 +97,7 @@ def measure_hopeless(report: Report, batch: int, steps: int, alone: dict[int, fl
     """Report a mix in which one worker could only hold up the others."""
     run = train(HOPELESS, batch, WARM_UP + steps)
     together, fastest = throughput(run[WARM_UP - 1 :]), alone[min(HOPELESS)]
-    benched_after = next((i for i, step in enumerate(run, 1) if step.shares.get(2, 0) == 0), None)
+    idle_after = next((i for i, step in enumerate(run, 1) if step.shares.get(2, 0) == 0), None)
     report.add(
         Ratio(
             f"batch {batch}, costs {named(HOPELESS)}, samples a second together",
@@ -107,7 +107,7 @@ def measure_hopeless(report: Report, batch: int, steps: int, alone: dict[int, fl
             "higher",
         ),
         samples_per_second=round(together, 1),
-        first_step_without_the_slow_one=benched_after,
+        first_step_without_the_slow_one=idle_after,
     )
 
 

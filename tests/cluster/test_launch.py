@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -217,45 +212,6 @@ def test_ctrl_c_on_a_view_never_stops_the_run(
     status = cluster.status()
     assert status["state"] == "running"
     assert [process["attempt"] for process in status["processes"]] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("columns", [80, 60])
-def test_views_fit_a_terminal_and_q_leaves_the_run_alone(cluster: Cluster, columns: int) -> None:
-    assert cluster.up().returncode == 0
-    for view in (["status"], ["runs"]):
-        code, screen = on_a_terminal(cluster, [*LAUNCH, *view], columns)
-        assert code == 0
-        lines = [line for line in screen.splitlines() if not line.startswith("output: ")]
-        assert max(map(len, lines)) <= columns, screen
-        assert cluster.runs()[0] in screen
-    code, screen = on_a_terminal(cluster, [*LAUNCH, "status", "--watch"], columns, "q")
-    assert code == 0, screen
-    assert "epoch 1" in screen
-    assert "goes on" in screen
-    assert cluster.status()["state"] == "running"
-
-
-def on_a_terminal(
-    cluster: Cluster, command: list[str], columns: int, key: str = ""
-) -> tuple[int, str]:
-    """Run a command on a terminal of its own; a key is pressed once there is a table."""
-    terminal, inside = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    environment = cluster.environment | {"TERM": "xterm"}
-    environment.pop("COLUMNS", None)
-    view = subprocess.Popen(
-        command, env=environment, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
-    )
-    os.close(inside)
-    screen = b""
-    with contextlib.suppress(OSError):  # EIO: the other side is closed
-        while part := os.read(terminal, 1 << 16):
-            screen += part
-            if key and b"SHARE" in screen and b"epoch" in screen:
-                os.write(terminal, key.encode())
-                key = ""
-    os.close(terminal)
-    return view.wait(60), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
 
 
 def test_a_killed_worker_comes_back_and_its_log_is_followed(cluster: Cluster) -> None:

@@ -149,7 +149,7 @@ def test_noise_does_not_move_the_split(noise: list[float]):
         assert drive(balancer, shaken, samples=64) == [settled]
 
 
-def test_a_benched_worker_is_tried_again_and_comes_back_when_it_got_faster():
+def test_an_idle_worker_is_tried_again_and_comes_back_when_it_got_faster():
     balancer = Balancer("measured")
     slow, fast = {0: Speed(0, 0.1), 1: Speed(5, 0.1)}, {0: Speed(0, 0.1), 1: Speed(0, 0.1)}
     measuring = 2  # what comes on top of a first shard is start-up: the second one shows it
