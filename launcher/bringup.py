@@ -22,7 +22,7 @@ from launcher.fleet import REACH, ask_hosts
 from launcher.inspection import inspect
 from launcher.inventory import Host
 from launcher.joining import Report, wait_until_joined
-from launcher.kept_configs import keep_config
+from launcher.kept_configs import Start, keep_config
 from launcher.observation import OVER, live_runs
 from launcher.placement import Setting, place
 from launcher.plan import LaunchPlan, ProcessPlan
@@ -102,6 +102,7 @@ def bring_up(
     report: Report,
     timeout: float | None = None,
     watch: Stopwatch | None = None,
+    start: Start | None = None,
 ) -> Run:
     """Start a run and return it once everybody takes part and training goes on.
 
@@ -125,7 +126,7 @@ def bring_up(
                 watch.lap("preflight")
                 begun = True
                 config = job.to_yaml().encode()
-                keep_config(run.run_id, config)
+                keep_config(run.run_id, config, start or Start())
                 _deliver(run, record, config, registry)
                 watch.lap("certificates and files")
                 _start(run, patience)

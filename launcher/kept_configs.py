@@ -8,8 +8,11 @@ and a machine without one takes from a host only paths of places that Motley kee
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -21,6 +24,8 @@ from launcher.files import write_atomically
 from launcher.hub import is_hub_name
 from launcher.inventory import Host
 from launcher.placement import REMOTE_STATE
+from launcher.plan import LaunchPlan, ProcessPlan
+from launcher.received import parse, receive
 from launcher.runs import Registry
 
 SHARE = "/srv/motley"
@@ -55,12 +60,72 @@ _DEFAULT_OUTPUT = ("runs", "output")
 _TASK = re.compile(r"[\w:-]+", re.ASCII)
 
 
-def keep_config(run_id: str, config: bytes) -> None:
-    """Keep what a run is started with; without it `--resume` here asks for more."""
+@dataclass(frozen=True)
+class Start:
+    """What a run was asked to start on, besides its config and the inventory."""
+
+    limit: str = "all"
+    extra_vars: tuple[str, ...] = ()
+    """`KEY=VALUE`, as given with -e."""
+    expect_workers: int | None = None
+
+    def over(self, earlier: Start) -> Start:
+        """Return an earlier start with what this one gives in its place."""
+        return Start(
+            earlier.limit if self.limit == "all" else self.limit,
+            (*earlier.extra_vars, *self.extra_vars),
+            self.expect_workers or earlier.expect_workers,
+        )
+
+    def __str__(self) -> str:
+        limit = ["--limit", self.limit] if self.limit != "all" else []
+        extra = [word for variable in self.extra_vars for word in ("-e", variable)]
+        workers = ["--expect-workers", str(self.expect_workers)] if self.expect_workers else []
+        return shlex.join([*limit, *extra, *workers])
+
+
+def keep_config(run_id: str, config: bytes, start: Start) -> None:
+    """Keep what a run is started with; without it `--resume` here asks for more.
+
+    Of the variables those are kept that say what runs where: others may hold a password.
+    """
     path = _own(run_id)
+    own = tuple(text for text in start.extra_vars if text.strip().startswith("motley_"))
     with contextlib.suppress(OSError):
         make_private_folder(path.parent)
         write_atomically(path, config)
+        tree = asdict(replace(start, extra_vars=own))
+        write_atomically(path.with_suffix(".start.json"), json.dumps(tree).encode())
+
+
+def start_of(run_id: str) -> Start:
+    """Return what this machine started a run on; an empty one when it did not."""
+    try:
+        data = _own(run_id).with_suffix(".start.json").read_bytes()
+        return receive(Start, parse(data, "start.json"), "start.json")
+    except (OSError, ValueError):
+        return Start()
+
+
+def differences(before: LaunchPlan, now: LaunchPlan) -> list[str]:
+    """Return what a resumed run has otherwise than before, a line each."""
+
+    def places(plan: LaunchPlan) -> dict[str, str]:
+        return {p.name: _place(p) for p in plan.processes}
+
+    old, new = places(before), places(now)
+    return [
+        f"{name}: {old.get(name, 'not there')} before, now {new.get(name, 'not there')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _place(process: ProcessPlan) -> str:
+    device = process.address if process.rank is None else process.device
+    if process.backend != "cpu":
+        device = f"{process.backend} {device}"
+    return f"{device} on {process.host}"
 
 
 def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[bytes, str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -189,32 +189,55 @@ class RunConfig(Section):
             raise ValueError("training.pack needs task causal-lm: a class is one for a whole row")
         return self
 
+    def changes(self, other: RunConfig) -> list[str]:
+        """Return what of the agreement another config has otherwise, as `key: this -> that`."""
+        mine, theirs = _leaves(self._shared()), _leaves(other._shared())
+        return [
+            f"{key}: {mine.get(key)} -> {theirs.get(key)}"
+            for key in sorted({*mine, *theirs})
+            if mine.get(key) != theirs.get(key)
+        ]
+
     def agreement(self) -> str:
         """Return the BLAKE2b hex digest of every setting that all members must share.
 
         Paths, output and timers may differ between machines; model and data contents have
         digests of their own.
         """
-        shared = {
+        text = json.dumps(self._shared(), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def _shared(self) -> dict[str, Any]:
+        return {
             "task": self.task,
             "method": self.method,
             "num_classes": self.num_classes,
-            "dtype": self.model.dtype,
-            "quantization": self.model.quantization,
+            "model.dtype": self.model.dtype,
+            "model.quantization": self.model.quantization,
             "lora": self.lora.model_dump() if self.method == "lora" else None,
-            "max_seq_len": self.data.max_seq_len,
+            "data.max_seq_len": self.data.max_seq_len,
             "distillation": self.distillation and self.distillation.model_dump(),
             "optimizer": self.optimizer.model_dump(),
-            "batch_size": self.training.batch_size,
-            "seed": self.training.seed,
-            "codec": self.exchange.codec,
+            "training.batch_size": self.training.batch_size,
+            "training.seed": self.training.seed,
+            "exchange.codec": self.exchange.codec,
         }
-        text = json.dumps(shared, sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def to_yaml(self) -> str:
         """Return the config as YAML that `load` reads back equal."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def _leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of sections under their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            section = cast("dict[str, Any]", value)
+            found |= {f"{key}.{name}": setting for name, setting in section.items()}
+        else:
+            found[key] = value
+    return found
 
 
 def presets() -> dict[str, Path]:

@@ -80,8 +80,8 @@ def continue_run(
     progress = restored.progress
     if progress.data_digest != data_digest:
         what = "its data has changed"
-    elif RunConfig.model_validate(progress.config).agreement() != config.agreement():
-        what = "its settings have changed"
+    elif changes := RunConfig.model_validate(progress.config).changes(config):
+        what = f"its settings have changed ({', '.join(changes)})"
     else:
         return restored
     raise InputError(

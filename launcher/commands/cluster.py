@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,8 +19,12 @@ from launcher.commands.options import (
     open_registry,
     read_config,
     read_hosts,
+    refuse_other_agreement,
     run_option,
 )
+
+if TYPE_CHECKING:
+    from launcher.plan import LaunchPlan
 
 
 @click.command()
@@ -54,18 +59,23 @@ def up(
     The run outlives this terminal. Without --preset or --config it is the quickstart.
     """
     from launcher import bringup
-    from launcher.commands.starting import show_plan, start_run
+    from launcher.commands.starting import say_how_it_goes_on, show_plan, start_run
     from launcher.configuration import with_shared_checkpoints
     from launcher.errors import ConfigError
     from launcher.fleet import REACH
+    from launcher.kept_configs import Start, start_of
     from launcher.runs import Registry, head_of
     from launcher.stopwatch import Stopwatch
 
     watch = Stopwatch()
     if resume is not None and (config_flags["preset"] or config_flags["config"]):
         raise ConfigError("--resume brings its own config; leave out --preset and --config")
-    hosts = read_hosts(inventory, limit, extra_vars)
+    start = Start(limit, extra_vars, expect_workers)
+    if resume is not None:
+        start = start.over(start_of(resume))
+    hosts = read_hosts(inventory, start.limit, start.extra_vars)
     config = read_config(**config_flags, hosts=hosts) if resume is None else None
+    before: LaunchPlan | None = None
     watch.lap("inventory")
     registry = Registry.default() if dry_run and resume is None else Registry.of(hosts, REACH)
     if config is None:
@@ -76,9 +86,14 @@ def up(
         with config_of_run(registry, str(resume), "coordinator", given) as path:
             resumed: dict[str, Any] = {**config_flags, "config": path}
             config = read_config(**resumed)
+            refuse_other_agreement(read_config(None, path, (), None, None, None), config, resume)
+        before = registry.get(str(resume)).plan
+        start = replace(start, expect_workers=start.expect_workers or len(before.workers))
     found = bringup.look_around(hosts, only_to_plan=dry_run)
     watch.lap("connect and survey")
-    plan = bringup.make_plan(found, config, expect_workers, resume)
+    plan = bringup.make_plan(found, config, start.expect_workers, resume)
+    if before is not None:
+        say_how_it_goes_on(start, before, plan)
     if resume is None:
         config = with_shared_checkpoints(config, head_of(hosts).share_folder, plan.run_id)
     if dry_run:
@@ -86,7 +101,7 @@ def up(
         return
     start_run(
         plan, config, registry, found, watch, resumed=resume is not None, wait=wait,
-        timeout=timeout, as_json=as_json,
+        timeout=timeout, as_json=as_json, start=start,
     )  # fmt: skip
 
 

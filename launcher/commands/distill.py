@@ -19,6 +19,7 @@ from launcher.commands.options import (
 
 if TYPE_CHECKING:
     from launcher.inventory import Host
+    from launcher.plan import LaunchPlan
     from trainer.distill_job import DistillJob
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -121,16 +122,21 @@ def up(
     It outlives this terminal: launch cluster status | logs | down.
     """
     from launcher import bringup
-    from launcher.commands.starting import show_plan, start_run
+    from launcher.commands.starting import say_how_it_goes_on, show_plan, start_run
     from launcher.errors import ConfigError
     from launcher.fleet import REACH
+    from launcher.kept_configs import Start, start_of
     from launcher.runs import Registry
     from launcher.stopwatch import Stopwatch
 
     watch = Stopwatch()
     if resume is not None and source is not None:
         raise ConfigError("--resume brings its own job; leave out --config")
-    hosts = read_hosts(inventory, limit, extra_vars)
+    start = Start(limit, extra_vars)
+    if resume is not None:
+        start = start.over(start_of(resume))
+    hosts = read_hosts(inventory, start.limit, start.extra_vars)
+    before: LaunchPlan | None = None
     watch.lap("inventory")
     registry = Registry.default() if dry_run and resume is None else Registry.of(hosts, REACH)
     if resume is None:
@@ -141,15 +147,18 @@ def up(
         given = given_settings(job_flags["settings"], flags)
         with config_of_run(registry, resume, "student", given) as path:
             job = read_job(str(path), hosts, **job_flags)
+        before = registry.get(resume).plan
     found = bringup.look_around(hosts, only_to_plan=dry_run)
     watch.lap("connect and survey")
     plan = bringup.make_plan(found, job, None, resume)
+    if before is not None:
+        say_how_it_goes_on(start, before, plan)
     if dry_run:
         show_plan(plan, as_json)
         return
     start_run(
         plan, job, registry, found, watch, resumed=resume is not None, wait=wait, timeout=timeout,
-        as_json=as_json,
+        as_json=as_json, start=start,
     )  # fmt: skip
 
 

@@ -188,6 +188,21 @@ def read_config(
     return resolve(source, overrides, _folder_of_paths(hosts), nulls)
 
 
+def refuse_other_agreement(kept: Any, config: Any, run_id: str) -> None:
+    """Refuse to go on with a `RunConfig` whose steps would not fit those that are done.
+
+    Raises:
+        ConfigError: names every such setting.
+    """
+    from launcher.errors import ConfigError
+
+    if changes := kept.changes(config):
+        raise ConfigError(
+            f"--resume {run_id}: a run keeps these settings to its end: {', '.join(changes)}; "
+            "leave them out, or start a new run"
+        )
+
+
 def given_settings(settings: tuple[str, ...], flags: Mapping[str, object]) -> set[str]:
     """Return the settings that the command line has a value for; `flags` are those of a name."""
     from launcher.configuration import parse_assignments

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from launcher.kept_configs import Start
     from launcher.plan import LaunchPlan
     from launcher.runs import Registry
     from launcher.stopwatch import Stopwatch
@@ -24,6 +25,16 @@ def show_plan(plan: LaunchPlan, as_json: bool) -> None:
             render.say(line)
 
 
+def say_how_it_goes_on(start: Start, before: LaunchPlan, plan: LaunchPlan) -> None:
+    """Say what a resumed run goes on with, and what is otherwise than it was."""
+    from launcher import render
+    from launcher.kept_configs import differences
+
+    render.note(f"resuming {plan.run_id} {start}".rstrip())
+    for line in differences(before, plan):
+        render.note(line)
+
+
 def start_run(
     plan: LaunchPlan,
     job: RunConfig | DistillJob,
@@ -35,6 +46,7 @@ def start_run(
     wait: bool,
     timeout: float | None,
     as_json: bool,
+    start: Start,
 ) -> None:
     """Bring a run up and show it; with `wait` follow it to its end."""
     from launcher import bringup, render
@@ -42,7 +54,7 @@ def start_run(
     from launcher.joining import wait_for_first_step
     from launcher.observation import Cockpit
 
-    run = bringup.bring_up(plan, job, registry, found, render.note, timeout, watch)
+    run = bringup.bring_up(plan, job, registry, found, render.note, timeout, watch, start)
     if wait_for_first_step(run, resumed=resumed):
         watch.lap("first step")
     render.note(watch.line())

@@ -14,7 +14,7 @@ from launcher.cli import run
 from launcher.commands.options import read_config
 from launcher.errors import ConfigError
 from launcher.inventory import Host
-from launcher.kept_configs import config_of, keep_config
+from launcher.kept_configs import Start, config_of, keep_config
 from launcher.placement import Setting, place
 from launcher.runs import Registry
 from trainer.config import load
@@ -135,7 +135,7 @@ def test_the_machine_that_started_it_goes_by_its_own_copy(
     tmp_path: Path, registry: Registry
 ) -> None:
     own = say(tmp_path, {**SAFE, "data": {"train": "/home/you/train.jsonl"}})
-    keep_config(RUN_ID, own)
+    keep_config(RUN_ID, own, Start())
     assert (tmp_path / "laptop" / "configs" / f"{RUN_ID}.yaml").stat().st_mode & 0o777 == 0o600
     assert config_of(registry, RUN_ID, ()) == (own, "")
     say(tmp_path, {**SAFE, "data": {"train": "/etc/shadow"}})

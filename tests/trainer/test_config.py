@@ -135,6 +135,10 @@ def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
         {"num_classes": 4},
     ):
         assert config(**change).agreement() != base.agreement(), change
+        ((key, value),) = change.items()
+        (said,) = base.changes(config(**change))
+        assert said.startswith(f"{key}: ")
+        assert said.endswith(f" -> {value}")
 
 
 def test_lora_settings_do_not_matter_for_full_fine_tuning():
