@@ -50,7 +50,7 @@ def disturbed(assignment: Assignment, deviation: float) -> Teacher:
     teacher = load(assignment)
     torch.manual_seed(0)
     with torch.no_grad():
-        for weight in teacher.model._model.parameters():
+        for weight in teacher.model.model.parameters():
             weight += torch.randn_like(weight) * weight.std() * deviation
     return teacher
 
