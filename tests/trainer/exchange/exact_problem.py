@@ -68,6 +68,7 @@ class ExactProblem:
     def __init__(self, *, samples: int = 20, validation_samples: int = 7, **overrides: Any) -> None:
         settings: dict[str, Any] = {
             "training.epochs": 2,
+            "training.max_steps": None,
             "training.batch_size": 8,
             "training.evaluate_every": 4,
             "exchange.shares": "equal",
