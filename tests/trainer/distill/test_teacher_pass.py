@@ -202,7 +202,8 @@ def gpt2(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     import transformers
 
     folder = tmp_path_factory.mktemp("gpt2") / "model"
-    shape = {"n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 400}
+    shape: dict[str, Any] = {"n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    shape["vocab_size"] = 400
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(files[0] / name, folder)

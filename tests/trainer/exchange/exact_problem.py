@@ -68,7 +68,6 @@ class ExactProblem:
     def __init__(self, *, samples: int = 20, validation_samples: int = 7, **overrides: Any) -> None:
         settings: dict[str, Any] = {
             "training.epochs": 2,
-            "training.max_steps": None,
             "training.batch_size": 8,
             "training.evaluate_every": 4,
             "exchange.shares": "equal",
@@ -77,12 +76,14 @@ class ExactProblem:
             "optimizer.learning_rate": 0.01,
         }
         settings |= {key.replace("__", "."): value for key, value in overrides.items()}
-        self.config: RunConfig = load("quickstart", settings)
+        config = load("quickstart", settings)
+        steps = settings.get("training.max_steps")  # the preset's own would win over the epochs
+        training = config.training.model_copy(update={"max_steps": steps})
+        self.config: RunConfig = config.model_copy(update={"training": training})
         assert self.config.training.batch_size <= 8, "bf16 holds sums of 8 powers of two exactly"
         self.layout = tiny_layout()
         self.samples = samples
         self.validation_samples = validation_samples
-        training = self.config.training
         self.plan = StepPlan(samples, training.batch_size, training.epochs, training.max_steps)
         self.trajectory: list[bytes] = []
         """The weights after 0, 1, ... updates, as bytes."""
