@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,8 @@ class Writer:
 
     def signal(self, name: str) -> None:
         self.host.exec(["kill", f"-{name}", str(self.pid)])
+        if name == "CONT":  # nsenter has stopped itself with its child
+            self._process.send_signal(signal.SIGCONT)
 
     def wait(self) -> int:
         return self._process.wait(PATIENCE)
