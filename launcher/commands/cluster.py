@@ -86,7 +86,9 @@ def up(
         with config_of_run(registry, str(resume), "coordinator", given) as path:
             resumed: dict[str, Any] = {**config_flags, "config": path}
             config = read_config(**resumed)
-            refuse_other_agreement(read_config(None, path, (), None, None, None), config, resume)
+            refuse_other_agreement(
+                read_config(None, path, (), None, None, None), config, str(resume)
+            )
         before = registry.get(str(resume)).plan
         start = replace(start, expect_workers=start.expect_workers or len(before.workers))
     found = bringup.look_around(hosts, only_to_plan=dry_run)
