@@ -68,7 +68,7 @@ class ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 command,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment,
                 start_new_session=True,
