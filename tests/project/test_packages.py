@@ -26,9 +26,10 @@ def test_the_packages_listed_are_the_packages_on_disk() -> None:
 
 
 def test_tests_are_no_packages() -> None:
-    # A tests/trainer/__init__.py would shadow the real trainer. Soak and test bed are tools of
-    # their own.
+    # A tests/trainer/__init__.py would shadow the real trainer. The newcomer's mistakes, soak and
+    # test bed are tools of their own.
     assert sorted((ROOT / "tests").rglob("__init__.py")) == [
+        ROOT / "tests/newcomer/__init__.py",
         ROOT / "tests/soak/__init__.py",
         ROOT / "tests/testbed/__init__.py",
     ]
