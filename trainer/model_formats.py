@@ -71,5 +71,6 @@ def _gguf(path: Path) -> str:
 def _command(arguments: str, source: Path, beside: Path) -> str:
     code = shlex.quote(f"import sys; {_CONVERT.format(arguments)}")
     target = beside.with_name(f"{beside.name}-safetensors")
-    words = (shlex.quote(sys.executable), "-c", code, *map(shlex.quote, (str(source), str(target))))
+    python = shlex.quote(sys.executable)
+    words = (python, "-P", "-c", code, *map(shlex.quote, (str(source), str(target))))
     return " ".join(words)

@@ -89,7 +89,7 @@ def _delimiter(path: Path, text: bytes) -> str | None:
 def _python(code: str) -> str:
     """Return a command that prints the `rows` that `code` makes of the file `sys.argv[1]`."""
     whole = f"import json, sys; {code}; [print(json.dumps(row)) for row in rows]"
-    return f"{shlex.quote(sys.executable)} -c {shlex.quote(whole)}"
+    return f"{shlex.quote(sys.executable)} -P -c {shlex.quote(whole)}"
 
 
 def _converted(path: Path) -> Path:
