@@ -139,6 +139,7 @@ class Kept:
 
     def kill_child(self) -> None:
         """Kill the present child; its keeper gets to know of it at once."""
+        wait_for(lambda: list(self.elsewhere.glob("pid-*")), "the child's pid")  # after its life
         (pid,) = [int(path.name.removeprefix("pid-")) for path in self.elsewhere.glob("pid-*")]
         (self.elsewhere / f"pid-{pid}").rmdir()
         os.kill(pid, signal.SIGKILL)
