@@ -152,7 +152,7 @@ def bring_up(
 
 
 def _why(error: BaseException) -> str:
-    """Return why a start failed; empty when somebody stopped it."""
+    """Return why a start failed; empty if it was interrupted."""
     stopped = isinstance(error, KeyboardInterrupt | InterruptedStartError)
     return "" if stopped else str(error) or type(error).__name__
 

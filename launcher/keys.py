@@ -32,7 +32,7 @@ def read_keys() -> Generator[Callable[[float], str]]:
     def key(seconds: float) -> str:
         ready, _, _ = select.select([descriptor], [], [], seconds)
         pressed = os.read(descriptor, 1) if ready else b""
-        if ready and not pressed:  # whoever held the terminal has left
+        if ready and not pressed:  # end of file: the terminal was closed
             time.sleep(seconds)
         return pressed.decode(errors="replace")
 
@@ -44,10 +44,10 @@ def read_keys() -> Generator[Callable[[float], str]]:
 
 
 def _is_behind(descriptor: int) -> bool:
-    """Whether the shell runs this in the background: who touches the terminal there is stopped."""
+    """Whether this is a background job, which is stopped when it changes the terminal."""
     try:
         return os.tcgetpgrp(descriptor) != os.getpgrp()
-    except OSError:  # not the terminal that we belong to: nobody would stop us
+    except OSError:  # not our controlling terminal: job control does not apply
         return False
 
 

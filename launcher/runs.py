@@ -4,7 +4,7 @@ On every host of a run, below that host's state folder:
 
     <state>/runs/<run id>/plan.json         a run exists once this file does
     <state>/runs/<run id>/run.yaml          the resolved run config, as the trainer gets it
-    <state>/runs/<run id>/down              somebody asked for its end; nothing is started any more;
+    <state>/runs/<run id>/down              the run was asked to stop; nothing is started any more;
                                             holds the reason when the start failed
     <state>/runs/<run id>/processes/<name>/ spec.json state.json attempt-N.log tls/
 
@@ -97,7 +97,7 @@ class Run:
             return ""
 
     def asked_to_end(self) -> bool:
-        """Whether somebody asked for its end; a start that is under way gives up then."""
+        """Whether the run was asked to stop; a start that is under way then gives up."""
         there = ask_hosts([self.head], lambda host, c: c.exists(self.mark(host, c)))
         return there.found.get(self.head.name, False)
 
@@ -193,7 +193,7 @@ class Registry:
         The kernel lets go of the lock when its holder dies, however that happens.
 
         Raises:
-            PreflightError: somebody else is starting a run right now.
+            PreflightError: another start is under way.
             ConfigError: the state folder cannot be written.
             UnreachableError: the coordinator's host does not answer.
         """

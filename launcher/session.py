@@ -7,8 +7,8 @@ It outlives the terminal and the SSH session that started it, restarts its child
 and writes down what it knows in `state.json`. It needs nothing but the standard library.
 
 The child runs in a process group of its own and dies with its keeper (PR_SET_PDEATHSIG), so a
-killed keeper never leaves a training process behind that nobody looks after. A program that knows
-how forks a child for each attempt instead of starting from nothing (`parent.py`).
+killed keeper never leaves an unsupervised training process behind. A program that supports it
+forks a child for each attempt instead of starting from nothing (`parent.py`).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Keeper:
         return True
 
     def _is_taken_down(self) -> bool:
-        """Whether somebody asked for the end of the run."""
+        """Whether the run was asked to stop."""
         return self._spec.ended is not None and Path(self._spec.ended).exists()
 
     def _leader_is_over(self) -> bool:

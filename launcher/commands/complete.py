@@ -1,6 +1,6 @@
 """What a shell is offered for values: runs, processes, hosts, presets and the keys of settings.
 
-Nothing here fails or prints: it runs while somebody types.
+These functions run on every press of Tab: they print nothing, and an error means no suggestions.
 """
 
 from __future__ import annotations

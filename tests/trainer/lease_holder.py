@@ -18,12 +18,12 @@ from trainer.errors import TrainerError
 def become(identity: str) -> None:
     """Stand for another host."""
     for module in (lease, lease_folder, storage):
-        module.host_identity = lambda: identity  # type: ignore[attr-defined]
+        module.host_identity = lambda: identity  # type: ignore[attr-defined]  # what another host would say
 
     def local_only(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks that others see")
 
-    fcntl.flock = local_only  # type: ignore[assignment]
+    fcntl.flock = local_only  # type: ignore[assignment]  # locks of a share are local
 
 
 def main(folder: str, silence: str, identity: str | None = None) -> int:

@@ -115,7 +115,7 @@ def saved_in_turn(journal: Journal, *steps: int) -> None:
 
 
 def test_a_failed_save_is_an_alarm_and_a_second_one_in_a_row_halts(journal: Journal) -> None:
-    journal._store = FullStore(2)  # type: ignore[assignment]
+    journal._store = FullStore(2)  # type: ignore[assignment]  # it has what a journal calls
     saved_in_turn(journal, 1)
     assert journal.failure is None
     saved_in_turn(journal, 2)
