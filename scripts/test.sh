@@ -44,12 +44,20 @@ newcomer() {
     "$bin/pytest" -m testbed -s tests/testbed/test_newcomer.py
 }
 
+# What failed is said once more at the end, where it is seen even if only the last lines are kept.
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+[ -t 1 ] && export PY_COLORS=1 # a pipe is no terminal
 summary=() failed=0
 for tier in "$@"; do
     printf '\n==> %s\n' "$tier"
     started=$SECONDS
-    if "$tier"; then result=passed; else result=FAILED failed=1; fi
+    if "$tier" 2>&1 | tee "$log"; then result=passed; else result=FAILED failed=1; fi
     summary+=("$(printf '%-8s %s  %4d s' "$tier" "$result" $((SECONDS - started)))")
+    if [ "$result" = FAILED ]; then
+        mapfile -t lines < <(grep -E $'^(\e\\[[0-9;]*m)*(FAILED|ERROR)\\b' "$log")
+        summary+=("${lines[@]/#/    }")
+    fi
 done
 printf '\n==> summary\n'
 printf '%s\n' "${summary[@]}"

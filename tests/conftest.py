@@ -35,7 +35,7 @@ EXPECTED_SKIPS = (
     r"no user namespaces\b",
     r"no git checkout\b",
     r"needs bwrap\b",
-    r"needs (ip|rsync|ssh|ssh-keygen|sshd)\b",
+    r"needs (bzip2|ip|rsync|ssh|ssh-keygen|sshd|unzip|xz)\b",
     r"needs (a C compiler|g\+\+)$",
     r"needs lm-eval\b",
 )
@@ -65,7 +65,7 @@ class SkipGuard:
         where = report.longrepr
         reason = str(where[2] if isinstance(where, tuple) else where).removeprefix("Skipped: ")
         if not any(re.match(pattern, reason) for pattern in EXPECTED_SKIPS):
-            self._found.append(f"{report.nodeid}: {reason}")
+            self._found.append(f"FAILED {report.nodeid}: skipped, {reason}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
@@ -116,7 +116,7 @@ class ChildGuard:
         if self._found:
             terminalreporter.section("child processes left at the end of the session")
             for line in self._found:
-                terminalreporter.write_line(line, red=True)
+                terminalreporter.write_line(f"FAILED {line}", red=True)
 
 
 def children() -> dict[int, str]:

@@ -89,7 +89,7 @@ def test_another_format_is_named_with_the_command_that_converts_it(
     assert "\n" not in message
     command = message.partition("convert it: ")[2]
     if shutil.which(command.split()[0]) is None:
-        pytest.skip(f"{command.split()[0]} is not installed")
+        pytest.skip(f"needs {command.split()[0]}")
     before = set(tmp_path.iterdir())
     subprocess.run(["sh", "-c", command], check=True, timeout=60)
     (converted,) = set(tmp_path.iterdir()) - before
