@@ -22,7 +22,7 @@ from rig.cluster import Cluster, end_on_terminate
 from rig.member import Spec
 from rig.report import Ratio, Report
 
-from trainer.exchange.shares import Speed, slowest, split
+from trainer.exchange.coordinator.shares import Speed, slowest, split
 
 UNIT = 0.005
 """Seconds a sample of a worker of factor 1."""

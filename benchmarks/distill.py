@@ -27,14 +27,14 @@ from rig.codings import codings
 from rig.report import Ratio, Report
 from rig.spectrum import WINDOW, describe, relabelled, synthetic
 
-from trainer.config import load
+from trainer.config.run import load
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Encoded
-from trainer.distill.fresh import shapes
-from trainer.distill.teacher import Teacher
-from trainer.distill.teacher_model import TeacherModel
-from trainer.distill.windows import Piece
+from trainer.distill.student.from_scratch import shapes
+from trainer.distill.teacher.model import TeacherModel
+from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.windows import Piece
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.scores import Scheme, Window
 from trainer.logits.stream import ShardStream
@@ -141,7 +141,7 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory(dir=scratch) as place:
                 folder = LogitsFolder(Path(place))
                 folder.describe(description)
-                with ThreadPoolExecutor(1) as writer:  # as `trainer.distill.teaching` does
+                with ThreadPoolExecutor(1) as writer:  # as `trainer.distill.teacher.run` does
                     shards_written = [
                         writer.submit(folder.write, number, teacher.score(batch))
                         for number, batch in enumerate(pieces)
@@ -173,9 +173,9 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
 
 def step(report: Report, arguments: argparse.Namespace) -> None:
     """A student's step with a teacher against one with labels alone."""
-    from trainer.initialization import initial_weights
-    from trainer.layout import build_layout
-    from trainer.replica.torch import TorchReplica
+    from trainer.model.initialization import initial_weights
+    from trainer.model.layout import build_layout
+    from trainer.replica.torch.replica import TorchReplica
 
     size = 32_768
     with tempfile.TemporaryDirectory() as scratch:

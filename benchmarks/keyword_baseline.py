@@ -18,7 +18,7 @@ from sklearn.metrics import accuracy_score, matthews_corrcoef
 from sklearn.pipeline import make_pipeline
 
 from trainer.data.samples import read_samples
-from trainer.data.shell_family import CLASSES
+from trainer.data.shell_safety.family import CLASSES
 
 TOKENS = {"words": r"\w\w+", "symbols": r"\w+|[^\w\s]"}
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.config import OptimizerConfig
-from trainer.layout import Block, GradientLayout, TensorSlot
+from trainer.config.run import OptimizerConfig
+from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer import AdamW, TrainState
 
 RESULT = Path(__file__).parent / "results" / "optimizer.json"

@@ -26,7 +26,7 @@ from rig.report import Ratio, Report
 
 TARGET = 0.8
 WORKER = ["--worker"]
-BUSY = [sys.executable, "-c", "while True: pass"]
+BUSY = [sys.executable, "-c", "import os\nwhile os.getppid() != 1: pass"]  # ends with us
 SAMPLES, LENGTHS = 32, (20, 120)
 WARM_UP = 3.0
 """Seconds before anything counts: caches, and two looks at the machine."""
@@ -124,10 +124,10 @@ def work(model: Path, threads: int, seconds: float) -> float:
     """Train on drawn samples and return tokens a second."""
     import numpy as np
 
-    from trainer.config import load
+    from trainer.config.run import load
     from trainer.data.tokens import Encoded
-    from trainer.layout import build_layout
-    from trainer.replica.torch import TorchReplica
+    from trainer.model.layout import build_layout
+    from trainer.replica.torch.replica import TorchReplica
 
     config = load("quickstart", {"model.path": str(model)})
     layout = build_layout(model, config)

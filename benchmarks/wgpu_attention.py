@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-from trainer.replica.wgpu import attention
-from trainer.replica.wgpu.adapter import select
-from trainer.replica.wgpu.attention import Attention
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.failures import DeviceError
-from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.memory import Pool
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import DeviceError
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.vulkan_adapter import select
+from trainer.replica.wgpu.layers import attention
+from trainer.replica.wgpu.layers.attention import Attention
 
 RESULT = Path(__file__).parent / "results" / "wgpu_attention.json"
 

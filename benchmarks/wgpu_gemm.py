@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 
-from trainer.replica.wgpu.adapter import select
-from trainer.replica.wgpu.array import Kind
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.failures import DeviceError
-from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.kernels.gemm import gemm
-from trainer.replica.wgpu.kernels.variants import Product, Variant
+from trainer.replica.wgpu.gpu.array import Kind
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import DeviceError
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.vulkan_adapter import select
+from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.record import gemm
+from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 
 RESULT = Path(__file__).parent / "results" / "wgpu_gemm.json"
 LARGE, LARGE_PRODUCT = "1024x2560x9728", Product(False, True, "f32", 1024, 9728, 2560)
@@ -88,12 +89,12 @@ def measure(device: Device, chosen_products: dict[str, Product], repeats: int) -
     rows: dict[str, Any] = {}
     for name, product in chosen_products.items():
         candidates: dict[str, Callable[[], object]] = {"torch": torch_product(product)}
-        for variant in device.variants.candidates(product):
+        for variant in Variants(device).candidates(product):
             candidates[variant.name] = our_product(device, product, variant)
         seconds = best_of(candidates, repeats)
         flops = 2e-9 * product.m * product.n * product.k
         gflops = {which: round(flops / took, 2) for which, took in seconds.items()}
-        chosen = device.variants.choose(product).name
+        chosen = Variants(device).choose(product).name
         ratio = seconds[chosen] / seconds["torch"]
         rows[name] = {
             "product": product.key,

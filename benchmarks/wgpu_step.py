@@ -23,23 +23,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.architecture import parse_architecture
-from trainer.config import LINEARS, RunConfig, load
+from trainer.config.run import LINEARS, RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.initialization import initial_weights
-from trainer.layout import build_layout
+from trainer.model.architecture import parse_architecture
+from trainer.model.initialization import initial_weights
+from trainer.model.layout import build_layout
 from trainer.replica.base import Replica
-from trainer.replica.torch import TorchReplica
-from trainer.replica.wgpu.adapter import select
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.failures import DeviceError
-from trainer.replica.wgpu.floats import to_bf16
-from trainer.replica.wgpu.graph import Graph
+from trainer.replica.torch.replica import TorchReplica
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import DeviceError
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.vulkan_adapter import select
 from trainer.replica.wgpu.kernels.elementwise import copy
 from trainer.replica.wgpu.planning import count
 from trainer.replica.wgpu.replica import WgpuReplica
+from trainer.replica.wgpu.weights.floats import to_bf16
 
 RESULTS = Path(__file__).parent / "results"
 DISPATCHES = 3900

@@ -132,7 +132,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _unknown_option(error: click.NoSuchOption) -> str:
-    from trainer import config, distill_job
+    from trainer.config import distill_job
+    from trainer.config import run as config
 
     options = [
         name for each in (error.ctx.command.params if error.ctx else []) for name in each.opts

@@ -1,10 +1,15 @@
-"""Files that are never seen half-written. Standard library only: the session keeper needs it."""
+"""The state folder, and files that are never seen half-written. Standard library only."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import tempfile
 from pathlib import Path
+
+MANAGED_STATE = "/var/lib/motley"
+"""Where the trainer role keeps the runs of a host, which is also the run user's home."""
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600, durable: bool = True) -> None:
@@ -34,3 +39,25 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600, durable: bool =
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def default_state_folder() -> Path:
+    """Return where this user keeps runs: the role's folder for what the trainer role installed.
+
+    Else $MOTLEY_STATE_DIR, $XDG_STATE_HOME/motley, or ~/.local/state/motley.
+    """
+    if override := os.environ.get("MOTLEY_STATE_DIR"):
+        return Path(override).absolute()
+    record = Path(sys.prefix, "motley.json")
+    with contextlib.suppress(OSError):
+        if record.stat().st_uid == os.getuid():
+            return Path(MANAGED_STATE)
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser().absolute() / "motley"
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder and those above it, for this user alone."""
+    if not path.is_dir():
+        make_private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)

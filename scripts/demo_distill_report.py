@@ -15,8 +15,8 @@ from typing import Any
 
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import load_dataset
-from trainer.headers import read_headers
-from trainer.metrics import read_metrics
+from trainer.model.safetensors_headers import read_headers
+from trainer.tracking.metrics import read_metrics
 
 BIN = Path(sys.executable).parent
 SEEDS = (0, 1, 2)

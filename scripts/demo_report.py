@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from trainer.metrics import read_metrics
+from trainer.tracking.metrics import read_metrics
 
 BIN = Path(sys.executable).parent
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trainer.config import RunConfig
+from trainer.config.run import RunConfig
 
 if TYPE_CHECKING:
-    from trainer.replica.wgpu.adapter import Adapter
+    from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
 # Before anything imports torch: tests run beside each other and must not reach for the network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -158,7 +158,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def vulkan() -> Adapter:
     """Return the first Vulkan device, software ones included; without any the test skips."""
-    from trainer.replica.wgpu.adapter import adapters
+    from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
 
     found = adapters()
     if not found:
@@ -225,7 +225,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture(scope="session")
 def make_config() -> MakeConfig:
     """Return a maker of run configs; dotted settings override, as in `config.load`."""
-    from trainer.config import load
+    from trainer.config.run import load
 
     def make(model_dir: Path | str = "model", **settings: Any) -> RunConfig:
         overrides: dict[str, Any] = {

@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from trainer import lease
-from trainer.architecture import fit_length
-from trainer.classification import accuracy, matthews
-from trainer.config import Backend, RunConfig
-from trainer.continuation import continue_run, open_store
+from trainer.checkpoint.resume import continue_run, open_store
+from trainer.config.run import Backend, RunConfig
 from trainer.data.encoder import Encoder
+from trainer.data.metrics import accuracy, matthews
 from trainer.data.order import epoch_order
 from trainer.data.samples import SampleFile, read_file
+from trainer.data.soft_targets import alpha_at
 from trainer.data.survey import survey
 from trainer.data.tokens import Dataset, make_dataset
-from trainer.distill.student_feed import Preparation
-from trainer.distill.taught import TaughtDataset, content_digest, taught_folder
+from trainer.distill.student.distributed_dataset import TaughtDataset, content_digest, taught_folder
+from trainer.distill.student.prefetch import Preparation
 from trainer.errors import InputError
-from trainer.exchange.coordinator import Coordinator
-from trainer.exchange.messages import JoinRequest
-from trainer.exchange.roster import Job
-from trainer.exchange.schedule import StepPlan
-from trainer.initialization import initial_weights
-from trainer.journal import Journal
-from trainer.layout import GradientLayout, build_layout
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.members import Job
+from trainer.exchange.protocol.messages import JoinRequest
+from trainer.exchange.protocol.schedule import StepPlan
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.targets import has_bare_rest
-from trainer.model_files import model_digest, resolve_model
+from trainer.model.architecture import fit_length
+from trainer.model.files import model_digest, resolve_model
+from trainer.model.initialization import initial_weights
+from trainer.model.layout import GradientLayout, build_layout
 from trainer.optimizer import AdamW, TrainState
-from trainer.soft_targets import alpha_at
+from trainer.storage import lease
+from trainer.tracking.run_recorder import Journal
 
 if TYPE_CHECKING:
     from trainer.exchange.base import Exchange

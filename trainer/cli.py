@@ -62,8 +62,8 @@ def main() -> None:
 
 
 def _unknown_option(error: click.NoSuchOption) -> str:
-    from trainer.config import setting_keys
-    from trainer.spelling import hint, nearest_option
+    from trainer.config.run import setting_keys
+    from trainer.config.spelling import hint, nearest_option
 
     parameters = error.ctx.command.params if error.ctx else []
     options = [name for parameter in parameters for name in parameter.opts]

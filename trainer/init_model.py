@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainer.adapter import safetensors_pieces
-from trainer.architecture import parse_architecture
 from trainer.data.samples import read_samples
 from trainer.errors import InputError
-from trainer.initialization import uniform
-from trainer.new_folder import check_new, write_new
+from trainer.model.architecture import parse_architecture
+from trainer.model.hf_export import safetensors_pieces
+from trainer.model.initialization import uniform
+from trainer.storage.new_folder import check_new, write_new
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 # The last two let a conversation be laid out as ChatML (trainer.data.chat).

@@ -14,8 +14,8 @@ from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Encoded
 from trainer.exchange.base import Exchange
-from trainer.exchange.messages import ShardAssignment, Shutdown, StepCommit, WeightsReport
-from trainer.exchange.session import Committed, Restored, result_message
+from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, StepCommit, WeightsReport
+from trainer.exchange.worker_session import Committed, Restored, result_message
 from trainer.optimizer import AdamW, TrainState, weights_digest
 from trainer.replica.base import Replica
 

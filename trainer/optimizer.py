@@ -22,8 +22,8 @@ from blake3 import blake3
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.config import OptimizerConfig
-    from trainer.layout import GradientLayout
+    from trainer.config.run import OptimizerConfig
+    from trainer.model.layout import GradientLayout
 
     Flat = NDArray[np.float32]
 

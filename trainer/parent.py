@@ -4,10 +4,10 @@ The imports are most of a start, so a worker that was killed is back at once. Wh
 sound: nothing but imports has happened. There is one thread, no device was opened, no random number
 was drawn, and the environment, the folder and the command line are already the worker's.
 
-The keeper's side is `launcher/parent.py`: $MOTLEY_PARENT is `PID:DESCRIPTOR` of the keeper and of a
-socket to it. A descriptor of a log arrives for each attempt, the worker's pid goes back, and the
-keeper's word lets it run. The worker is forked twice, so that it comes to the keeper, which has
-adopted orphans, as its own child.
+The supervisor's side is `launcher/supervisor/prefork.py`: $MOTLEY_PARENT is `PID:DESCRIPTOR` of
+the supervisor and of a socket to it. A descriptor of a log arrives for each attempt, the worker's
+pid goes back, and an answer lets it run. The worker is forked twice, so that the supervisor, which
+adopts orphans, becomes its parent.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import build
-from trainer.config import Backend, RunConfig
+from trainer.config.run import Backend, RunConfig
 from trainer.errors import InputError, RefusedError, TrainerError
-from trainer.exchange import tls
-from trainer.lease import refuse_if_held
+from trainer.exchange.transport import tls
 from trainer.parent import FALLBACK_VARIABLE
+from trainer.storage.lease import refuse_if_held
 
 if TYPE_CHECKING:
     from trainer.replica.backend import Choice
@@ -81,8 +81,8 @@ class Place:
 
 def run_local(config: RunConfig, run_id: str, place: Place) -> int:
     """Train alone, without the network, through the same state machine and loop."""
-    from trainer.exchange.local import LocalExchange
-    from trainer.exchange.session import Session
+    from trainer.exchange.transport.local import LocalExchange
+    from trainer.exchange.worker_session import Session
 
     refuse_if_held(Path(config.output))
     inputs = build.read_inputs(config, run_id, log.info)
@@ -101,7 +101,7 @@ def run_coordinator(
     config: RunConfig, run_id: str, place: Place, bind: str, expect_workers: int | None
 ) -> int:
     """Serve a run, with one local worker for each GPU named."""
-    from trainer.exchange.server import GradientServer
+    from trainer.exchange.transport.server import GradientServer
 
     address = tls.parse_address(bind, "--bind")
     folder = place.certificates("coordinator", address[0])
@@ -134,7 +134,7 @@ def run_coordinator(
 def load_worker(backend: str) -> None:
     """Import what `run_worker` needs on a backend."""
     import trainer.data.tokens
-    import trainer.exchange.client
+    import trainer.exchange.transport.client
     import trainer.loop
     import trainer.replica.backend
 
@@ -143,12 +143,12 @@ def load_worker(backend: str) -> None:
         import trainer.replica.wgpu.replica
         import trainer.replica.wgpu.selftest
     else:
-        import trainer.replica.torch  # noqa: F401
+        import trainer.replica.torch.replica  # noqa: F401
 
 
 def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -> int:
     """Join a run and work until it is over."""
-    from trainer.exchange.client import WorkerClient
+    from trainer.exchange.transport.client import WorkerClient
 
     address = tls.parse_address(coordinator, "--coordinator")
     folder = place.worker_certificates(address[0])

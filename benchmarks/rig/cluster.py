@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.certificates import Authority, identity_of
+from launcher.certificates.authority import Authority, identity_of
 from rig.member import Spec
 from rig.synthetic import RUN_ID
 

@@ -21,18 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rig import synthetic
-from trainer.checkpoint import CheckpointStore, RunProgress
-from trainer.config import RunConfig
-from trainer.exchange import tls
-from trainer.exchange.actions import Save
-from trainer.exchange.client import WorkerClient
-from trainer.exchange.coordinator import Coordinator
-from trainer.exchange.link import Link
-from trainer.exchange.messages import JoinRequest, ShardAssignment
-from trainer.exchange.schedule import StepPlan
-from trainer.exchange.server import GradientServer
-from trainer.exchange.session import Committed, Event
-from trainer.exchange.wire import Frame, MessageType
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.config.run import RunConfig
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.messages import JoinRequest, ShardAssignment
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.exchange.transport import tls
+from trainer.exchange.transport.client import WorkerClient
+from trainer.exchange.transport.link import Link
+from trainer.exchange.transport.server import GradientServer
+from trainer.exchange.worker_session import Committed, Event
 from trainer.loop import Worker
 from trainer.optimizer import AdamW, TrainState
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.distill.rows import Rows
-from trainer.distill.scorer import Scorer, uniforms
+from trainer.distill.teacher.compress_logits import Scorer, uniforms
+from trainer.distill.teacher.rows import Rows
 from trainer.logits.dataset import (
     CorpusInfo,
     Description,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from trainer.config import RunConfig, load
+from trainer.config.run import RunConfig, load
 from trainer.data.tokens import Encoded
-from trainer.exchange.roster import Job
-from trainer.layout import Block, GradientLayout, TensorSlot
+from trainer.exchange.protocol.members import Job
+from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 
 BLOCKS = 36

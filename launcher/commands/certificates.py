@@ -40,10 +40,10 @@ def certificates(
     A run of `launch cluster up` needs none of this. Each machine gets the folder of its own
     process, under this name; give the trainer what holds it: --tls DIR.
     """
-    from launcher import render
-    from launcher.bundle import write_bundle
-    from launcher.certificates import LEAF_LIFETIME, Authority
-    from launcher.runs import authority_folder
+    from launcher.certificates.authority import LEAF_LIFETIME, Authority
+    from launcher.certificates.bundle import write_bundle
+    from launcher.runs.registry import authority_folder
+    from launcher.views import render
 
     authority = Authority.open(authority_folder())
     bundle = write_bundle(authority, output, run_id, ranks, hosts, replace=force)

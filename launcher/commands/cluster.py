@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands import complete
+from launcher.commands.cluster_access import open_registry, read_hosts
 from launcher.commands.options import (
     config_of_run,
     config_options,
@@ -16,15 +17,13 @@ from launcher.commands.options import (
     inventory_option,
     inventory_options,
     json_option,
-    open_registry,
     read_config,
-    read_hosts,
     refuse_other_agreement,
     run_option,
 )
 
 if TYPE_CHECKING:
-    from launcher.plan import LaunchPlan
+    from launcher.plan.plan import LaunchPlan
 
 
 @click.command()
@@ -58,14 +57,14 @@ def up(
 
     The run outlives this terminal. Without --preset or --config it is the quickstart.
     """
-    from launcher import bringup
     from launcher.commands.starting import say_how_it_goes_on, show_plan, start_run
-    from launcher.configuration import with_shared_checkpoints
     from launcher.errors import ConfigError
-    from launcher.fleet import REACH
-    from launcher.kept_configs import Start, start_of
-    from launcher.runs import Registry, head_of
-    from launcher.stopwatch import Stopwatch
+    from launcher.hosts.fleet import REACH
+    from launcher.plan.configuration import with_shared_checkpoints
+    from launcher.runs import up as bringup
+    from launcher.runs.kept_configs import Start, start_of
+    from launcher.runs.registry import Registry, head_of
+    from launcher.runs.stopwatch import Stopwatch
 
     watch = Stopwatch()
     if resume is not None and (config_flags["preset"] or config_flags["config"]):
@@ -114,9 +113,9 @@ def up(
 @json_option
 def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the run that is up, or the latest one."""
-    from launcher import render
-    from launcher.following import watch_run
-    from launcher.observation import Cockpit, find_run
+    from launcher.runs.status import Cockpit, find_run
+    from launcher.views import render
+    from launcher.views.follow import watch_run
 
     run = find_run(open_registry(inventory), run_id)
     if run is None:
@@ -151,9 +150,9 @@ def down(inventory: Path | None, run_id: str | None, everything: bool, as_json: 
 
     The coordinator finishes its step and saves. Does nothing when nothing runs.
     """
-    from launcher import render
-    from launcher.observation import find_run
-    from launcher.teardown import tear_down
+    from launcher.runs.down import tear_down
+    from launcher.runs.status import find_run
+    from launcher.views import render
 
     registry = open_registry(inventory, to_look=False)
     if everything:

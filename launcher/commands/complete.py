@@ -38,7 +38,7 @@ def _or_files(offer: Offer) -> Offer:
 
 
 def _runs(context: click.Context) -> list[Any]:
-    from launcher.commands.options import open_registry
+    from launcher.commands.cluster_access import open_registry
 
     return open_registry(context.params.get("inventory")).all()
 
@@ -60,7 +60,7 @@ def process_names(context: click.Context) -> list[str]:
 @_quietly
 def host_names(context: click.Context) -> list[str]:
     """Offer the hosts of the inventory."""
-    from launcher.recall import recall_hosts
+    from launcher.inventory.cache import recall_hosts
 
     source = context.params.get("inventory")
     return [host.name for host in recall_hosts(source)] if source is not None else []
@@ -69,7 +69,7 @@ def host_names(context: click.Context) -> list[str]:
 @_quietly
 def preset_names(_: click.Context) -> list[str]:
     """Offer the shipped run configs."""
-    from trainer import config
+    from trainer.config import run as config
 
     return list(config.presets())
 
@@ -77,14 +77,14 @@ def preset_names(_: click.Context) -> list[str]:
 @_quietly
 def setting_keys(_: click.Context) -> list[str]:
     """Offer the settings of a run config, for KEY=VALUE."""
-    from trainer import config
+    from trainer.config import run as config
 
     return [f"{key}=" for key in config.setting_keys()]
 
 
 @_quietly
 def _job_presets(_: click.Context) -> list[str]:
-    from trainer import distill_job
+    from trainer.config import distill_job
 
     return list(distill_job.presets())
 
@@ -96,6 +96,6 @@ job_presets = _or_files(_job_presets)
 @_quietly
 def job_keys(_: click.Context) -> list[str]:
     """Offer the settings of a distillation, for KEY=VALUE."""
-    from trainer import distill_job
+    from trainer.config import distill_job
 
     return [f"{key}=" for key in distill_job.setting_keys()]

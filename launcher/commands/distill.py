@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from launcher.commands import complete
-from launcher.commands.options import (
-    cluster_options,
-    config_of_run,
-    given_settings,
-    json_option,
-    read_hosts,
-)
+from launcher.commands.cluster_access import read_hosts
+from launcher.commands.options import cluster_options, config_of_run, given_settings, json_option
 
 if TYPE_CHECKING:
-    from launcher.inventory import Host
-    from launcher.plan import LaunchPlan
-    from trainer.distill_job import DistillJob
+    from launcher.inventory.hosts import Host
+    from launcher.plan.plan import LaunchPlan
+    from trainer.config.distill_job import DistillJob
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -121,13 +116,13 @@ def up(
 
     It outlives this terminal: launch cluster status | logs | down.
     """
-    from launcher import bringup
     from launcher.commands.starting import say_how_it_goes_on, show_plan, start_run
     from launcher.errors import ConfigError
-    from launcher.fleet import REACH
-    from launcher.kept_configs import Start, start_of
-    from launcher.runs import Registry
-    from launcher.stopwatch import Stopwatch
+    from launcher.hosts.fleet import REACH
+    from launcher.runs import up as bringup
+    from launcher.runs.kept_configs import Start, start_of
+    from launcher.runs.registry import Registry
+    from launcher.runs.stopwatch import Stopwatch
 
     watch = Stopwatch()
     if resume is not None and source is not None:
@@ -176,7 +171,7 @@ def doctor(
 ) -> None:
     """Make every check of `launch distill up`; change nothing. Exits with 4 when one fails."""
     from launcher.commands.doctor import show_checks
-    from launcher.diagnosis import diagnose
+    from launcher.runs.doctor import diagnose
 
     hosts = read_hosts(inventory, limit, extra_vars)
     job = read_job(source, hosts, **job_flags)
@@ -195,7 +190,7 @@ def read_job(
     Raises:
         ConfigError: a wrong key or value.
     """
-    from launcher.configuration import parse_assignments, resolve_job
+    from launcher.plan.configuration import parse_assignments, resolve_job
 
     overrides = parse_assignments(settings, "--set")
     nulls = [key for key, value in overrides.items() if value is None]

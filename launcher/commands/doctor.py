@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.options import (
-    config_options,
-    inventory_options,
-    json_option,
-    read_config,
-    read_hosts,
-)
+from launcher.commands.cluster_access import read_hosts
+from launcher.commands.options import config_options, inventory_options, json_option, read_config
 
 if TYPE_CHECKING:
-    from launcher.preflight import Check
+    from launcher.checks.finding import Check
 
 
 @click.command()
@@ -37,7 +32,7 @@ def doctor(
     Model, data, output and memory are checked when they are named (--preset, --config, --model
     or --data). Exits with 4 when a check fails.
     """
-    from launcher.diagnosis import diagnose
+    from launcher.runs.doctor import diagnose
 
     hosts = read_hosts(inventory, limit, extra_vars)
     config = read_config(**config_flags, hosts=hosts)
@@ -51,8 +46,8 @@ def show_checks(checks: Sequence[Check], as_json: bool) -> None:
     Raises:
         PreflightError: one of them failed.
     """
-    from launcher import render
     from launcher.errors import PreflightError
+    from launcher.views import render
 
     if as_json:
         tree = [render.check_tree(check) for check in checks]

@@ -51,9 +51,9 @@ def init(file: Path, model: str, data: str) -> None:
 
     The task follows from the data where it lies here: lines with a label are classified.
     """
-    from launcher import render
     from launcher.errors import ConfigError
-    from trainer.defaults import infer
+    from launcher.views import render
+    from trainer.config.defaults import infer
 
     settings = infer(data) or {"task": "causal-lm"}
     classes = settings.get("num_classes")

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from launcher.commands import complete
-from launcher.commands.options import inventory_option, json_option, open_registry, run_option
+from launcher.commands.cluster_access import open_registry
+from launcher.commands.options import inventory_option, json_option, run_option
 
 
 @click.command()
@@ -38,11 +39,11 @@ def logs(
     as_json: bool,
 ) -> None:
     """Print what processes wrote, such as worker-2 or coordinator; without a name all of them."""
-    from launcher import logs as process_logs
-    from launcher import render
     from launcher.errors import ConfigError
-    from launcher.observation import Cockpit, find_run
-    from launcher.printer import Printer, parse_pattern, parse_since
+    from launcher.runs.status import Cockpit, find_run
+    from launcher.views import logs as process_logs
+    from launcher.views import render
+    from launcher.views.log_printer import Printer, parse_pattern, parse_since
 
     if follow and attempt is not None:
         raise ConfigError("--follow goes on with the latest attempt; leave out --attempt")

@@ -33,7 +33,7 @@ inventory_option = click.option(
 
 def _accept(_context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from launcher.connection import accept_new_host_keys
+        from launcher.hosts.ssh import accept_new_host_keys
 
         accept_new_host_keys()
 
@@ -122,42 +122,6 @@ def config_options(command: Command) -> Command:
     return command
 
 
-def read_hosts(inventory: Path | None, limit: str, extra_vars: tuple[str, ...]) -> Any:
-    """Return the `Host`s that `inventory_options` describe.
-
-    Raises:
-        ConfigError: the inventory or a variable cannot be used.
-    """
-    from launcher.configuration import parse_assignments
-    from launcher.inventory import load_inventory
-
-    return load_inventory(inventory, limit=limit, extra=parse_assignments(extra_vars, "-e"))
-
-
-def open_registry(inventory: Path | None, to_look: bool = True) -> Any:
-    """Return the `Registry` of the inventory's cluster, or of this machine; says what it lacks.
-
-    Whoever only looks does without Ansible while the inventory is as it was the last time, and
-    does not wait for hosts that are slow to answer.
-
-    Raises:
-        ConfigError: the inventory cannot be used.
-        UnreachableError: none of its hosts answers.
-    """
-    from launcher.fleet import LOOK, REACH
-    from launcher.recall import recall_hosts
-    from launcher.render import note
-    from launcher.runs import Registry
-
-    if inventory is None:
-        return Registry.default()
-    hosts = recall_hosts(inventory) if to_look else read_hosts(inventory, "all", ())
-    registry = Registry.of(hosts, LOOK if to_look else REACH)
-    if registry.absence is not None:
-        note(f"{registry.absence}; what the other hosts know:")
-    return registry
-
-
 def read_config(
     preset: str | None,
     config: Path | None,
@@ -175,8 +139,8 @@ def read_config(
     Raises:
         ConfigError: both --preset and --config, or a wrong key or value.
     """
-    from launcher.configuration import parse_assignments, resolve
     from launcher.errors import ConfigError
+    from launcher.plan.configuration import parse_assignments, resolve
 
     if preset and config:
         raise ConfigError("give --preset or --config, not both")
@@ -205,14 +169,14 @@ def refuse_other_agreement(kept: Any, config: Any, run_id: str) -> None:
 
 def given_settings(settings: tuple[str, ...], flags: Mapping[str, object]) -> set[str]:
     """Return the settings that the command line has a value for; `flags` are those of a name."""
-    from launcher.configuration import parse_assignments
+    from launcher.plan.configuration import parse_assignments
 
     return {*parse_assignments(settings, "--set"), *(key for key, value in flags.items() if value)}
 
 
 def _folder_of_paths(hosts: Sequence[Any]) -> Path:
-    from launcher.placement import REMOTE_STATE
-    from launcher.runs import head_of
+    from launcher.plan.placement import REMOTE_STATE
+    from launcher.runs.registry import head_of
 
     if not hosts or head_of(hosts).is_local:
         return Path.cwd()
@@ -231,8 +195,8 @@ def config_of_run(
         ConfigError: there is no such run, it is of another kind, or its config is not to be used.
     """
     from launcher.errors import ConfigError
-    from launcher.kept_configs import config_of
-    from launcher.render import note
+    from launcher.runs.kept_configs import config_of
+    from launcher.views.render import note
 
     led_by = registry.get(run_id).plan.leader.role
     if led_by != leader:

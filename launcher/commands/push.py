@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.options import cluster_options, json_option, read_hosts
+from launcher.commands.cluster_access import read_hosts
+from launcher.commands.options import cluster_options, json_option
 
 
 @click.command()
@@ -40,11 +41,11 @@ def push(
 
     Every host is asked first; when one cannot be updated, none is. The version before is kept.
     """
-    from launcher import push as pushing
-    from launcher import render
-    from launcher.environments import read_wheel
+    from launcher.deploy import push as pushing
+    from launcher.deploy.environments import read_wheel
+    from launcher.deploy.wheel import BuiltWheel, build_wheel, checkout_folder
     from launcher.errors import ConfigError
-    from launcher.wheel import BuiltWheel, build_wheel, checkout_folder
+    from launcher.views import render
 
     if rollback and wheel is not None:
         raise ConfigError("--rollback goes back to what is on the hosts; leave out --wheel")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.options import inventory_option, json_option, open_registry
+from launcher.commands.cluster_access import open_registry
+from launcher.commands.options import inventory_option, json_option
 
 
 @click.command()
@@ -14,8 +15,8 @@ from launcher.commands.options import inventory_option, json_option, open_regist
 @json_option
 def runs(inventory: Path | None, as_json: bool) -> None:
     """List the runs of a cluster, the oldest first; those of this machine without an inventory."""
-    from launcher import render
-    from launcher.observation import Cockpit
+    from launcher.runs.status import Cockpit
+    from launcher.views import render
 
     views = [Cockpit(run).observe() for run in open_registry(inventory).all()]
     if as_json:

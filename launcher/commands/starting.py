@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.kept_configs import Start
-    from launcher.plan import LaunchPlan
-    from launcher.runs import Registry
-    from launcher.stopwatch import Stopwatch
-    from launcher.survey import Survey
-    from trainer.config import RunConfig
-    from trainer.distill_job import DistillJob
+    from launcher.plan.plan import LaunchPlan
+    from launcher.preflight.survey import Survey
+    from launcher.runs.kept_configs import Start
+    from launcher.runs.registry import Registry
+    from launcher.runs.stopwatch import Stopwatch
+    from trainer.config.distill_job import DistillJob
+    from trainer.config.run import RunConfig
 
 
 def show_plan(plan: LaunchPlan, as_json: bool) -> None:
     """Print what would be started: the commands of each host, or the plan."""
-    from launcher import bringup, render
+    from launcher.runs import up
+    from launcher.views import render
 
     if as_json:
-        render.print_json(bringup.plan_tree(plan))
+        render.print_json(up.plan_tree(plan))
     else:
         for line in render.command_lines(plan):
             render.say(line)
@@ -27,8 +28,8 @@ def show_plan(plan: LaunchPlan, as_json: bool) -> None:
 
 def say_how_it_goes_on(start: Start, before: LaunchPlan, plan: LaunchPlan) -> None:
     """Say what a resumed run goes on with, and what is otherwise than it was."""
-    from launcher import render
-    from launcher.kept_configs import differences
+    from launcher.runs.kept_configs import differences
+    from launcher.views import render
 
     render.note(f"resuming {plan.run_id} {start}".rstrip())
     for line in differences(before, plan):
@@ -49,12 +50,13 @@ def start_run(
     start: Start,
 ) -> None:
     """Bring a run up and show it; with `wait` follow it to its end."""
-    from launcher import bringup, render
-    from launcher.following import follow_run
-    from launcher.joining import wait_for_first_step
-    from launcher.observation import Cockpit
+    from launcher.runs import up
+    from launcher.runs.join import wait_for_first_step
+    from launcher.runs.status import Cockpit
+    from launcher.views import render
+    from launcher.views.follow import follow_run
 
-    run = bringup.bring_up(plan, job, registry, found, render.note, timeout, watch, start)
+    run = up.bring_up(plan, job, registry, found, render.note, timeout, watch, start)
     if wait_for_first_step(run, resumed=resumed):
         watch.lap("first step")
     render.note(watch.line())

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.commands import complete
-from launcher.commands.options import cluster_options, json_option, read_hosts
+from launcher.commands.cluster_access import read_hosts
+from launcher.commands.options import cluster_options, json_option
 
 if TYPE_CHECKING:
-    from launcher.sync import Synced
+    from launcher.transfer.sync import Synced
 
 
 @click.command()
@@ -29,7 +30,8 @@ def inputs(
     as_json: bool,
 ) -> None:
     """Bring model folders and data files to every host: STATE_FOLDER/inputs/NAME."""
-    from launcher import render, sync
+    from launcher.transfer import sync
+    from launcher.views import render
 
     hosts = read_hosts(inventory, limit, extra_vars)
     _show("inputs", sync.push_inputs(hosts, paths, render.note), as_json)
@@ -58,9 +60,10 @@ def logits(
 
     With --from they come from a host, by way of FOLDER (a folder of the state folder else).
     """
-    from launcher import render, sync
-    from launcher.access import default_state_folder
     from launcher.errors import ConfigError
+    from launcher.files import default_state_folder
+    from launcher.transfer import sync
+    from launcher.views import render
 
     hosts = read_hosts(inventory, limit, extra_vars)
     done: list[Synced] = []
@@ -101,8 +104,9 @@ def checkpoints(
     as_json: bool,
 ) -> None:
     """Fetch checkpoints from the coordinator's host; only whole ones appear here."""
-    from launcher import render, sync
     from launcher.errors import ConfigError
+    from launcher.transfer import sync
+    from launcher.views import render
 
     hosts = read_hosts(inventory, limit, extra_vars)
     wanted = [
@@ -119,7 +123,7 @@ def checkpoints(
 
 
 def _show(what: str, done: Sequence[Synced], as_json: bool) -> None:
-    from launcher import render
+    from launcher.views import render
 
     if not as_json:
         for synced in done:

@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 
 from lease_holder import become
 
-from trainer import lease
 from trainer.cli import main
+from trainer.storage import lease
 
 if __name__ == "__main__":
     become("another host")

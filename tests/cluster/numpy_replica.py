@@ -21,15 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from trainer import build, config, roles
+from trainer import build, roles
+from trainer.config import run
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded, load_dataset
 from trainer.errors import TrainerError
-from trainer.exchange import tls, wire
-from trainer.exchange.client import WorkerClient
-from trainer.exchange.messages import Message, ShardAssignment, ShardResult
-from trainer.exchange.session import Event
-from trainer.layout import GradientLayout
+from trainer.exchange.protocol import wire
+from trainer.exchange.protocol.messages import Message, ShardAssignment, ShardResult
+from trainer.exchange.transport import tls
+from trainer.exchange.transport.client import WorkerClient
+from trainer.exchange.worker_session import Event
+from trainer.model.layout import GradientLayout
 from trainer.replica.backend import Choice
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 
@@ -88,7 +90,7 @@ class LinearReplica:
 
 def expected_moments(run_file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return both moments after a run of LinearReplicas in which every sample counted once."""
-    settings = config.load(run_file)
+    settings = run.load(run_file)
     inputs = build.read_inputs(settings, "any")
     replica, train = LinearReplica(inputs.layout), _dataset(settings)
     size, seed = settings.training.batch_size, settings.training.seed
@@ -153,7 +155,7 @@ class FaultyClient(WorkerClient):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _dataset(settings: config.RunConfig) -> Dataset:
+def _dataset(settings: run.RunConfig) -> Dataset:
     return load_dataset(
         Path(settings.data.train),
         Path(settings.model.path),
@@ -187,7 +189,7 @@ def main() -> int:
     flags = _parse()
     if flags.protocol:
         wire.PROTOCOL_VERSION = flags.protocol
-    settings = config.load(flags.run_file)
+    settings = run.load(flags.run_file)
     inputs = build.read_inputs(settings, flags.run_id)
     choice = Choice(LinearReplica(inputs.layout, flags.seconds), "cpu", "")
     request = build.make_request(inputs, choice, flags.rank)

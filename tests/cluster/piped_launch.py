@@ -15,12 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "launcher"))
 
 from agent_pipe import AGENT, ProcessPipe
 
-from launcher import cli, connection
-from launcher.access import Connection
-from launcher.agent_link import AgentLink
+from launcher import cli
 from launcher.errors import UnreachableError
-from launcher.inventory import Host
-from launcher.remote import RemoteConnection
+from launcher.hosts import ssh
+from launcher.hosts.base import Connection
+from launcher.hosts.remote import RemoteConnection
+from launcher.hosts.rpc import AgentLink
+from launcher.inventory.hosts import Host
 
 SILENT = (sys.executable, "-c", "import sys; sys.stdin.read()")
 
@@ -48,5 +49,5 @@ class Hosts:
 
 
 if __name__ == "__main__":
-    connection.connect = Hosts(Path(sys.argv[1])).connect
+    ssh.connect = Hosts(Path(sys.argv[1])).connect
     sys.exit(cli.run(sys.argv[2:]))

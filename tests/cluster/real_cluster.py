@@ -19,12 +19,12 @@ import pytest
 import yaml
 from real_process import PATIENCE, Process, free_port, wait_for
 
-from launcher.certificates import CLOCK_SKEW, Authority
-from trainer.checkpoint import find_checkpoint
+from launcher.certificates.authority import CLOCK_SKEW, Authority
+from trainer.checkpoint.reader import OPTIMIZER_FILE, read_run
+from trainer.checkpoint.store import find_checkpoint
 from trainer.data.corpus import write_shell_safety
 from trainer.init_model import ModelSizes, init_model
-from trainer.metrics import read_metrics
-from trainer.state import OPTIMIZER_FILE, read_run
+from trainer.tracking.metrics import read_metrics
 
 SAMPLES, BATCH = 384, 32
 STEPS = SAMPLES // BATCH

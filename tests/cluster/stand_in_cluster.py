@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.processes import find_run
+from launcher.supervisor.processes import find_run
 
 STAND_IN = Path(__file__).parents[1] / "launcher" / "stand_in_trainer.py"
 LAUNCH = [sys.executable, "-m", "launcher.cli"]

@@ -11,8 +11,8 @@ import pytest
 from real_cluster import Bench, Cluster
 from safetensors.numpy import load_file
 
+from trainer.checkpoint.reader import read_run
 from trainer.logits.dataset import LogitsFolder
-from trainer.state import read_run
 
 pytestmark = pytest.mark.cluster
 

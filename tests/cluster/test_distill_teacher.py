@@ -15,7 +15,7 @@ import pytest
 from real_process import Process, wait_for
 
 from trainer.logits.dataset import LogitsFolder
-from trainer.logits.ledger import verdicts
+from trainer.logits.verify import verdicts
 
 sys.path.append(str(Path(__file__).parents[1] / "trainer"))
 

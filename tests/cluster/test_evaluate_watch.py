@@ -17,13 +17,13 @@ from real_cluster import Bench, Cluster
 from real_process import Process, wait_for
 
 from trainer.build import build_layout
-from trainer.checkpoint import CheckpointStore, RunProgress
-from trainer.config import load
+from trainer.checkpoint.reader import BEST_EVALUATED, complete_checkpoints
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.config.run import load
 from trainer.evaluate.results import read_evaluations
-from trainer.initialization import initial_weights, uniform
+from trainer.model.initialization import initial_weights, uniform
 from trainer.optimizer import TrainState
-from trainer.state import BEST_EVALUATED, complete_checkpoints
-from trainer.storage import verify
+from trainer.storage.atomic_folder import verify
 
 pytestmark = pytest.mark.cluster
 

@@ -15,7 +15,7 @@ import pytest
 from real_process import signal_aside
 from stand_in_cluster import LAUNCH, Cluster, cluster, until
 
-from launcher.processes import identify
+from launcher.supervisor.processes import identify
 
 pytestmark = pytest.mark.cluster
 __all__ = ["cluster"]

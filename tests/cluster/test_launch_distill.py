@@ -15,8 +15,8 @@ import pytest
 import yaml
 from real_process import wait_for
 
-from launcher.processes import find_run
-from trainer.metrics import read_metrics
+from launcher.supervisor.processes import find_run
+from trainer.tracking.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1] / "trainer"))
 

@@ -14,9 +14,9 @@ import yaml
 from real_cluster import Bench
 from real_process import free_port
 
-from launcher.processes import find_run
+from launcher.supervisor.processes import find_run
 from trainer.logits.dataset import LogitsFolder
-from trainer.metrics import read_metrics
+from trainer.tracking.metrics import read_metrics
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

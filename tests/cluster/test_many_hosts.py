@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from real_process import wait_for
 
-from launcher.processes import find_run, identify
+from launcher.supervisor.processes import find_run, identify
 
 pytestmark = pytest.mark.cluster
 

@@ -14,9 +14,9 @@ import pytest
 from real_cluster import STEPS, Cluster
 from real_process import Process, free_port, wait_for
 
-from trainer.metrics import read_metrics
-from trainer.state import read_progress
-from trainer.status import read_status
+from trainer.checkpoint.reader import read_progress
+from trainer.tracking.metrics import read_metrics
+from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.cluster
 

@@ -13,11 +13,11 @@ import pytest
 from real_cluster import STEPS, Cluster, wait_for
 from real_process import PATIENCE, Process, signal_aside
 
-from launcher.access import LocalConnection
-from launcher.plan import ProcessPlan
-from launcher.supervisor import SessionSupervisor
-from launcher.teardown import GRACE
-from trainer.exchange.coordinator import STOP_PATIENCE
+from launcher.hosts.local import LocalConnection
+from launcher.plan.plan import ProcessPlan
+from launcher.runs.down import GRACE
+from launcher.runs.processes import SessionSupervisor
+from trainer.exchange.coordinator.membership import STOP_PATIENCE
 
 pytestmark = pytest.mark.cluster
 

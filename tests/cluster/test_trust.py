@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from real_cluster import Cluster, Process, write_leaf
 
-from launcher.certificates import CLOCK_SKEW, LEAF_LIFETIME, Authority
+from launcher.certificates.authority import CLOCK_SKEW, LEAF_LIFETIME, Authority
 
 pytestmark = pytest.mark.cluster
 

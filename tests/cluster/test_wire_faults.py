@@ -12,9 +12,10 @@ from proxy import Fault, FaultProxy
 from real_cluster import Cluster
 from test_trust import Trickle
 
-from trainer import build, config
-from trainer.exchange import messages
-from trainer.exchange.wire import HEADER_SIZE, Frame, FrameEncoder, MessageType, run_tag
+from trainer import build
+from trainer.config import run
+from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.wire import HEADER_SIZE, Frame, FrameEncoder, MessageType, run_tag
 from trainer.replica.backend import Choice
 
 pytestmark = pytest.mark.cluster
@@ -27,7 +28,7 @@ class Attacker:
         self.rank = rank
         self._encoder = FrameEncoder(run_tag(cluster.run_id))
         self._socket = socket.create_connection(("127.0.0.1", cluster.port), timeout=10)
-        inputs = build.read_inputs(config.load(cluster.run_file), cluster.run_id)
+        inputs = build.read_inputs(run.load(cluster.run_file), cluster.run_id)
         self.request = build.make_request(inputs, _NO_REPLICA, rank)
 
     def frame(self, frame: Frame) -> bytes:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 
-from trainer.config import OptimizerConfig
-from trainer.layout import Block, GradientLayout, TensorSlot
+from trainer.config.run import OptimizerConfig
+from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer import AdamW, TrainState, weights_digest
 
 FROZEN = Path(__file__).with_suffix(".json")

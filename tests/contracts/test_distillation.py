@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.tiny_logits import score
-from trainer.config import Divergence
+from trainer.config.run import Divergence
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.logits.scores import Scheme
 from trainer.logits.targets import targets
-from trainer.replica import distillation
-from trainer.replica.distillation import Mix, row_losses, token_losses
-from trainer.replica.torch_batch import SoftRows, soft_rows
+from trainer.replica.torch import kd_loss
+from trainer.replica.torch.batch import SoftRows, soft_rows
+from trainer.replica.torch.kd_loss import Mix, row_losses, token_losses
 
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 VOCABULARY, KEPT = 50, 8
@@ -284,7 +284,7 @@ class Largest(TorchDispatchMode):
 @pytest.fixture
 def few_logits(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let few logits exist at once."""
-    monkeypatch.setattr(distillation, "LOGIT_ELEMENTS", 1000)
+    monkeypatch.setattr(kd_loss, "LOGIT_ELEMENTS", 1000)
     return 1000
 
 
@@ -310,7 +310,7 @@ def test_chunks_change_nothing_and_bound_what_exists(
 
     losses, gradients, most = step()
     assert most <= few_logits
-    monkeypatch.setattr(distillation, "LOGIT_ELEMENTS", 1 << 25)
+    monkeypatch.setattr(kd_loss, "LOGIT_ELEMENTS", 1 << 25)
     at_once, expected, most = step()
     assert most >= rows * VOCABULARY  # the measure sees it
     assert losses == pytest.approx(at_once, rel=1e-6)

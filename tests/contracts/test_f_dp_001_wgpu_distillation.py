@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from real_cluster import Bench, Cluster
 
-from trainer.replica.wgpu.adapter import Adapter
-from trainer.state import read_run
+from trainer.checkpoint.reader import read_run
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
 pytestmark = pytest.mark.cluster
 

@@ -15,16 +15,16 @@ import torch
 
 from trainer.data.tokens import Encoded
 from trainer.errors import InputError
-from trainer.initialization import initial_weights
-from trainer.layout import build_layout
+from trainer.model.initialization import initial_weights
+from trainer.model.layout import build_layout
 from trainer.parent import FALLBACK_VARIABLE
 from trainer.replica.backend import OPENERS, Choice, Opener, UnusableError, Wish, choose
-from trainer.replica.wgpu.adapter import adapters
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
-    from trainer.config import Backend
+    from trainer.config.run import Backend
     from trainer.replica.base import Replica
 
 BATCH = [Encoded(np.array([5, 6, 7], np.int32), 1), Encoded(np.array([8], np.int32), 0)]

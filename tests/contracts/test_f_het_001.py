@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.config import RunConfig
-from trainer.layout import GradientLayout, build_layout
+from trainer.config.run import RunConfig
+from trainer.model.layout import GradientLayout, build_layout
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
@@ -27,9 +27,9 @@ def from_torch(folder: Path, config: RunConfig) -> GradientLayout:
     """What the loaded model really trains, laid out as the headers say."""
     import torch
 
-    from trainer.layout import Block, TensorSlot
-    from trainer.replica.torch_loader import load_model
-    from trainer.replica.torch_model import trainable_parameters
+    from trainer.model.layout import Block, TensorSlot
+    from trainer.replica.torch.loader import load_model
+    from trainer.replica.torch.model import trainable_parameters
 
     expected = build_layout(folder, config)
     parameters = dict(trainable_parameters(load_model(folder, config, torch.device("cpu"))))

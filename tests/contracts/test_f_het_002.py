@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.architecture import read_architecture
 from trainer.errors import InputError
-from trainer.layout import build_layout, read_headers
-from trainer.memory import MemoryPlan, check_fits, fitting_tokens, plan_memory
-from trainer.replica import torch as torch_replica
+from trainer.model.architecture import read_architecture
+from trainer.model.layout import build_layout, read_headers
+from trainer.model.memory_plan import MemoryPlan, check_fits, fitting_tokens, plan_memory
+from trainer.replica.torch import replica as torch_replica
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import MakeConfig, TinyModel
-    from trainer.config import RunConfig
+    from trainer.config.run import RunConfig
 
 
 def plan_of(folder: Path, config: RunConfig) -> MemoryPlan:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.trainer.replica.wgpu.on_device import packed
-from trainer.replica.wgpu.adapter import Adapter
-from trainer.replica.wgpu.array import Kind
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.kernels.gemm import gemm
+from trainer.replica.wgpu.gpu.array import Kind
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+from trainer.replica.wgpu.kernels.gemm.record import gemm
 
 ROWS, OUT, IN = 64, 1024, 3072
 """Tokens of a micro-batch, and a linear of Qwen3-0.6B."""

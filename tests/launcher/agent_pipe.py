@@ -10,8 +10,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.agent_link import AgentLink
-from launcher.remote import RemoteConnection
+from launcher.hosts.remote import RemoteConnection
+from launcher.hosts.rpc import AgentLink
 
 AGENT = (sys.executable, "-P", "-m", "launcher.agent")
 

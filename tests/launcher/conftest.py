@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def keepers() -> Iterator[None]:
     """Wait for the keepers that a test has started in this process: they end with their runs."""
     yield
-    access = sys.modules.get("launcher.access")
+    access = sys.modules.get("launcher.hosts.local")
     while access and access._CHILDREN:
         access._CHILDREN.pop().wait(30.0)
 
@@ -36,11 +36,11 @@ def keepers() -> Iterator[None]:
 @pytest.fixture
 def own_ssh(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give a test known hosts, a pool and an ssh_config of its own, and end what it opened."""
-    from launcher.connection import close_all
+    from launcher.hosts.ssh import close_all
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    monkeypatch.setattr("launcher.connection._POOL.accept_new", False)
+    monkeypatch.setattr("launcher.hosts.ssh._POOL.accept_new", False)
     before = server.config.read_text()
     yield
     close_all()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.plan import ProcessPlan
-from launcher.supervisor import SessionSupervisor
+from launcher.plan.plan import ProcessPlan
+from launcher.runs.processes import SessionSupervisor
 
 PARENT = "from trainer.parent import fork_workers\nfork_workers(lambda: None)\n"
 

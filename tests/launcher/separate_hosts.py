@@ -12,11 +12,11 @@ from typing import Self
 
 from agent_pipe import AGENT, ProcessPipe, state_in
 
-from launcher.agent_link import AgentLink
 from launcher.errors import UnreachableError
-from launcher.inventory import Host
-from launcher.remote import RemoteConnection
-from launcher.survey import Survey, survey
+from launcher.hosts.remote import RemoteConnection
+from launcher.hosts.rpc import AgentLink
+from launcher.inventory.hosts import Host
+from launcher.preflight.survey import Survey, survey
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from keeping import wait_for
 
-from launcher.connection import connect
 from launcher.errors import LauncherError, UnreachableError
-from launcher.inventory import Host
+from launcher.hosts.ssh import connect
+from launcher.inventory.hosts import Host
 
 
 @dataclass

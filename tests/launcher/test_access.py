@@ -12,10 +12,11 @@ import pytest
 from agent_pipe import AgentHost, state_in
 from keeping import wait_for
 
-from launcher import frames
-from launcher.access import Connection, LocalConnection
 from launcher.errors import PreflightError
-from launcher.processes import RUN_VARIABLE, identify, is_alive
+from launcher.hosts import frames
+from launcher.hosts.base import Connection
+from launcher.hosts.local import LocalConnection
+from launcher.supervisor.processes import RUN_VARIABLE, identify, is_alive
 
 
 @pytest.fixture(params=["local", "agent"])

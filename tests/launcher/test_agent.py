@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from agent_pipe import AGENT
 
-from launcher import frames
-from launcher.access import LocalConnection
-from launcher.agent import MOST_REQUESTS, Agent
 from launcher.errors import PreflightError
-from launcher.frames import LIMIT, LineSplitter
+from launcher.hosts import frames
+from launcher.hosts.agent import MOST_REQUESTS, Agent
+from launcher.hosts.frames import LIMIT, LineSplitter
+from launcher.hosts.local import LocalConnection
 
 
 class Talk:
@@ -188,7 +188,7 @@ def test_a_request_that_hangs_holds_up_no_other_and_they_are_bounded(serve: Serv
 def test_a_launcher_that_fell_silent_loses_its_locks(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.agent.SILENCE", 0.2)
+    monkeypatch.setattr("launcher.hosts.agent.SILENCE", 0.2)
     write, answers, thread = serve(LocalConnection())
     args = {"path": str(tmp_path / "lock"), "purpose": "up", "token": "t"}
     os.write(write, json.dumps({"id": 1, "op": "lock", "args": args}).encode() + b"\n")
@@ -214,7 +214,7 @@ def test_a_lock_nobody_waits_for_any_more_is_not_taken(serve: Serve, tmp_path: P
 
 
 def test_uploads_under_way_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.agent.MOST_UPLOAD", 100)
+    monkeypatch.setattr("launcher.hosts.agent.MOST_UPLOAD", 100)
     write, answers, thread = serve(LocalConnection())
     args = {"token": "t", "data": frames.pack(b"x" * 80)}
     for expected in (None, "more than 0 MiB under way"):

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from launcher import bundle
-from launcher.bundle import write_bundle
-from launcher.certificates import Authority
+from launcher.certificates import bundle
+from launcher.certificates.authority import Authority
+from launcher.certificates.bundle import write_bundle
 from launcher.cli import run
 from launcher.commands.certificates import certificates
 from launcher.errors import ConfigError
-from trainer.config import load
+from trainer.config.run import load
 from trainer.errors import InputError
-from trainer.exchange import tls
+from trainer.exchange.transport import tls
 from trainer.roles import Place, run_coordinator, run_worker
 
 

@@ -11,11 +11,11 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from launcher.certificates import Authority, Credentials, identity_of
+from launcher.certificates.authority import Authority, Credentials, identity_of
 from launcher.errors import ConfigError
 from trainer.errors import InputError, ProtocolError
-from trainer.exchange import tls
-from trainer.exchange.roster import RefusalError
+from trainer.exchange.protocol.members import RefusalError
+from trainer.exchange.transport import tls
 
 
 def store(folder: Path, credentials: Credentials) -> Path:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.access import LocalConnection
 from launcher.cli import cli, run
-from launcher.fleet import LOOK
-from launcher.inventory import Host
+from launcher.hosts.fleet import LOOK
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
 
 ROOT = Path(__file__).parents[2]
 HEAVY = (
@@ -148,7 +148,7 @@ def test_a_defect_is_one_line_too(
     def broken(*_: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("launcher.observation.find_run", broken)
+    monkeypatch.setattr("launcher.runs.status.find_run", broken)
     assert run(["status"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "launch: a defect in Motley: RuntimeError: two lines (set MOTLEY_DEBUG=1 for the traceback)"
@@ -172,7 +172,7 @@ def test_down_waits_for_hosts_that_are_busy_and_a_look_does_not(
         time.sleep(LOOK + 1)
         return LocalConnection()
 
-    monkeypatch.setattr("launcher.connection.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(json.dumps({"all": {"hosts": {"busy": {"ansible_host": "10.0.0.1"}}}}))
     assert run(["cluster", "status", "-i", str(inventory)]) == 3

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from launcher.comparisons import compare
-from launcher.machine import Machine
-from launcher.network import Network
-from launcher.preflight import Check
+from launcher.checks.finding import Check
+from launcher.facts.machine import Machine
+from launcher.facts.network import Network
+from launcher.preflight.versions import compare
 
 HERE = Machine(
     identity="laptop",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.commands.options import read_config
-from launcher.configuration import with_shared_checkpoints
-from launcher.inventory import Host
+from launcher.inventory.hosts import Host
+from launcher.plan.configuration import with_shared_checkpoints
 
 NOTHING = {"preset": None, "config": None, "settings": (), "output": None}
 LAPTOP = Host(name="laptop", connection="local")

@@ -13,20 +13,15 @@ import pytest
 from keeping import python_process, wait_for
 from sshd import Server, end_sessions, free_port, refused
 
-from launcher import agent_command
-from launcher.access import LocalConnection
-from launcher.connection import (
-    close_all,
-    connect,
-    ssh_command,
-    ssh_destination,
-)
 from launcher.errors import PreflightError, UnreachableError
-from launcher.fleet import ask_hosts
-from launcher.processes import find_run
-from launcher.remote import RemoteConnection
-from launcher.session_spec import RestartPolicy
-from launcher.supervisor import SessionSupervisor
+from launcher.hosts import bootstrap
+from launcher.hosts.fleet import ask_hosts
+from launcher.hosts.local import LocalConnection
+from launcher.hosts.remote import RemoteConnection
+from launcher.hosts.ssh import close_all, connect, ssh_command, ssh_destination
+from launcher.runs.processes import SessionSupervisor
+from launcher.supervisor.processes import find_run
+from launcher.supervisor.spec import RestartPolicy
 
 pytestmark = pytest.mark.usefixtures("own_ssh")
 
@@ -70,8 +65,8 @@ def test_a_port_that_is_closed_and_a_name_that_is_none(server: Server) -> None:
 def test_a_host_that_swallows_everything_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("connection", "ssh_login", "ssh_pipe"):
-        monkeypatch.setattr(f"launcher.{module}.CONNECT_TIMEOUT", 0.5)
+    for module in ("ssh", "ssh_login", "ssh_pipe"):
+        monkeypatch.setattr(f"launcher.hosts.{module}.CONNECT_TIMEOUT", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         text = refused(server.host(ssh_port=port))
@@ -174,8 +169,8 @@ def test_a_host_without_motley_says_which_recipe(server: Server, tmp_path: Path)
 def test_the_installation_s_own_python_is_used_where_there_is_one(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_command, "PYTHON", sys.executable)
-    monkeypatch.setattr(agent_command, "RUN_USER", getpass.getuser())
+    monkeypatch.setattr(bootstrap, "PYTHON", sys.executable)
+    monkeypatch.setattr(bootstrap, "RUN_USER", getpass.getuser())
     connection = connect(server.host(trainer_command=None))
     assert connection.exists("/")
     assert not connection.units
@@ -212,7 +207,7 @@ def test_units_are_controlled_beside_the_agent_by_sudo_s_one_rule(
     connection = connect(server.host())
     assert isinstance(connection, RemoteConnection)
     monkeypatch.setattr(RemoteConnection, "units", True)
-    monkeypatch.setattr("launcher.remote.UNIT_COMMAND", (str(program),))
+    monkeypatch.setattr("launcher.hosts.remote.UNIT_COMMAND", (str(program),))
     connection.control_unit("start", "motley-worker@a b:worker-0.service")
     assert Path(f"{program}.log").read_text() == "start motley-worker@a b:worker-0.service\n"
     with pytest.raises(PreflightError, match=r"host far: motley-unit stop bad: no"):
@@ -256,7 +251,9 @@ def test_many_threads_share_one_connection(server: Server, tmp_path: Path) -> No
 
 def test_this_machine_needs_no_ssh() -> None:
     code = (
-        "import sys\nfrom launcher.connection import connect\nfrom launcher.inventory import Host\n"
+        "import sys\n"
+        "from launcher.hosts.ssh import connect\n"
+        "from launcher.inventory.hosts import Host\n"
         "connect(Host(name='localhost', connection='local')).exists('/')\n"
         "print(*{'fabric', 'paramiko', 'invoke'} & set(sys.modules))"
     )

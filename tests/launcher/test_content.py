@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import content
-from launcher.content import CACHE, difference, digests
+from launcher.checks import digests as content
+from launcher.checks.digests import CACHE, difference, digests
 
 
 def forge_memory(folder: Path, digest: str) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.devices import (
+from launcher.facts.devices import (
     Detection,
     Device,
     Runner,
@@ -14,7 +14,7 @@ from launcher.devices import (
     parse_nvidia_smi,
     usable_cores,
 )
-from launcher.pci import normal_address
+from launcher.facts.pci import normal_address
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -173,8 +173,8 @@ def test_a_card_that_only_software_stands_in_for_is_a_problem_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_radeon(tmp_path, "0000:0c:00.0", "7310")
-    monkeypatch.setattr("launcher.devices.in_container", lambda: False)
-    monkeypatch.setattr("launcher.devices.os.access", lambda *_: True)
+    monkeypatch.setattr("launcher.facts.devices.in_container", lambda: False)
+    monkeypatch.setattr("launcher.facts.devices.os.access", lambda *_: True)
     software = answering(
         vulkaninfo=recorded("vulkaninfo-llvmpipe-debian13.txt"),
         lspci=recorded("lspci-w5700x-pair.txt"),
@@ -185,7 +185,7 @@ def test_a_card_that_only_software_stands_in_for_is_a_problem_with_a_remedy(
     assert found.vulkan_problems == (
         "0000:0c:00.0 Radeon Pro W5700X has no Vulkan driver: install mesa-vulkan-drivers",
     )
-    monkeypatch.setattr("launcher.devices.os.access", lambda *_: False)
+    monkeypatch.setattr("launcher.facts.devices.os.access", lambda *_: False)
     (problem,) = detect(software, tmp_path).vulkan_problems
     assert "add it to group render" in problem
     (problem,) = detect(answering(), tmp_path).vulkan_problems

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from hollow_model import make_model
 
-from launcher.access import LocalConnection
-from launcher.devices import Device
-from launcher.distill_probes import distill_probes
-from launcher.distillation import place_distillation
-from launcher.inventory import Host
-from launcher.job_checks import check_model_folder, check_text
-from launcher.machine import describe
-from launcher.placement import Setting
-from launcher.plan import LaunchPlan
-from launcher.preflight import Finding, Probe
-from launcher.survey import Survey
-from trainer.distill_job import load
+from launcher.checks.finding import Finding
+from launcher.checks.job import check_model_folder, check_text
+from launcher.facts.devices import Device
+from launcher.facts.machine import describe
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.distillation import place_distillation
+from launcher.plan.placement import Setting
+from launcher.plan.plan import LaunchPlan
+from launcher.preflight.distill import distill_probes
+from launcher.preflight.probe import Probe
+from launcher.preflight.survey import Survey
+from trainer.config.distill_job import load
 
 SETTING = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
 CPU = (Device("cpu", "cpu"),)

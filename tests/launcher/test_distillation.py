@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from launcher.cli import run
-from launcher.configuration import resolve_job
-from launcher.devices import Device
-from launcher.distillation import place_distillation
 from launcher.errors import ConfigError
-from launcher.inventory import Host
-from launcher.placement import Setting
-from launcher.plan import LaunchPlan, ProcessPlan
-from trainer import distill_job
-from trainer.distill_job import DistillJob
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.configuration import resolve_job
+from launcher.plan.distillation import place_distillation
+from launcher.plan.placement import Setting
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from trainer.config import distill_job
+from trainer.config.distill_job import DistillJob
 from trainer.errors import InputError
 
 ROOT = Path(__file__).parents[2]

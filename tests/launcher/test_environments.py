@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environments
-from launcher.environments import WheelFacts, read_wheel
+from launcher.deploy import environments
+from launcher.deploy.environments import WheelFacts, read_wheel
+from launcher.deploy.wheel import build_wheel
 from launcher.errors import ConfigError
-from launcher.wheel import build_wheel
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 from keeping import python_process, wait_for
 
-from launcher import connection
-from launcher.access import LocalConnection
-from launcher.failures import FailureWatch
-from launcher.inventory import Host
-from launcher.observation import Cockpit, RunView
-from launcher.plan import LaunchPlan, ProcessPlan
-from launcher.runs import Run
-from launcher.session_spec import RestartPolicy
-from launcher.supervisor import ProcessState, SessionSupervisor
+from launcher.hosts import ssh
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.runs.failures import FailureWatch
+from launcher.runs.processes import ProcessState, SessionSupervisor
+from launcher.runs.registry import Run
+from launcher.runs.status import Cockpit, RunView
+from launcher.supervisor.spec import RestartPolicy
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connect", lambda _host: LocalConnection())
+    monkeypatch.setattr(ssh, "connect", lambda _host: LocalConnection())
 
 
 def cockpit_of(process: ProcessPlan) -> Cockpit:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from keeping import ForkingSupervisor, python_process, wait_for
 
-from launcher.access import LocalConnection
-from launcher.processes import find_run, send_signal
-from launcher.session_spec import FALLBACK_VARIABLE, RestartPolicy
-from launcher.supervisor import SessionSupervisor
+from launcher.hosts.local import LocalConnection
+from launcher.runs.processes import SessionSupervisor
+from launcher.supervisor.processes import find_run, send_signal
+from launcher.supervisor.spec import FALLBACK_VARIABLE, RestartPolicy
 from trainer import parent
 
 SLEEP = "import time\nwhile True: time.sleep(60)"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.fences import check_fences, read_fence
-from launcher.unit_states import read_properties
+from launcher.checks.unit_sandbox import check_fences, read_fence
+from launcher.checks.unit_states import read_properties
 
 HEAD = "motley-coordinator@demo:coordinator.service"
 WORKER = "motley-worker@demo:worker-0.service"

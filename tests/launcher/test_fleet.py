@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from launcher import fleet
-from launcher.access import LocalConnection
 from launcher.errors import PartialError, PreflightError, UnreachableError
-from launcher.fleet import Answers, ask_hosts, at_once, line_of
-from launcher.inventory import Host
+from launcher.hosts import fleet
+from launcher.hosts.fleet import Answers, ask_hosts, at_once, line_of
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
 
 HOSTS = [Host(name="intel"), Host(name="lambda"), Host(name="attic")]
 
@@ -24,7 +24,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise UnreachableError("host attic: connection refused")
         return LocalConnection()
 
-    monkeypatch.setattr("launcher.connection.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
     monkeypatch.setattr(fleet, "_SILENT", {})
     return tried
 

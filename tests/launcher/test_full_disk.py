@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import pytest
 from keeping import wait_for
 
-from launcher.log_marks import LogMarks, offset_at
-from launcher.processes import find_run, send_signal
-from launcher.session_spec import RestartPolicy, SessionSpec
+from launcher.supervisor.log_index import LogMarks, offset_at
+from launcher.supervisor.processes import find_run, send_signal
+from launcher.supervisor.spec import RestartPolicy, SessionSpec
 
 RUN_ID = "full-disk"
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05)

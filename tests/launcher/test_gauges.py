@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.gauges import Gauge, parse_nvidia_gauges, read_gauges
+from launcher.facts.gauges import Gauge, parse_nvidia_gauges, read_gauges
 
 NVIDIA = """\
 GPU-6f1e0b1c-0000-1111-2222-333344445555, 00000000:01:00.0, 11264, 24564, 67, 98

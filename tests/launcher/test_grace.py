@@ -11,19 +11,15 @@ import pytest
 from keeping import python_process, wait_for
 from unit_host import UnitHost
 
-from launcher import teardown
-from launcher.access import LocalConnection
-from launcher.processes import find_run, send_signal
-from launcher.session_spec import (
-    SAVING,
-    SAVING_VARIABLE,
-    RestartPolicy,
-    SessionSpec,
-)
-from launcher.supervisor import SessionSupervisor, Supervisor
-from launcher.units import SystemdSupervisor
-from trainer import journal
-from trainer.exchange import coordinator, link
+from launcher.hosts.local import LocalConnection
+from launcher.runs import down
+from launcher.runs.processes import SessionSupervisor, Supervisor
+from launcher.runs.systemd import SystemdSupervisor
+from launcher.supervisor.processes import find_run, send_signal
+from launcher.supervisor.spec import SAVING, SAVING_VARIABLE, RestartPolicy, SessionSpec
+from trainer.exchange.coordinator import membership
+from trainer.exchange.transport import link
+from trainer.tracking import run_recorder
 
 SLEEP = "import time\nwhile True: time.sleep(60)"
 Make = Callable[[float], Supervisor]
@@ -90,7 +86,7 @@ def test_a_process_that_saves_is_given_the_time(make: Make, home: Path) -> None:
 def test_a_save_without_end_is_not_waited_for_forever(
     make: Make, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.supervisor.LONGEST_SAVE", 0.5)
+    monkeypatch.setattr("launcher.runs.processes.LONGEST_SAVE", 0.5)
     supervisor = make(0.2)
     process = python_process(home, SAVES.format(seconds=600))
     supervisor.start(process)
@@ -139,10 +135,10 @@ def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
 
 
 def test_the_mark_of_a_save_has_the_name_that_the_trainer_looks_for() -> None:
-    assert SAVING_VARIABLE == journal.SAVING_VARIABLE
+    assert SAVING_VARIABLE == run_recorder.SAVING_VARIABLE
 
 
 def test_every_grace_outlasts_what_a_stopped_coordinator_waits_for() -> None:
     """It gives up its step first; then its keeper's grace ends, then the launcher's."""
     keeper = SessionSpec("coordinator", "run", (), {}, "").grace
-    assert coordinator.STOP_PATIENCE + link.FLUSH < keeper < teardown.GRACE
+    assert membership.STOP_PATIENCE + link.FLUSH < keeper < down.GRACE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host_checks import (
+from launcher.checks.host import (
     check_cuda,
     check_devices,
     check_folder,
@@ -96,7 +96,7 @@ def test_the_python_of_a_trainer_lies_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.host_checks.MODULES", ("torch", "no_such_module"))
+    monkeypatch.setattr("launcher.checks.host.MODULES", ("torch", "no_such_module"))
     assert check_trainer("/bin/sh", own=True).detail == "not installed: no_such_module"
     assert check_trainer("/bin/sh", own=True, trains=False).status == "ok"
 
@@ -114,7 +114,7 @@ def test_the_trainers_own_python_is_asked_for_cards(tmp_path: Path) -> None:
 def test_secure_boot_is_a_reason_only_where_a_card_does_not_work(
     monkeypatch: pytest.MonkeyPatch, state: str, broken: bool, status: str
 ) -> None:
-    monkeypatch.setattr("launcher.machine.secure_boot", lambda: state)
+    monkeypatch.setattr("launcher.facts.machine.secure_boot", lambda: state)
     assert check_secure_boot(broken).status == status
 
 
@@ -122,5 +122,5 @@ def test_secure_boot_is_a_reason_only_where_a_card_does_not_work(
 def test_a_machine_that_may_fall_asleep(
     monkeypatch: pytest.MonkeyPatch, sleeps: bool, status: str
 ) -> None:
-    monkeypatch.setattr("launcher.machine.may_sleep", lambda: sleeps)
+    monkeypatch.setattr("launcher.facts.machine.may_sleep", lambda: sleeps)
     assert check_sleep().status == status

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host_runs import unfinished_runs, wanted_runs
+from launcher.supervisor.host_runs import unfinished_runs, wanted_runs
 
 
 @pytest.mark.parametrize(

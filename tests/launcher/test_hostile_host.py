@@ -10,18 +10,19 @@ from typing import Any, cast
 
 import pytest
 
-from launcher import connection, fleet
-from launcher.access import Connection, LocalConnection
-from launcher.devices import Device
 from launcher.errors import ConfigError, UnreachableError
-from launcher.inventory import Host
-from launcher.observation import Cockpit, find_run
-from launcher.placement import Setting, place
-from launcher.record import read_record
-from launcher.runs import Registry
-from launcher.ssh_pipe import SshPipe
-from launcher.teardown import tear_down
-from trainer.config import load
+from launcher.facts.devices import Device
+from launcher.hosts import fleet, ssh
+from launcher.hosts.base import Connection
+from launcher.hosts.local import LocalConnection
+from launcher.hosts.ssh_pipe import SshPipe
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import Setting, place
+from launcher.runs.down import tear_down
+from launcher.runs.plan_file import read_record
+from launcher.runs.registry import Registry
+from launcher.runs.status import Cockpit, find_run
+from trainer.config.run import load
 
 RUN_ID = "demo-20261120-110300-7f3a"
 Tree = dict[str, Any]
@@ -101,7 +102,7 @@ _CPU = Device("cpu", "cpu")
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
-    monkeypatch.setattr("launcher.connection.connect", made.connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect", made.connect)
     monkeypatch.setattr(fleet, "_SILENT", {})
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "localhost"))
     return made
@@ -109,7 +110,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 @pytest.fixture
 def real_connect() -> Callable[[Host], Connection]:
-    return connection.connect
+    return ssh.connect
 
 
 @pytest.mark.parametrize("way", ["ssh", "local", "none"])
@@ -136,7 +137,7 @@ def test_a_host_that_the_inventory_lacks_is_unreachable_whatever_its_plan_says(
     def connect(host: Host) -> Connection:
         return real_connect(host) if host.name == "stranger" else lab.connect(host)
 
-    monkeypatch.setattr("launcher.connection.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
     view = Cockpit(lab.run()).observe()
     assert view.processes["worker-1"].state == "unreachable"
     assert "the run's plan names it and the inventory does not" in view.unreachable["stranger"]
@@ -308,7 +309,7 @@ def test_the_inventory_names_a_host_of_the_plan_that_is_away(
     hosts = [lab.tree["hosts"][0], {**lab.tree["hosts"][1], "address": "6.6.6.6", "user": "root"}]
     lab.says({**lab.tree, "hosts": hosts})
     assert lab.run().host("good") is lab.inventory[1]
-    monkeypatch.setattr("launcher.connection.connect", refuse)
+    monkeypatch.setattr("launcher.hosts.ssh.connect", refuse)
     with pytest.raises(UnreachableError, match="no route"):
         Registry.of(lab.inventory)
 

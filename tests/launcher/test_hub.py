@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import hub
-from launcher.configuration import resolve
-from launcher.job_checks import check_model, model_folder
+from launcher.checks.job import check_model, model_folder
+from launcher.plan import hub
+from launcher.plan.configuration import resolve
 from tests.trainer.small_model import write_data, write_model
-from trainer.config import RunConfig
+from trainer.config.run import RunConfig
 
 NAME = "motley-tests/tiny"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import run
-from trainer.config import RunConfig, load
+from trainer.config.run import RunConfig, load
 
 
 @pytest.fixture(autouse=True)

@@ -12,17 +12,17 @@ import pytest
 from hollow_model import make_model
 from separate_hosts import SeparateHosts, missing
 
-from launcher.access import LocalConnection
-from launcher.bringup import make_plan
-from launcher.devices import Device
-from launcher.diagnosis import diagnose
+from launcher.checks.finding import Check
 from launcher.errors import LauncherError, PreflightError, UnreachableError
-from launcher.inspection import CHECKS, check_clock, inspect
-from launcher.inventory import Host
-from launcher.plan import LaunchPlan
-from launcher.preflight import Check
-from launcher.survey import Survey, survey
-from trainer.config import RunConfig, load
+from launcher.facts.devices import Device
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan
+from launcher.preflight.inspection import CHECKS, check_clock, inspect
+from launcher.preflight.survey import Survey, survey
+from launcher.runs.doctor import diagnose
+from launcher.runs.up import make_plan
+from trainer.config.run import RunConfig, load
 
 ABSENCE = missing()
 needs_namespaces = pytest.mark.skipif(ABSENCE is not None, reason=ABSENCE or "")

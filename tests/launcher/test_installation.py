@@ -14,8 +14,9 @@ import pytest
 from handmade import lock_of, make_wheel
 from keeping import wait_for
 
-from launcher import environments, installation
-from launcher.wheel import build_wheel
+from launcher.deploy import environments
+from launcher.deploy import install as installation
+from launcher.deploy.wheel import build_wheel
 
 pytestmark = pytest.mark.cluster  # each environment takes seconds to make
 
@@ -32,7 +33,7 @@ def motley(folder: Path, version: str, *needs: str, broken: bool = False) -> Pat
         "launcher/session.py": "import nothing_like_it" if broken else "import leaf",
         "launcher/locks/coordinator.txt": lock_of(*wheels),
         "trainer/__init__.py": "",
-        "trainer/config.py": "",
+        "trainer/build.py": "",
     }
     return make_wheel(folder, "motley", version, files, "Requires-Python: >=3.11")
 

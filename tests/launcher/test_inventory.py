@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.inventory import EMBEDDED, load_inventory, parse_answer
-from launcher.plan import LaunchPlan
+from launcher.inventory.hosts import EMBEDDED, load_inventory, parse_answer
+from launcher.plan.plan import LaunchPlan
 
 HEAD = "all:\n  hosts:\n    box:\n      ansible_connection: local\n"
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from hollow_model import make_model
 
-from launcher.devices import Device
-from launcher.inventory import Host
-from launcher.job_checks import (
+from launcher.checks.job import (
     check_data,
     check_memory,
     check_model,
@@ -17,8 +15,10 @@ from launcher.job_checks import (
     check_training_data,
     model_content,
 )
-from launcher.placement import Setting, place
-from trainer.config import load
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import Setting, place
+from trainer.config.run import load
 
 SETTING = Setting(run_id="x-1", trainer_command=("trainer",), state_folder="/s", routes={})
 
@@ -93,14 +93,14 @@ def test_a_plan_above_the_memory_is_refused(
         connection="local",
         devices=(Device("cuda", "GPU-1", "small", 1 << 30), Device("cpu", "cpu")),
     )
-    monkeypatch.setattr("launcher.job_checks.available_memory", lambda: 1 << 40)
+    monkeypatch.setattr("launcher.checks.job.available_memory", lambda: 1 << 40)
     finding = check_memory(place([host], config, None, SETTING), config, ["localhost"])
     assert finding.status == "fail"
     assert "worker-0 on GPU-1 need" in finding.detail
     cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),) * 3)
     plan = place([cpu], config, None, SETTING)
     assert check_memory(plan, config, ["localhost"]).status == "ok"
-    monkeypatch.setattr("launcher.job_checks.available_memory", lambda: 4 << 30)
+    monkeypatch.setattr("launcher.checks.job.available_memory", lambda: 4 << 30)
     finding = check_memory(plan, config, ["localhost"])
     assert finding.status == "fail"
     assert "3 CPU workers and the coordinator need" in finding.detail
@@ -113,7 +113,7 @@ def test_each_host_answers_for_its_own_share_of_the_memory(
     cpu = (Device("cpu", "cpu"),)
     head = Host(name="head", coordinator=True, bind_address="10.0.0.1", devices=cpu)
     plan = place([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)
-    monkeypatch.setattr("launcher.job_checks.available_memory", lambda: 6 << 30)
+    monkeypatch.setattr("launcher.checks.job.available_memory", lambda: 6 << 30)
     assert check_memory(plan, config, ["head"]).status == "ok"
     assert "3 CPU workers need" in check_memory(plan, config, ["big"]).detail
     both = check_memory(plan, config, ["head", "big"]).detail  # two names of one machine

@@ -12,16 +12,16 @@ sys.path.append(str(Path(__file__).parents[1] / "trainer"))
 
 from tiny_logits import SCHEMES, tiny_description, tiny_folder
 
-from launcher.access import LocalConnection
-from launcher.devices import Device
+from launcher.checks.finding import Finding
 from launcher.errors import UnreachableError
-from launcher.inventory import Host
-from launcher.job_probes import Content, compare_content, job_probes
-from launcher.machine import describe
-from launcher.placement import Setting, place
-from launcher.preflight import Finding
-from launcher.survey import Survey
-from trainer.config import load
+from launcher.facts.devices import Device
+from launcher.facts.machine import describe
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import Setting, place
+from launcher.preflight.finetune import Content, compare_content, job_probes
+from launcher.preflight.survey import Survey
+from trainer.config.run import load
 
 FINE = Finding("ok", "/data/train.jsonl")
 LESSON = {"task": "causal-lm", "distillation.alpha": 0.7}

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import fleet
-from launcher.access import LocalConnection
 from launcher.cli import run
 from launcher.commands.options import read_config
 from launcher.errors import ConfigError
-from launcher.inventory import Host
-from launcher.kept_configs import Start, config_of, keep_config
-from launcher.placement import Setting, place
-from launcher.runs import Registry
-from trainer.config import load
+from launcher.hosts import fleet
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import Setting, place
+from launcher.runs.kept_configs import Start, config_of, keep_config
+from launcher.runs.registry import Registry
+from trainer.config.run import load
 
 RUN_ID = "demo-20261120-110300-7f3a"
 HOSTS = (Host(name="intel", coordinator=True), Host(name="big", share_folder="/net/share"))
@@ -40,7 +40,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """Return the runs of a cluster whose coordinator's host is another machine."""
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "laptop"))
     monkeypatch.setattr(fleet, "_SILENT", {})
-    monkeypatch.setattr("launcher.connection.connect", lambda host: Disk(tmp_path / host.name))
+    monkeypatch.setattr("launcher.hosts.ssh.connect", lambda host: Disk(tmp_path / host.name))
     listed = [Host(name="intel", coordinator=True, devices=(), fill_with_cpu=True)]
     setting = Setting(run_id=RUN_ID, trainer_command=("t",), state_folder="/s", routes={})
     plan = place(listed, load("quickstart", {"output": "/o"}), 1, setting)

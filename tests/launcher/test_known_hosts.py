@@ -8,7 +8,7 @@ import pytest
 from sshd import make_key
 
 from launcher.errors import UnreachableError
-from launcher.known_hosts import entry_name, find, fingerprint, remember, verify
+from launcher.hosts.known_hosts import entry_name, find, fingerprint, remember, verify
 
 KEY = b"\0\0\0\x0bssh-ed25519" + b"\0\0\0\x20" + b"k" * 32
 OTHER = b"\0\0\0\x0bssh-ed25519" + b"\0\0\0\x20" + b"o" * 32

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from launcher import link_checks
-from launcher.link_checks import BURST, Crossing, Listening, connect, listen
+from launcher.checks import link as link_checks
+from launcher.checks.link import BURST, Crossing, Listening, connect, listen
 
 PATIENCE = 30.0
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from launcher.devices import Device
-from launcher.inventory import Host
-from launcher.link_checks import Crossing
-from launcher.link_trial import judge, speed
-from launcher.placement import Setting, place
-from launcher.plan import LaunchPlan
-from trainer.config import load
+from launcher.checks.link import Crossing
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import Setting, place
+from launcher.plan.plan import LaunchPlan
+from launcher.preflight.link import judge, speed
+from trainer.config.run import load
 
 TARGET = "10.0.0.1:9000"
 

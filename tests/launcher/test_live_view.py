@@ -9,19 +9,21 @@ import pytest
 from keeping import python_process, wait_for
 from rich.console import Console
 
-from launcher import connection, render, telemetry
-from launcher.access import Connection, LocalConnection
-from launcher.devices import Device
 from launcher.errors import UnreachableError
-from launcher.failures import Failure
-from launcher.gauges import Gauge
-from launcher.inventory import Host
-from launcher.live_view import curve, live_view
-from launcher.observation import Cockpit, RunView
-from launcher.plan import LaunchPlan
-from launcher.runs import Run
-from launcher.supervisor import ProcessState, SessionSupervisor
-from launcher.telemetry import Pace, Snapshot, Telemetry
+from launcher.facts.devices import Device
+from launcher.facts.gauges import Gauge
+from launcher.hosts import ssh
+from launcher.hosts.base import Connection
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.failures import Failure
+from launcher.runs.processes import ProcessState, SessionSupervisor
+from launcher.runs.registry import Run
+from launcher.runs.status import Cockpit, RunView
+from launcher.views import render, telemetry
+from launcher.views.live import curve, live_view
+from launcher.views.telemetry import Pace, Snapshot, Telemetry
 
 GIB = 1 << 30
 UUID = "GPU-6f1e0b1c-0000-1111-2222-333344445555"
@@ -185,7 +187,7 @@ def test_a_dead_host_does_not_hold_up_the_picture(
             return LocalConnection()
         raise UnreachableError(f"host {host.name}: no route")
 
-    monkeypatch.setattr(connection, "connect", connect)
+    monkeypatch.setattr(ssh, "connect", connect)
     monkeypatch.setattr(telemetry, "LOOK_EVERY", 0.01)
     worker = run.plan.processes[1]
     SessionSupervisor(LocalConnection(), run.run_id).start(worker)

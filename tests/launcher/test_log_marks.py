@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.log_marks import LogMarks, offset_at
+from launcher.supervisor.log_index import LogMarks, offset_at
 
 MARKS = b"100.0 0\n105.0 50\n130.0 80\n"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from keeping import python_process
 
-from launcher import log_pages
-from launcher.access import LocalConnection
-from launcher.log_pages import LogPages, last_lines
-from launcher.plan import ProcessPlan
-from launcher.supervisor import SessionSupervisor
+from launcher.hosts.local import LocalConnection
+from launcher.plan.plan import ProcessPlan
+from launcher.runs import log_pages
+from launcher.runs.log_pages import LogPages, last_lines
+from launcher.runs.processes import SessionSupervisor
 
 
 @pytest.fixture(autouse=True)
@@ -93,9 +93,9 @@ def test_the_last_lines_of_the_newest_attempt_that_said_something(process: Proce
 def test_a_line_without_an_end_is_shown_in_parts(
     process: ProcessPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.log_pages.PIECE", 16)
-    monkeypatch.setattr("launcher.log_pages.LONGEST", 64)
-    monkeypatch.setattr("launcher.log_pages._BACK", 16)
+    monkeypatch.setattr("launcher.runs.log_pages.PIECE", 16)
+    monkeypatch.setattr("launcher.runs.log_pages.LONGEST", 64)
+    monkeypatch.setattr("launcher.runs.log_pages._BACK", 16)
     log = pages(process, b"x" * 1000 + b"\nend\n")
     found = list(log.pages(0, whole=False))
     assert b"".join(line for page in found for line in page.lines) == b"x" * 1000 + b"end"

@@ -15,8 +15,8 @@ sys.path.append(str(Path(__file__).parents[1] / "trainer"))
 
 from tiny_logits import SCHEMES, tiny_description, tiny_folder
 
-from launcher.logits_folder import check_logits, logits_content
-from trainer.distill.taught import content_digest
+from launcher.checks.logits_folder import check_logits, logits_content
+from trainer.distill.student.distributed_dataset import content_digest
 from trainer.logits.dataset import LogitsFolder
 
 
@@ -115,7 +115,7 @@ def test_an_agent_needs_neither_torch_nor_pyarrow(logits: LogitsFolder, tmp_path
     }
     code = (
         "import sys\n"
-        "from launcher.questions import answer\n"
+        "from launcher.hosts.queries import answer\n"
         f"for name, arguments in {questions!r}.items():\n"
         "    assert answer(name, arguments), name\n"
         "assert not {'torch', 'pyarrow', 'trainer.logits'} & sys.modules.keys()\n"

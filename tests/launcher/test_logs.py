@@ -9,18 +9,20 @@ import pytest
 from agent_pipe import AgentHost, state_in
 from keeping import python_process, wait_for
 
-from launcher import connection, logs
-from launcher.access import Connection, LocalConnection
 from launcher.errors import ConfigError, UnreachableError
-from launcher.inventory import Host
-from launcher.logs import LogReader, Selection, choose
-from launcher.observation import Cockpit
-from launcher.plan import LaunchPlan, ProcessPlan
-from launcher.printer import Printer
-from launcher.remote import RemoteConnection
-from launcher.runs import Run
-from launcher.session_spec import RestartPolicy
-from launcher.supervisor import SessionSupervisor
+from launcher.hosts import ssh
+from launcher.hosts.base import Connection
+from launcher.hosts.local import LocalConnection
+from launcher.hosts.remote import RemoteConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.runs.processes import SessionSupervisor
+from launcher.runs.registry import Run
+from launcher.runs.status import Cockpit
+from launcher.supervisor.spec import RestartPolicy
+from launcher.views import logs
+from launcher.views.log_printer import Printer
+from launcher.views.logs import LogReader, Selection, choose
 
 
 class Collector(Printer):
@@ -67,7 +69,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             raise UnreachableError(f"host {host.name}: no route")
         return LocalConnection()
 
-    monkeypatch.setattr(connection, "connect", connect)
+    monkeypatch.setattr(ssh, "connect", connect)
     return away
 
 
@@ -169,7 +171,7 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentHost]:
             opened.append(host.connect())
         return opened[0]
 
-    monkeypatch.setattr(connection, "connect", connect)
+    monkeypatch.setattr(ssh, "connect", connect)
     monkeypatch.setattr(logs, "_FIRST_RETRY", 0.01)
     yield host
     for each in opened:
@@ -181,7 +183,7 @@ def test_no_line_is_lost_or_doubled_when_agents_die(tmp_path: Path, far: AgentHo
     process = replace(python_process(tmp_path, WRITER), host="far")
     process = replace(process, argv=(*process.argv, str(tmp_path)))
     run = run_of(process)
-    connected = connection.connect(run.hosts[0])
+    connected = ssh.connect(run.hosts[0])
     quick = RestartPolicy(first_delay=0.05)
     SessionSupervisor(connected, "r", restart=quick, grace=1.0).start(process)
     printer, said = Collector(), list[str]()

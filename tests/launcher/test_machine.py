@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machine import (
-    Machine,
-    code_digest,
-    describe,
-    identity,
-    may_sleep,
-    secure_boot,
-)
-from launcher.questions import answer
-from launcher.received import receive
+from launcher.facts.machine import Machine, code_digest, describe, identity, may_sleep, secure_boot
+from launcher.hosts.queries import answer
+from launcher.hosts.received import receive
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.network import Network, Route, is_reachable, network, parse_addresses, routes
+from launcher.facts.network import Network, Route, is_reachable, network, parse_addresses, routes
 
 RECORDED = Path(__file__).parent / "recorded"
 ADDRESSES = (RECORDED / "ip-addr-many-interfaces.json").read_text()
@@ -34,8 +34,8 @@ def test_bridges_loopback_link_local_and_unplugged_cards_are_no_addresses_to_try
 
 
 def test_a_network_survives_the_way_to_the_launcher() -> None:
-    from launcher.questions import answer
-    from launcher.received import receive
+    from launcher.hosts.queries import answer
+    from launcher.hosts.received import receive
 
     here = answer("machine", {})["network"]
     assert receive(Network, json.loads(json.dumps(here)), "network").problem == here["problem"]

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from launcher.access import LocalConnection
-from launcher.distillation import place_distillation
-from launcher.inventory import Host
-from launcher.observation import Cockpit, derive_state, shards
-from launcher.placement import Setting, place
-from launcher.plan import LaunchPlan
-from launcher.processes import ProcessIdentity, identify
-from launcher.runs import Run
-from launcher.self_reports import read_training
-from launcher.supervisor import ProcessState
-from trainer import distill_job
-from trainer.config import load
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.distillation import place_distillation
+from launcher.plan.placement import Setting, place
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.processes import ProcessState
+from launcher.runs.registry import Run
+from launcher.runs.self_reports import read_training
+from launcher.runs.status import Cockpit, derive_state, shards
+from launcher.supervisor.processes import ProcessIdentity, identify
+from trainer.config import distill_job
+from trainer.config.run import load
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ class Distillation:
     """A student that leads and a teacher beside it, by what their keepers and they wrote."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("launcher.connection.connect", lambda _host: LocalConnection())
+        monkeypatch.setattr("launcher.hosts.ssh.connect", lambda _host: LocalConnection())
         host = Host(name="localhost", connection="local", devices=())
         job = distill_job.load(
             None,

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from keeping import python_process, wait_for
 
-from launcher.access import LocalConnection
-from launcher.parent import PARENT_VARIABLE
-from launcher.plan import ProcessPlan
-from launcher.processes import find_run, identify, send_signal
-from launcher.session_spec import RestartPolicy
-from launcher.supervisor import SessionSupervisor
+from launcher.hosts.local import LocalConnection
+from launcher.plan.plan import ProcessPlan
+from launcher.runs.processes import SessionSupervisor
+from launcher.supervisor.prefork import PARENT_VARIABLE
+from launcher.supervisor.processes import find_run, identify, send_signal
+from launcher.supervisor.spec import RestartPolicy
 from trainer.commands.finetune import finetune
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.pci import Card, cards, named, normal_address, parse_lspci
+from launcher.facts.pci import Card, cards, named, normal_address, parse_lspci
 
 RECORDED = Path(__file__).parent / "recorded"
 

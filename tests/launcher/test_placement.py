@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.devices import Device
 from launcher.errors import ConfigError, PreflightError
-from launcher.inventory import Host
-from launcher.placement import Setting, place
-from launcher.plan import LaunchPlan
-from launcher.session_spec import FALLBACK_VARIABLE
-from trainer.config import RunConfig, load
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import Setting, place
+from launcher.plan.plan import LaunchPlan
+from launcher.supervisor.spec import FALLBACK_VARIABLE
+from trainer.config.run import RunConfig, load
 
 SETTING = Setting(
     run_id="quickstart-20261120-110300-7f3a",

@@ -2,9 +2,10 @@
 
 import threading
 
-from launcher.access import LocalConnection
+from launcher.checks.finding import Finding
 from launcher.errors import UnreachableError
-from launcher.preflight import Finding, Probe, ask_finding, examine, question_probe
+from launcher.hosts.local import LocalConnection
+from launcher.preflight.probe import Probe, ask_finding, examine, question_probe
 
 
 def test_a_check_that_hangs_or_breaks_costs_one_line() -> None:

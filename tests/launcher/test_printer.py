@@ -9,7 +9,7 @@ import pytest
 from keeping import python_process
 
 from launcher.errors import ConfigError
-from launcher.printer import Printer, parse_pattern, parse_since
+from launcher.views.log_printer import Printer, parse_pattern, parse_since
 
 
 @pytest.mark.parametrize(

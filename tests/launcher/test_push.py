@@ -9,14 +9,15 @@ import pytest
 from handmade import lock_of, make_wheel
 from keeping import wait_for
 
-from launcher import connection, installation
-from launcher.access import LocalConnection
-from launcher.environments import make_environment, read_wheel
+from launcher.deploy import install
+from launcher.deploy.environments import make_environment, read_wheel
+from launcher.deploy.push import Fleet, Update, refuse, root_of
+from launcher.deploy.versions import Installation
+from launcher.deploy.wheel import BuiltWheel
 from launcher.errors import LauncherError, PartialError, PreflightError, UnreachableError
-from launcher.inventory import Host
-from launcher.push import Fleet, Update, refuse, root_of
-from launcher.versions import Installation
-from launcher.wheel import BuiltWheel
+from launcher.hosts import ssh
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
 
 pytestmark = pytest.mark.cluster  # each environment takes seconds to make
 
@@ -38,8 +39,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     twig = make_wheel(tmp_path, "twig", "1.0", {"twig.py": ""})
     sources = {
-        f"launcher/{path.name}": path.read_text(encoding="utf-8")
-        for path in (ROOT / "launcher").glob("*.py")
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in (ROOT / "launcher").rglob("*.py")
     }
 
     def make(version: str, twigs: bool = False, broken: bool = False) -> BuiltWheel:
@@ -47,7 +48,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             **sources,
             "launcher/locks/coordinator.txt": lock_of(twig) if twigs else "",
             "trainer/__init__.py": "",
-            "trainer/config.py": "1 / 0" if broken else "",
+            "trainer/build.py": "1 / 0" if broken else "",
         }
         path = make_wheel(tmp_path / version, "motley", version, files)
         return BuiltWheel(path, version, read_wheel(path).sha256)
@@ -88,7 +89,7 @@ def hosts(
             raise UnreachableError("host away: no route")
         return InstalledConnection(tmp_path / host.name / "opt")
 
-    monkeypatch.setattr(connection, "connect", connect)
+    monkeypatch.setattr(ssh, "connect", connect)
     return result
 
 
@@ -180,7 +181,7 @@ def test_a_version_that_does_not_start(tmp_path: Path, hosts: list[Host], make: 
 def test_an_installation_that_is_killed(
     tmp_path: Path, hosts: list[Host], make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = json.dumps({"schema": installation.BEGUN_SCHEMA, "pid": 2**22, "start": 1, "boot": "x"})
+    begun = json.dumps({"schema": install.BEGUN_SCHEMA, "pid": 2**22, "start": 1, "boot": "x"})
 
     def spawn(_self: LocalConnection, _argv: object, _env: object, log: str) -> None:
         Path(log).write_text(f"{begun}\ninstallation: making environment 1\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.questions import answer
+from launcher.hosts.queries import answer
 
 
 @pytest.mark.parametrize("name", ["clock", "machine", "devices"])
@@ -36,7 +36,7 @@ def test_hosts_need_none_of_the_launchers_own_packages() -> None:
     """A host has `motley[coordinator]`; asking must not import what only the laptop has."""
     code = (
         "import sys\n"
-        "from launcher.questions import answer\n"
+        "from launcher.hosts.queries import answer\n"
         "answer('data', {'path': '/x', 'remedy': ''})\n"
         "print(*{'ansible', 'fabric', 'paramiko', 'cryptography', 'torch'} & set(sys.modules))"
     )

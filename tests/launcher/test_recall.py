@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import recall
-from launcher.inventory import Host
-from launcher.recall import fingerprint, recall_hosts
+from launcher.inventory import cache
+from launcher.inventory.cache import fingerprint, recall_hosts
+from launcher.inventory.hosts import Host
 
 TEXT = "all:\n  hosts:\n    intel: {ansible_host: 10.0.0.2, motley_devices: [{backend: cpu}]}\n"
 
@@ -26,7 +26,7 @@ def test_what_has_not_changed_is_rendered_once(
 ) -> None:
     hosts = recall_hosts(inventory)
     assert [(host.name, host.address) for host in hosts] == [("intel", "10.0.0.2")]
-    monkeypatch.setattr(recall, "load_inventory", lambda _: (Host(name="other"),))
+    monkeypatch.setattr(cache, "load_inventory", lambda _: (Host(name="other"),))
     assert recall_hosts(inventory) == hosts
     inventory.write_text(TEXT.replace("10.0.0.2", "10.0.0.3"))
     assert recall_hosts(inventory) == (Host(name="other"),)

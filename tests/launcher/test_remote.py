@@ -13,11 +13,11 @@ import pytest
 from agent_pipe import AgentHost, ProcessPipe
 from keeping import wait_for
 
-from launcher.access import LocalConnection
-from launcher.agent_link import AgentLink, NoAgentError
 from launcher.errors import LauncherError, PreflightError, UnreachableError
-from launcher.frames import LIMIT, FrameError, LineSplitter, encode, error_frame, to_error
-from launcher.remote import RemoteConnection
+from launcher.hosts.frames import LIMIT, FrameError, LineSplitter, encode, error_frame, to_error
+from launcher.hosts.local import LocalConnection
+from launcher.hosts.remote import RemoteConnection
+from launcher.hosts.rpc import AgentLink, NoAgentError
 
 HELLO = (
     '{"schema": "motley.agent/1", "version": "0", "wheel": null, "python": "/p", "user": "u", '
@@ -117,8 +117,8 @@ def test_a_late_answer_is_told_from_a_host_that_is_gone(host: AgentHost, tmp_pat
 def test_a_host_that_falls_silent_is_given_up(
     host: AgentHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.agent_link.PING", 0.05)
-    monkeypatch.setattr("launcher.agent_link.SILENCE", 2.0)
+    monkeypatch.setattr("launcher.hosts.rpc.PING", 0.05)
+    monkeypatch.setattr("launcher.hosts.rpc.SILENCE", 2.0)
     connection = host.connect()
     host.pipes[0].process.send_signal(signal.SIGSTOP)
     with pytest.raises(UnreachableError, match="host far: silent for 2 s"):
@@ -127,7 +127,7 @@ def test_a_host_that_falls_silent_is_given_up(
 
 
 def test_an_idle_link_stays_open(host: AgentHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.agent_link.PING", 0.05)
+    monkeypatch.setattr("launcher.hosts.rpc.PING", 0.05)
     connection = host.connect()
     link = host.open_link()
     before = link._heard
@@ -287,7 +287,7 @@ def test_names_that_are_paths_are_passed_over(speak: Speak) -> None:
 def test_a_file_without_an_end_does_not_fill_the_memory(
     speak: Speak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.remote.MOST_READ", 5 << 20)
+    monkeypatch.setattr("launcher.hosts.remote.MOST_READ", 5 << 20)
     endless = f"import base64\nANSWER = base64.b64encode(bytes(1 << 20)).decode()\n{ANSWERS}"
     link = AgentLink("far", speak(endless))
     there = RemoteConnection("far", lambda: link)

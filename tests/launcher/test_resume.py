@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from launcher import configuration
 from launcher.commands.cluster import up
-from launcher.devices import Device
 from launcher.errors import ConfigError
-from launcher.inventory import Host
-from launcher.kept_configs import Start, keep_config
-from launcher.placement import Setting, place
-from launcher.runs import Registry
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan import configuration
+from launcher.plan.placement import Setting, place
+from launcher.runs.kept_configs import Start, keep_config
+from launcher.runs.registry import Registry
 
 Resume = Callable[..., Result]
 KEPT = Path("state/configs/run-1.start.json")

@@ -9,9 +9,9 @@ from itertools import permutations
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.inventory import Host
-from launcher.network import Address, Network, Route
-from launcher.routes import choose
+from launcher.facts.network import Address, Network, Route
+from launcher.inventory.hosts import Host
+from launcher.plan.routes import choose
 
 HEAD = Host(name="intel", address="192.168.1.2", coordinator=True)
 

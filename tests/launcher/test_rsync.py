@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher import rsync
 from launcher.errors import PartialError, PreflightError, UnreachableError
+from launcher.transfer import rsync
 
 
 @pytest.mark.parametrize(

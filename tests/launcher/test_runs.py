@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher import connection, fleet
-from launcher.access import LocalConnection
-from launcher.devices import Device
 from launcher.errors import ConfigError, PreflightError, UnreachableError
-from launcher.inventory import Host
-from launcher.placement import Setting, place
-from launcher.plan import LaunchPlan
-from launcher.runs import Place, Registry, authority_folder, new_run_id, time_of
-from trainer.config import load
+from launcher.facts.devices import Device
+from launcher.hosts import fleet, ssh
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import Setting, place
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.registry import Place, Registry, authority_folder, new_run_id, time_of
+from trainer.config.run import load
 
 CPU = Device("cpu", "cpu")
 
@@ -40,7 +40,7 @@ def down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
             raise UnreachableError(f"host {host.name}: connection refused")
         return Disk(tmp_path / host.name)
 
-    monkeypatch.setattr("launcher.connection.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
     monkeypatch.setattr(fleet, "_SILENT", {})
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "laptop"))
     return names
@@ -61,7 +61,7 @@ def make_plan(tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> LaunchPla
 def keep(registry: Registry, tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> None:
     run, text = registry.record(make_plan(tmp_path, hosts, run_id))
     for host in run.hosts:
-        folder = Path(run.folder(host, connection.connect(host)))
+        folder = Path(run.folder(host, ssh.connect(host)))
         folder.mkdir(parents=True)
         (folder / "plan.json").write_bytes(text)
         (folder / "run.yaml").write_text("name: demo\n")
@@ -78,7 +78,7 @@ def test_a_run_is_read_from_the_coordinators_host(
     runs = Registry.of(hosts).all()
     assert [run.run_id for run in runs] == ["demo-1", "demo-2"]
     assert runs[0].head.name == "intel"
-    there = runs[0].folder(hosts[0], connection.connect(hosts[0]))
+    there = runs[0].folder(hosts[0], ssh.connect(hosts[0]))
     assert there == str(tmp_path / "lambda" / "runs" / "demo-1")
     assert registry.config("demo-1") == b"name: demo\n"
     assert [run.run_id for run in registry.all({"demo-2", "other"})] == ["demo-2"]
@@ -184,5 +184,5 @@ def test_the_end_of_a_run_is_written_on_every_host_that_has_it(
     answers = run.ask_to_end()
     assert (list(answers.found), list(answers.errors)) == (["intel"], ["lambda"])
     assert run.asked_to_end()
-    intel = run.folder(run.head, connection.connect(run.head))
+    intel = run.folder(run.head, ssh.connect(run.head))
     assert json.loads(Path(intel, "plan.json").read_text())["run_id"] == "demo-1"

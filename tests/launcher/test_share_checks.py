@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import questions, share_checks
+from launcher.checks import share as share_checks
+from launcher.hosts import queries
 
 SILENT = "needs root and /dev/fuse to mount a file system that hangs"
 
@@ -36,7 +37,7 @@ def test_a_share_that_works_says_where_it_is_and_how_fast(tmp_path: Path) -> Non
 
 
 def test_the_agent_can_be_asked(tmp_path: Path) -> None:
-    answer = questions.answer("share", {"path": str(share(tmp_path / "share"))})
+    answer = queries.answer("share", {"path": str(share(tmp_path / "share"))})
     assert str(tmp_path) in answer["detail"]
 
 
@@ -127,7 +128,7 @@ def test_a_server_that_is_gone_costs_the_deadline_and_no_more(tmp_path: Path) ->
 
 
 def test_the_child_needs_only_the_standard_library() -> None:
-    code = "import sys, launcher.share_checks; print(*sorted(sys.modules))"
+    code = "import sys, launcher.checks.share; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.inventory import Host
-from launcher.ssh_config import Route, expand, route_to, ssh_arguments
+from launcher.hosts.ssh_config import Route, expand, route_to, ssh_arguments
+from launcher.inventory.hosts import Host
 
 
 def write(folder: Path, text: str, name: str = "config") -> str:

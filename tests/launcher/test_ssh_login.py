@@ -10,13 +10,8 @@ import pytest
 from keeping import wait_for
 from sshd import Server, make_key, refused
 
-from launcher import known_hosts
-from launcher.connection import (
-    accept_new_host_keys,
-    connect,
-    ssh_command,
-    ssh_destination,
-)
+from launcher.hosts import known_hosts
+from launcher.hosts.ssh import accept_new_host_keys, connect, ssh_command, ssh_destination
 
 pytestmark = pytest.mark.usefixtures("own_ssh")
 

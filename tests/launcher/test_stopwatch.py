@@ -3,13 +3,13 @@
 import subprocess
 import sys
 
-from launcher.stopwatch import Stopwatch
+from launcher.runs.stopwatch import Stopwatch
 
 
 def test_laps_add_up_from_the_beginning_of_the_process() -> None:
     code = (
         "import time\ntime.sleep(0.2)\n"
-        "from launcher.stopwatch import Stopwatch\n"
+        "from launcher.runs.stopwatch import Stopwatch\n"
         "watch = Stopwatch()\nwatch.lap('connect')\nwatch.lap('start')\n"
         "print(watch.laps['connect'] >= 0.2, list(watch.tree()), watch.line())"
     )

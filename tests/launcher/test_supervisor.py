@@ -15,12 +15,19 @@ from agent_pipe import AgentHost
 from keeping import ForkingSupervisor, python_process, wait_for
 from unit_host import UnitHost
 
-from launcher.access import LocalConnection
 from launcher.errors import PartialError
-from launcher.processes import ProcessIdentity, boot_id, find_run, identify, is_alive, send_signal
-from launcher.session_spec import RestartPolicy
-from launcher.supervisor import SessionSupervisor, Supervisor
-from launcher.units import SystemdSupervisor
+from launcher.hosts.local import LocalConnection
+from launcher.runs.processes import SessionSupervisor, Supervisor
+from launcher.runs.systemd import SystemdSupervisor
+from launcher.supervisor.processes import (
+    ProcessIdentity,
+    boot_id,
+    find_run,
+    identify,
+    is_alive,
+    send_signal,
+)
+from launcher.supervisor.spec import RestartPolicy
 from trainer.errors import RESTARTED
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
@@ -263,9 +270,9 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
     process = python_process(tmp_path, f"print('up')\n{SLEEP}")
     starter = (
         "import sys, json\n"
-        "from launcher.access import LocalConnection\n"
-        "from launcher.plan import ProcessPlan\n"
-        "from launcher.supervisor import SessionSupervisor\n"
+        "from launcher.hosts.local import LocalConnection\n"
+        "from launcher.plan.plan import ProcessPlan\n"
+        "from launcher.runs.processes import SessionSupervisor\n"
         "plan = ProcessPlan(**json.loads(sys.argv[1]))\n"
         f"SessionSupervisor(LocalConnection(), {run_id!r}).start(plan)\n"
     )
@@ -304,7 +311,7 @@ def test_a_keeper_that_cannot_start_is_said_in_its_own_words(
 ) -> None:
     connection = LocalConnection()
     connection.python = "/bin/false"
-    monkeypatch.setattr("launcher.supervisor._START_DEADLINE", 0.1)
+    monkeypatch.setattr("launcher.runs.processes._START_DEADLINE", 0.1)
     with pytest.raises(PartialError, match="worker-0: its keeper did not start"):
         SessionSupervisor(connection, run_id).start(python_process(tmp_path, "pass"))
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from launcher.access import LocalConnection
-from launcher.devices import Detection, Device
 from launcher.errors import PreflightError, UnreachableError
-from launcher.inventory import Host
-from launcher.received import receive
-from launcher.survey import survey, with_devices
+from launcher.facts.devices import Detection, Device
+from launcher.hosts.local import LocalConnection
+from launcher.hosts.received import receive
+from launcher.inventory.hosts import Host
+from launcher.preflight.survey import survey, with_devices
 
 RTX = {
     "backend": "cuda",
@@ -118,7 +118,7 @@ class Hung(LocalConnection):
 
 
 def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.survey.ASK_DEADLINE", 0.5)
+    monkeypatch.setattr("launcher.preflight.survey.ASK_DEADLINE", 0.5)
     hung = Hung()
     hosts = [Host(name=name, devices=()) for name in "abc"]
     found = survey(hosts, {"a": LocalConnection(), "b": hung, "c": Old()})

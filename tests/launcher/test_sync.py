@@ -12,17 +12,19 @@ from pathlib import Path
 import pytest
 from sshd import Server, running_sshd
 
-from launcher import connection, rsync, share_checks, sync
+from launcher.checks import share as share_checks
 from launcher.cli import run
 from launcher.errors import ConfigError, PartialError, PreflightError, UnreachableError
-from launcher.inventory import Host
+from launcher.hosts import ssh
+from launcher.inventory.hosts import Host
+from launcher.transfer import rsync, sync
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
-    connection.close_all()
+    ssh.close_all()
 
 
 @pytest.fixture
@@ -314,7 +316,7 @@ def test_a_machine_without_rsync_is_told_so(
 def test_a_host_without_a_share_needs_to_say_where_it_is(near: Host) -> None:
     bare = Host(name="near", connection="local")
     with pytest.raises(ConfigError, match="motley_share_folder"):
-        sync.find_place(bare, connection.connect(bare), "checkpoints")
+        sync.find_place(bare, ssh.connect(bare), "checkpoints")
 
 
 @pytest.mark.needs("rsync")

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from launcher.tables import Column, table
+from launcher.views.tables import Column, table
 
 COLUMNS = (
     Column("NAME", least=6),

@@ -14,21 +14,22 @@ import click
 import pytest
 from keeping import python_process
 
-from launcher import cli, render
-from launcher.access import LocalConnection
+from launcher import cli
+from launcher.checks.finding import Check
 from launcher.errors import PreflightError
-from launcher.failures import Failure
-from launcher.inventory import Host
-from launcher.live_view import live_view
-from launcher.log_pages import last_lines
-from launcher.observation import RunView
-from launcher.plan import LaunchPlan
-from launcher.preflight import Check
-from launcher.printer import Printer
-from launcher.runs import Run
-from launcher.supervisor import ProcessState, SessionSupervisor
-from launcher.telemetry import Snapshot
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.failures import Failure
+from launcher.runs.log_pages import last_lines
+from launcher.runs.processes import ProcessState, SessionSupervisor
+from launcher.runs.registry import Run
+from launcher.runs.status import RunView
 from launcher.terminal import visible, visible_lines
+from launcher.views import render
+from launcher.views.live import live_view
+from launcher.views.log_printer import Printer
+from launcher.views.telemetry import Snapshot
 
 TITLE = "\x1b]0;owned\x07"
 CLEAR = "\x1b[2J\x1b[H"
@@ -204,17 +205,17 @@ def test_errors(
 
 DOORS = {
     "cli.py": "errors, and the version",
-    "render.py": "say, note, JSON",
-    "printer.py": "logs",
+    "views/render.py": "say, note, JSON",
+    "views/log_printer.py": "logs",
     "commands/completion.py": "a shell script of our own",
     "commands/lazy.py": "help",
-    "installation.py": "on a host, into a log",
-    "rendering.py": "JSON to the launcher",
-    "session.py": "on a host, into a log",
-    "share_checks.py": "on a host, to its parent",
-    "wheel.py": "about this checkout",
+    "deploy/install.py": "on a host, into a log",
+    "inventory/rendering.py": "JSON to the launcher",
+    "supervisor/process_supervisor.py": "on a host, into a log",
+    "checks/share.py": "on a host, to its parent",
+    "deploy/wheel.py": "about this checkout",
 }
-"""Files that write to stdout or stderr; everything else goes through `render` and `printer`."""
+"""Files that write to stdout or stderr; everything else goes through these."""
 
 
 def test_there_are_no_other_doors() -> None:

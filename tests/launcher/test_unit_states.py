@@ -1,7 +1,7 @@
 """What systemd says of units, from its own output."""
 
-from launcher.processes import boot_id
-from launcher.unit_states import read_properties, show_units
+from launcher.checks.unit_states import read_properties, show_units
+from launcher.supervisor.processes import boot_id
 
 SHOWN = """\
 Id=motley-worker@demo:worker-0.service

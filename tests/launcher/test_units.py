@@ -14,12 +14,12 @@ from keeping import python_process, wait_for
 from unit_host import UnitHost
 
 from launcher.errors import PartialError, PreflightError
-from launcher.plan import ProcessPlan
-from launcher.processes import find_run, send_signal
-from launcher.session import is_final
-from launcher.session_spec import RestartPolicy
-from launcher.supervisor import SessionSupervisor
-from launcher.units import SystemdSupervisor, supervise, unit_of
+from launcher.plan.plan import ProcessPlan, unit_of
+from launcher.runs.processes import SessionSupervisor
+from launcher.runs.systemd import SystemdSupervisor, supervise
+from launcher.supervisor.process_supervisor import is_final
+from launcher.supervisor.processes import find_run, send_signal
+from launcher.supervisor.spec import RestartPolicy
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
 UP = "import time\nprint('up')\nwhile True: time.sleep(60)"
@@ -205,7 +205,7 @@ def test_an_instance_is_a_run_and_a_process(tmp_path: Path, instance: str) -> No
 def test_a_unit_that_does_not_start_is_said_with_systemds_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.supervisor._START_DEADLINE", 0.1)
+    monkeypatch.setattr("launcher.runs.processes._START_DEADLINE", 0.1)
     place = Place(tmp_path, program="/bin/true")
     with pytest.raises(PartialError, match=r"worker-0: its unit did not start \(.*dead, success"):
         place.supervisor.start(place.process())

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.pci import Card, parse_lspci
-from launcher.vulkan import Adapter, explain_missing, parse_vulkaninfo, place, usable
+from launcher.facts.pci import Card, parse_lspci
+from launcher.facts.vulkan import Adapter, explain_missing, parse_vulkaninfo, place, usable
 
 RECORDED = Path(__file__).parent / "recorded"
 RADEON = Card("0000:03:00.0", "1002", "7310", "Radeon Pro W5700X", "amdgpu", "/dev/dri/renderD128")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import wheel
+from launcher.deploy import wheel
+from launcher.deploy.wheel import BuiltWheel, build_wheel, checkout_folder
 from launcher.errors import ConfigError, LauncherError
-from launcher.wheel import BuiltWheel, build_wheel, checkout_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def test_this_runs_from_a_checkout() -> None:
 
 def test_links_become_files(built: BuiltWheel) -> None:
     with zipfile.ZipFile(built.path) as archive:
-        text = archive.read("launcher/local.yml")
+        text = archive.read("launcher/inventory/local.yml")
     assert text == (ROOT / "inventory" / "local.yml").read_bytes()
 
 
@@ -118,7 +118,7 @@ def test_the_locks_of_hosts_are_in_it(built: BuiltWheel) -> None:
 
 def test_as_a_program(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-P", "-m", "launcher.wheel", "--output", tmp_path],
+        [sys.executable, "-P", "-m", "launcher.deploy.wheel", "--output", tmp_path],
         capture_output=True,
         text=True,
         timeout=120,

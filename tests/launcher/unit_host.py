@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.access import ASK_DEADLINE, UNIT_DEADLINE, LocalConnection
 from launcher.errors import PreflightError, UnreachableError
-from launcher.processes import boot_id
-from launcher.session import WANTED_VARIABLE
+from launcher.hosts.base import ASK_DEADLINE, UNIT_DEADLINE
+from launcher.hosts.local import LocalConnection
+from launcher.supervisor.process_supervisor import WANTED_VARIABLE
+from launcher.supervisor.processes import boot_id
 
 UNIT = re.compile(r"motley-(?:worker|coordinator)@([a-z0-9][a-z0-9._-]*:[a-z0-9-]+)\.service")
 

@@ -59,7 +59,7 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
     import click
 
     from launcher.cli import cli
-    from launcher.variables import VARIABLES
+    from launcher.inventory.variables import VARIABLES
     from trainer.cli import trainer
 
     def visit(group: click.Group, path: str) -> list[str]:
@@ -75,9 +75,12 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
         *(ROOT / "launcher").glob("commands/*.py"),
         *(ROOT / "trainer").glob("commands/**/*.py"),
     ]
-    names = ("cli", "logs", "plan", "printer", "render")
+    names = ("cli", "views/logs", "plan/plan", "views/log_printer", "views/render")
     sources += [ROOT / "launcher" / f"{name}.py" for name in names]
-    names = ("scoring", "status", "generation", "distill/audit", "evaluate/results")
+    names = (
+        *("evaluate/scoring", "tracking/status", "evaluate/generation"),
+        *("distill/teacher/audit", "evaluate/results"),
+    )
     sources += [ROOT / "trainer" / f"{name}.py" for name in names]
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     schemas = set(re.findall(r'"(motley\.[a-z.]+/\d+)"', text))

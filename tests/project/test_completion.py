@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.inventory import Host
-from launcher.placement import Setting, place
-from trainer.config import load
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import Setting, place
+from trainer.config.run import load
 
 BIN = Path(sys.executable).parent
 RUNS = ("first-20261121-130000-7f3a", "second-20261121-140000-7f3b")

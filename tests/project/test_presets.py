@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import RunConfig, load, presets
+from trainer.config.run import RunConfig, load, presets
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,20 +18,24 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.agent_command import agent_command
-from launcher.environments import Pip, make_venv, python_runs
+from launcher.checks.host import check_cuda
+from launcher.deploy.environments import Pip, make_venv, python_runs
+from launcher.deploy.wheel import build_wheel
 from launcher.errors import LauncherError
-from launcher.host_checks import check_cuda
-from launcher.inventory import Host, load_inventory
-from launcher.placement import environment
-from launcher.wheel import build_wheel
+from launcher.hosts.bootstrap import agent_command
+from launcher.inventory.hosts import Host, load_inventory
+from launcher.plan.placement import environment
 from trainer.roles import Place, _worker_command
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [
     path for name in ("launcher", "trainer") for path in sorted((ROOT / name).rglob("*.py"))
 ]
-PLAYS = [path for path in sorted((ROOT / "playbooks").rglob("*")) if path.is_file()]
+PLAYS = [
+    path
+    for path in sorted((ROOT / "playbooks").rglob("*"))
+    if path.is_file() and path.suffix != ".pyc"
+]
 SAFE = {"-P", "-I"}
 TAKES_CODE = {"-m", "-c", "-"}
 _IN_TEXT = re.compile(r"python[0-9.]*[\"']?((?:\s+-[A-Za-z]+)*?)\s+-(?:m|c)\b")

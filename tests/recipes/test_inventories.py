@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from launcher.cli import cli
-from launcher.inventory import load_inventory
-from launcher.variables import VARIABLES
+from launcher.inventory.hosts import load_inventory
+from launcher.inventory.variables import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "inventory/hosts.yml"

@@ -22,8 +22,14 @@ from proxy import FaultProxy
 from real_process import free_port
 from small_model import WORDS, write_model
 
-from launcher.processes import RUN_VARIABLE, ProcessIdentity, find_run, identify, send_signal
-from launcher.session_spec import FINAL_PHASES, log_name
+from launcher.supervisor.processes import (
+    RUN_VARIABLE,
+    ProcessIdentity,
+    find_run,
+    identify,
+    send_signal,
+)
+from launcher.supervisor.spec import FINAL_PHASES, log_name
 from tests.soak.clock import Clocks
 from tests.soak.launch import JOIN_DEADLINE
 from tests.soak.schedule import COORDINATOR, WORKERS

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from launcher import bringup, cli
+from launcher import cli
+from launcher.runs import up
 
 HEALTHY = 10.0
 """Seconds that a process has to live until its earlier failures are forgotten."""
@@ -16,6 +17,6 @@ JOIN_DEADLINE = 30.0
 """exchange.join_deadline of a soak."""
 
 if __name__ == "__main__":
-    assert bringup.HEALTHY_MARGIN > 0.0
-    bringup.HEALTHY_MARGIN = HEALTHY - JOIN_DEADLINE
+    assert up.HEALTHY_MARGIN > 0.0
+    up.HEALTHY_MARGIN = HEALTHY - JOIN_DEADLINE
     sys.exit(cli.run(sys.argv[1:]))

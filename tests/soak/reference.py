@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from tests.soak.cluster import SoakCluster
-from trainer.metrics import METRICS_FILE, read_metrics
+from trainer.tracking.metrics import METRICS_FILE, read_metrics
 
 _LOOK = 0.2
 _SLOWEST_STEP = 2.0

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 from real_process import wait_for
 
-from launcher.processes import ProcessIdentity, identify
+from launcher.supervisor.processes import ProcessIdentity, identify
 from tests.soak import faults, room
 from tests.soak.cluster import Pair, SoakCluster
 from tests.soak.faults import Injection, Injector

@@ -17,8 +17,8 @@ from tests.soak.faults import Injection
 from tests.soak.recovery import Recovery
 from tests.soak.reference import ReferenceRunError, undisturbed_losses
 from tests.soak.timeline import Usage
-from trainer.metrics import read_metrics
-from trainer.state import complete_checkpoints, read_run
+from trainer.checkpoint.reader import complete_checkpoints, read_run
+from trainer.tracking.metrics import read_metrics
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
 from tests.testbed.plan import Plan
 from tests.testbed.training import RECIPE, Operator, leftovers, verified
-from trainer.metrics import read_metrics
+from trainer.tracking.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1] / "trainer"))
 

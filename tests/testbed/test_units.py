@@ -17,13 +17,13 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from launcher.agent_command import agent_command
-from launcher.agent_link import AgentLink
-from launcher.inventory import Host as InventoryHost
-from launcher.plan import ProcessPlan
-from launcher.remote import RemoteConnection
-from launcher.session_spec import RestartPolicy
-from launcher.units import SystemdSupervisor, supervise, unit_of
+from launcher.hosts.bootstrap import agent_command
+from launcher.hosts.remote import RemoteConnection
+from launcher.hosts.rpc import AgentLink
+from launcher.inventory.hosts import Host as InventoryHost
+from launcher.plan.plan import ProcessPlan, unit_of
+from launcher.runs.systemd import SystemdSupervisor, supervise
+from launcher.supervisor.spec import RestartPolicy
 from tests.launcher.agent_pipe import ProcessPipe
 from tests.testbed.conftest import NewHost
 from tests.testbed.host import Host

@@ -16,7 +16,7 @@ from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
 from tests.testbed.plan import Plan
 from tests.testbed.processes import Completed
-from trainer.metrics import read_metrics
+from trainer.tracking.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(sys.executable).parent
@@ -257,7 +257,8 @@ def leftovers(host: Host) -> list[str]:
 def verified(host: Host, folder: str) -> dict[str, list[str]]:
     """Return the files of each checkpoint below a folder, all checked byte by byte on that host."""
     program = (
-        "import json, sys; from pathlib import Path; from trainer.storage import verify; "
+        "import json, sys; from pathlib import Path; "
+        "from trainer.storage.atomic_folder import verify; "
         "steps = sorted(Path(sys.argv[1]).glob('step-*')); "
         "print(json.dumps({step.name: sorted(verify(step)) for step in steps}))"
     )

@@ -9,7 +9,7 @@ import numpy as np
 from tiny_logits import score
 
 from trainer.data.encoder import load_tokenizer
-from trainer.distill.vocabulary import tokenizer_digest
+from trainer.distill.tokenizer.vocabulary import tokenizer_digest
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.description import (
     CorpusInfo,

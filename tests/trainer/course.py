@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import RunConfig, load
+from trainer.checkpoint.trained_model import load_trained
+from trainer.config.run import RunConfig, load
 from trainer.distill.stopping import Stop
-from trainer.distill.student_inputs import FreshStudent
-from trainer.distill.student_run import Device, run_student
-from trainer.metrics import read_metrics
-from trainer.trained import load_trained
+from trainer.distill.student.inputs import FreshStudent
+from trainer.distill.student.run import Device, run_student
+from trainer.tracking.metrics import read_metrics
 
 
 class Course:

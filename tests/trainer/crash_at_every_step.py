@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 
-from trainer.checkpoint import CheckpointStore
-from trainer.storage import Disk
+from trainer.checkpoint.store import CheckpointStore
+from trainer.storage.atomic_folder import Disk
 
 OPERATIONS = ("make_folder", "create", "write", "sync", "close", "rename", "link", "remove_tree")
 

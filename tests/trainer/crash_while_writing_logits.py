@@ -16,7 +16,7 @@ from crash_at_every_step import CountingDisk
 from tiny_logits import SCHEMES, tiny_description, tiny_windows
 
 from trainer.logits.dataset import LogitsFolder
-from trainer.storage import Disk
+from trainer.storage.atomic_folder import Disk
 
 DESCRIPTION = tiny_description(SCHEMES["topk"])
 

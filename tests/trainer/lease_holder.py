@@ -11,13 +11,13 @@ import os
 import sys
 from pathlib import Path
 
-from trainer import lease, lease_folder, storage
 from trainer.errors import TrainerError
+from trainer.storage import atomic_folder, lease, lease_folder
 
 
 def become(identity: str) -> None:
     """Stand for another host."""
-    for module in (lease, lease_folder, storage):
+    for module in (lease, lease_folder, atomic_folder):
         module.host_identity = lambda: identity  # type: ignore[attr-defined]  # what another host would say
 
     def local_only(*_: object) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.checkpoint import CheckpointStore, RunProgress
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.checkpoint.trained_model import Trained
 from trainer.evaluate.base import Compute, Outcome
 from trainer.evaluate.claims import Claims
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.runner import Manner, Runner
-from trainer.initialization import initial_weights, uniform
-from trainer.layout import build_layout
+from trainer.model.initialization import initial_weights, uniform
+from trainer.model.layout import build_layout
 from trainer.optimizer import TrainState
-from trainer.trained import Trained
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

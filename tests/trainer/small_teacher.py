@@ -12,10 +12,10 @@ import small_model
 import torch
 
 from trainer.data.documents import Documents
-from trainer.distill.assignment import Assignment, Wish, assign
-from trainer.distill.teacher import Teacher, open_teacher
-from trainer.distill.teaching import Teaching
-from trainer.distill.trimming import trim
+from trainer.distill.teacher.assignment import Assignment, Wish, assign
+from trainer.distill.teacher.run import Teaching
+from trainer.distill.teacher.scoring import Teacher, open_teacher
+from trainer.distill.tokenizer.trim import trim
 from trainer.init_model import init_model
 from trainer.logits.scores import Scheme
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.numpy import load_file
 from tiny_run import tiny_progress
 
-from trainer.adapter import model_config, safetensors_pieces
-from trainer.checkpoint import CheckpointStore
-from trainer.layout import build_layout
+from trainer.checkpoint.store import CheckpointStore
+from trainer.model.hf_export import model_config, safetensors_pieces
+from trainer.model.layout import build_layout
 from trainer.optimizer import TrainState
 
 # peft 0.21 asks transformers 5.23 for a property by its former name.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer import build
-from trainer.config import load
+from trainer.config.run import load
 from trainer.errors import InputError
 from trainer.init_model import ModelSizes, init_model
 from trainer.replica.backend import Choice

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tiny_run import make_store, save, tiny_config, tiny_layout, tiny_progress, tiny_state
 
-from trainer.checkpoint import CheckpointStore, find_checkpoint, read_progress
+from trainer.checkpoint.reader import BEST_EVALUATED
+from trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_progress
 from trainer.errors import InputError, StorageError
 from trainer.optimizer import AdamW
-from trainer.removal import pin
-from trainer.state import BEST_EVALUATED
-from trainer.storage import Disk, point, verify
+from trainer.storage.atomic_folder import Disk, point, verify
+from trainer.storage.removal import pin
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from tiny_run import *
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 layout = tiny_layout(1024)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, matthews_corrcoef
 
-from trainer.classification import accuracy, add_confusion, matthews, mean_loss
+from trainer.data.metrics import accuracy, add_confusion, matthews, mean_loss
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.config import RunConfig, load, presets
+from trainer.config.run import RunConfig, load, presets
 from trainer.errors import InputError
 
 

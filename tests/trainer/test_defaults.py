@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.defaults import infer
+from trainer.config.defaults import infer
 
 
 @pytest.mark.parametrize(

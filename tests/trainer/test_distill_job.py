@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainer.config import load as load_run_config
-from trainer.distill_job import DistillJob, load, presets
+from trainer.config.distill_job import DistillJob, load, presets
+from trainer.config.run import load as load_run_config
 from trainer.errors import InputError
 
 LEAST = {"teacher.model": "t", "teacher.data": ["c"], "student.model": "s"}

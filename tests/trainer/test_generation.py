@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import small_model as small
 
-from trainer.checkpoint import CheckpointStore, RunProgress
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
 from trainer.data.encoder import Encoder, load_tokenizer
 from trainer.data.shapes import Message, Sample
 from trainer.errors import InputError
-from trainer.generation import complete
+from trainer.evaluate.generation import complete
 from trainer.init_model import init_model
-from trainer.initialization import initial_weights, uniform
-from trainer.layout import build_layout
+from trainer.model.initialization import initial_weights, uniform
+from trainer.model.layout import build_layout
 from trainer.optimizer import TrainState
 from trainer.replica.sampling import Sampling
-from trainer.trained import load_trained
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig
@@ -151,7 +151,7 @@ def test_the_text_alone_is_printed_for_people(model: Path) -> None:
 
 def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None:
     """In a batch, whose other samples go on and leave padding behind it."""
-    from trainer.replica.torch_generator import TorchGenerator
+    from trainer.replica.torch.generator import TorchGenerator
 
     trained = load_trained(adapter)
     prompts = [[70, 80, 90, 100], [75], [110, 120]]

@@ -14,7 +14,7 @@ import small_model as small
 from trainer.data.tokens import load_dataset
 from trainer.errors import InputError
 from trainer.init_model import ModelSizes, init_model
-from trainer.model_files import model_digest, resolve_model
+from trainer.model.files import model_digest, resolve_model
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from trainer.initialization import HEAD_STD, initial_weights, uniform
-from trainer.layout import build_layout
+from trainer.model.initialization import HEAD_STD, initial_weights, uniform
+from trainer.model.layout import build_layout
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

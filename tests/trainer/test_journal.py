@@ -11,11 +11,11 @@ import pytest
 from tiny_run import tiny_config, tiny_layout, tiny_state
 
 from trainer.errors import StorageError, UnprovedError
-from trainer.exchange.actions import Save
-from trainer.exchange.schedule import StepPlan
-from trainer.journal import SAVING_VARIABLE, Journal
-from trainer.metrics import read_metrics
-from trainer.status import read_status
+from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.tracking.metrics import read_metrics
+from trainer.tracking.run_recorder import SAVING_VARIABLE, Journal
+from trainer.tracking.status import read_status
 
 
 class StuckStore:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trainer.errors import InputError
-from trainer.layout import GradientLayout, build_layout
+from trainer.model.layout import GradientLayout, build_layout
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
@@ -204,6 +204,7 @@ def test_classifier_without_its_language_head(
 
 
 def test_importing_the_layout_is_light() -> None:
-    code = "import sys, trainer.layout; print({'torch', 'numpy', 'transformers'} & {*sys.modules})"
+    heavy = "{'torch', 'numpy', 'transformers'}"
+    code = f"import sys, trainer.model.layout; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

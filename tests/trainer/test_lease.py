@@ -16,12 +16,12 @@ from crash_at_every_step import CountingDisk
 from lease_holder import become
 from tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 
-from trainer import lease
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.reader import step_folders
+from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import InUseError
-from trainer.lease import Lease, refuse_if_held, take
-from trainer.state import step_folders
-from trainer.storage import verify
+from trainer.storage import lease
+from trainer.storage.atomic_folder import verify
+from trainer.storage.lease import Lease, refuse_if_held, take
 
 HERE = Path(__file__).parent
 AGES = 3600.0

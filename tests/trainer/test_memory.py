@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.architecture import read_architecture
 from trainer.data.tokens import Encoded
-from trainer.initialization import initial_weights
-from trainer.layout import build_layout, read_headers
-from trainer.memory import BUSY_TOKENS, must_recompute, plan_memory
+from trainer.model.architecture import read_architecture
+from trainer.model.initialization import initial_weights
+from trainer.model.layout import build_layout, read_headers
+from trainer.model.memory_plan import BUSY_TOKENS, must_recompute, plan_memory
 from trainer.replica.microbatch import Limit, split
-from trainer.replica.torch import TorchReplica
+from trainer.replica.torch.replica import TorchReplica
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import MakeConfig, TinyModel
-    from trainer.config import RunConfig
-    from trainer.memory import MemoryPlan
+    from trainer.config.run import RunConfig
+    from trainer.model.memory_plan import MemoryPlan
 
 
 def plan_of(folder: Path, config: RunConfig, **settings: bool) -> MemoryPlan:

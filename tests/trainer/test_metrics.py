@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.metrics import MetricsLog, StepMetrics, read_metrics
+from trainer.tracking.metrics import MetricsLog, StepMetrics, read_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +111,7 @@ import os, resource, signal, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_metrics import metrics
-from trainer.metrics import MetricsLog, read_metrics
+from trainer.tracking.metrics import MetricsLog, read_metrics
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 alarms = []
 output = Path(sys.argv[1])
@@ -189,10 +189,10 @@ def test_tensorboard_shows_events_and_drops_the_abandoned_future(tmp_path: Path)
 def test_tensorboard_loads_quietly_and_without_a_framework(tmp_path: Path):
     script = (
         "import sys\n"
-        "import trainer.metrics\n"
+        "import trainer.tracking.metrics\n"
         "assert 'tensorboard' not in sys.modules, 'lazy'\n"
         "from pathlib import Path\n"
-        "log = trainer.metrics.MetricsLog(Path(sys.argv[1]))\n"
+        "log = trainer.tracking.metrics.MetricsLog(Path(sys.argv[1]))\n"
         "log.event('joined', 0, rank=0)\n"
         "log.close()\n"
         "assert 'tensorboard' in sys.modules\n"

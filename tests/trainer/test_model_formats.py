@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.small_model import write_data, write_model
-from trainer.config import load
+from trainer.config.run import load
 from trainer.errors import InputError
-from trainer.headers import read_headers
-from trainer.layout import build_layout
-from trainer.model_files import resolve_model
-from trainer.model_formats import way_in
+from trainer.model.files import resolve_model
+from trainer.model.formats import way_in
+from trainer.model.layout import build_layout
+from trainer.model.safetensors_headers import read_headers
 
 
 @pytest.fixture

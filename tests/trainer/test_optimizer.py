@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config import OptimizerConfig
-from trainer.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer import (
-    CHUNK,
-    AdamW,
-    TrainState,
-    learning_rate_at,
-    power,
-    weights_digest,
-)
+from trainer.config.run import OptimizerConfig
+from trainer.model.layout import Block, GradientLayout, TensorSlot
+from trainer.optimizer import CHUNK, AdamW, TrainState, learning_rate_at, power, weights_digest
 
 
 def make_layout(*shapes: tuple[int, ...]) -> GradientLayout:

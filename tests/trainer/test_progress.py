@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainer.progress import GuardedView, LiveView, Pace, PlainView, duration, open_view
+from trainer.tracking.progress import GuardedView, LiveView, Pace, PlainView, duration, open_view
 
 
 def status(step: int, **changes: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.records import LineFile, Outage, json_text, replace_file
+from trainer.storage.jsonl import LineFile, Outage, json_text, replace_file
 
 
 def test_an_outage_that_comes_and_goes_is_one_alarm(tmp_path: Path):

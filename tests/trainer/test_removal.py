@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import removal
-from trainer.removal import FORGOTTEN, sweep
-from trainer.storage import Disk, FolderWriter, hidden_name, verify
+from trainer.storage import removal
+from trainer.storage.atomic_folder import Disk, FolderWriter, hidden_name, verify
+from trainer.storage.removal import FORGOTTEN, sweep
 
 HERE = Path(__file__).parent
 
@@ -20,7 +20,7 @@ WRITE_ELSEWHERE = """
 import sys
 from pathlib import Path
 from lease_holder import become
-from trainer.storage import Disk, FolderWriter
+from trainer.storage.atomic_folder import Disk, FolderWriter
 become("another host")
 writer = FolderWriter(Disk(), Path(sys.argv[1]), "shard-00001")
 writer.add("half", [b"content"])
@@ -60,7 +60,7 @@ def test_what_another_host_left_goes_when_it_was_not_touched_for_long(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "step-000001").mkdir()
-    monkeypatch.setattr("trainer.storage.host_identity", lambda: "anothers")
+    monkeypatch.setattr("trainer.storage.atomic_folder.host_identity", lambda: "anothers")
     left = tmp_path / hidden_name(kind, "step-000001")
     monkeypatch.undo()
     left.mkdir()

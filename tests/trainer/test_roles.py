@@ -11,11 +11,11 @@ import pytest
 
 from tests.trainer.small_model import write_data, write_model
 from trainer import build, roles
-from trainer.checkpoint import find_checkpoint
-from trainer.config import RunConfig, load
+from trainer.checkpoint.store import find_checkpoint
+from trainer.config.run import RunConfig, load
 from trainer.errors import InputError
-from trainer.metrics import read_metrics
 from trainer.roles import Place
+from trainer.tracking.metrics import read_metrics
 
 ALONE = Place(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import small_model as small
 
-from trainer.checkpoint import CheckpointStore, RunProgress
+from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.commands.init_model import init_model
 from trainer.commands.merge import merge as merge_command
 from trainer.errors import InputError
-from trainer.initialization import initial_weights, uniform
-from trainer.layout import build_layout
-from trainer.merge import merge
+from trainer.evaluate.scoring import Scores, score
+from trainer.model.initialization import initial_weights, uniform
+from trainer.model.layout import build_layout
 from trainer.optimizer import TrainState
-from trainer.scoring import Scores, score
-from trainer.trained import load_trained
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.config import DistillationConfig
-from trainer.soft_targets import SoftTargets, alpha_at
+from trainer.config.run import DistillationConfig
+from trainer.data.soft_targets import SoftTargets, alpha_at
 
 
 def test_a_part_has_its_own_entries() -> None:

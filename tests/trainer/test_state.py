@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 from tiny_run import make_store, save, tiny_config, tiny_layout, tiny_state
 
-from trainer.checkpoint import CheckpointStore, find_checkpoint, read_progress
+from trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_progress
 from trainer.errors import InputError, StorageError
 
 

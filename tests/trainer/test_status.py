@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trainer.errors import StorageError
-from trainer.status import Status, StatusFile, read_status, say_last, says_over
+from trainer.tracking.status import Status, StatusFile, read_status, say_last, says_over
 
 
 def status(**changes: Any) -> Status:

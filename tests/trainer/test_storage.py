@@ -12,8 +12,8 @@ from crash_at_every_step import OPERATIONS, CountingDisk, open_store, save
 from tiny_run import tiny_state
 
 from trainer.errors import StorageError
-from trainer.removal import pin, remove, sweep
-from trainer.storage import Disk, FolderWriter, hidden_name, prepare_folder, verify
+from trainer.storage.atomic_folder import Disk, FolderWriter, hidden_name, prepare_folder, verify
+from trainer.storage.removal import pin, remove, sweep
 
 HERE = Path(__file__).parent
 
@@ -144,7 +144,7 @@ def test_a_pin_of_another_process_holds(tmp_path: Path):
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from trainer.removal import pin\n"
+            "import sys; from pathlib import Path; from trainer.storage.removal import pin\n"
             "with pin(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()",
             path,
         ],

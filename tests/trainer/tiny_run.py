@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.checkpoint import CheckpointStore, RunProgress
-from trainer.config import RunConfig
-from trainer.layout import Block, GradientLayout, TensorSlot
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.config.run import RunConfig
+from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer import TrainState
 
 PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from trainer.replica.wgpu.array import Kind
+    from trainer.replica.wgpu.gpu.array import Kind
 
 _DEFAULT = {
     "model_type": "qwen3",
@@ -40,12 +40,12 @@ _DEFAULT = {
 @click.option("--tokens", type=click.IntRange(min=1), default=512, show_default=True)
 def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
     """Time the ways to multiply matrices on a GPU, and keep the fastest for later runs."""
-    from trainer.architecture import parse_architecture, read_architecture
     from trainer.errors import InputError
-    from trainer.replica.wgpu.adapter import select
+    from trainer.model.architecture import parse_architecture, read_architecture
     from trainer.replica.wgpu.autotune import load, products, save, tune
-    from trainer.replica.wgpu.device import Device
-    from trainer.replica.wgpu.failures import DeviceError
+    from trainer.replica.wgpu.gpu.device import Device
+    from trainer.replica.wgpu.gpu.errors import DeviceError
+    from trainer.replica.wgpu.gpu.vulkan_adapter import select
 
     shape = read_architecture(model) if model else parse_architecture(_DEFAULT, "Qwen3-0.6B")
     try:

@@ -10,14 +10,14 @@ def presets(
     _context: click.Context, _parameter: click.Parameter, text: str
 ) -> list[CompletionItem]:
     """Offer the shipped run configs, and files."""
-    from trainer import config
+    from trainer.config import run
 
-    named = [CompletionItem(name) for name in config.presets() if name.startswith(text)]
+    named = [CompletionItem(name) for name in run.presets() if name.startswith(text)]
     return [CompletionItem(text, type="file"), *named]
 
 
 def settings(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
-    """Offer the keys of a run config, for KEY=VALUE."""
-    from trainer import config
+    """Offer the keys of a run run, for KEY=VALUE."""
+    from trainer.config import run
 
-    return [f"{key}=" for key in config.setting_keys() if key.startswith(text)]
+    return [f"{key}=" for key in run.setting_keys() if key.startswith(text)]

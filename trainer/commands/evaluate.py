@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from trainer.commands.place import place_options
-from trainer.config import Backend
+from trainer.config.run import Backend
 
 _Path = click.Path(path_type=Path)
 
@@ -137,8 +137,8 @@ def _score(
     max_seq_len: int | None,
     as_json: bool,
 ) -> None:
-    from trainer.scoring import score
-    from trainer.trained import load_trained
+    from trainer.checkpoint.trained_model import load_trained
+    from trainer.evaluate.scoring import score
 
     trained = load_trained(model, base, max_seq_len)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from trainer import config as run_config
 from trainer.commands import complete
 from trainer.commands.overrides import setting
-from trainer.defaults import infer
+from trainer.config import run as run_config
+from trainer.config.defaults import infer
 from trainer.errors import InputError
 from trainer.parent import fork_workers
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from trainer.commands.place import place_options
-from trainer.config import Backend
+from trainer.config.run import Backend
 
 
 @click.command("generate")
@@ -50,11 +50,11 @@ def generate(
     """
     if bool(texts) == (data is not None):
         raise click.UsageError("give --prompt TEXT or --data FILE")
+    from trainer.checkpoint.trained_model import load_trained
     from trainer.data.samples import read_samples
     from trainer.data.shapes import Sample
-    from trainer.generation import complete
+    from trainer.evaluate.generation import complete
     from trainer.replica.sampling import Sampling
-    from trainer.trained import load_trained
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     samples = read_samples(data, "causal-lm") if data else [Sample(text) for text in texts]

@@ -15,7 +15,7 @@ import click
 @click.option("--base", help="The base model, when it is not where the adapter says.")
 def merge(adapter: Path, output: Path, base: str | None) -> None:
     """Write ADAPTER (or an output folder, or a checkpoint) into its base model."""
-    from trainer.merge import merge as write
-    from trainer.trained import load_trained
+    from trainer.checkpoint.merge_lora import merge as write
+    from trainer.checkpoint.trained_model import load_trained
 
     click.echo(write(load_trained(adapter, base), output))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from trainer.config import Backend
+from trainer.config.run import Backend
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -6,9 +6,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.data.shell_safety import Script, generate
+from trainer.data.shell_safety.generator import Script, generate
 from trainer.errors import InputError, StorageError
-from trainer.storage import MANIFEST, Disk, FolderWriter, prepare_folder, read_manifest
+from trainer.storage.atomic_folder import (
+    MANIFEST,
+    Disk,
+    FolderWriter,
+    prepare_folder,
+    read_manifest,
+)
 
 FILES = ("train.jsonl", "validation.jsonl")
 

@@ -15,7 +15,7 @@ from trainer.data.chat import chat_format, check_plain, pieces
 from trainer.data.chat_template import ConversationError, Layout, read_chat_template
 from trainer.data.shapes import Message, Sample
 from trainer.errors import InputError
-from trainer.headers import read_config
+from trainer.model.safetensors_headers import read_config
 
 IGNORED = -100
 """Marks a token that no loss is taken on, as in torch's cross-entropy."""

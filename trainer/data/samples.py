@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, get_args
 
 from blake3 import blake3
 
-from trainer.config import Task
+from trainer.config.run import Task
 from trainer.data.formats import HEAD_BYTES, refuse_other_formats
 from trainer.data.shapes import BadLineError, Sample, parse_sample
 from trainer.errors import InputError

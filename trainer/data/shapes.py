@@ -13,7 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from trainer.config import Task
+from trainer.config.run import Task
 
 ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = {

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Task
+from trainer.config.run import Task
 from trainer.data.chat_template import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import SampleFile, read_file
 from trainer.data.shapes import Sample
+from trainer.data.soft_targets import SoftTargets
 from trainer.errors import InputError
-from trainer.soft_targets import SoftTargets
 
 
 @dataclass(frozen=True, slots=True, eq=False)

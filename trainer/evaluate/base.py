@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainer.config import Backend
-from trainer.trained import Trained
+from trainer.checkpoint.trained_model import Trained
+from trainer.config.run import Backend
 
 
 @dataclass(frozen=True)

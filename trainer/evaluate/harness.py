@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.trained_model import Trained
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute, Outcome
-from trainer.trained import Trained
 
 _BATCH = 8
 
@@ -96,8 +96,8 @@ def _load(trained: Trained, compute: Compute) -> Any:
     import transformers
 
     from trainer.replica.backend import UnusableError, cuda_device, first_usable
-    from trainer.replica.torch_model import compute_dtype, flatten
-    from trainer.replica.torch_published import load_published
+    from trainer.replica.torch.model import compute_dtype, flatten
+    from trainer.replica.torch.published import load_published
 
     def on(name: str) -> Any:
         device = torch.device(name)

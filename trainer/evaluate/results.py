@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer import storage
+from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.errors import StorageError
-from trainer.metrics import TENSORBOARD_FOLDER, Board
-from trainer.records import json_text
-from trainer.state import BEST_EVALUATED, checkpoint_digest
+from trainer.storage import atomic_folder
+from trainer.storage.jsonl import json_text
+from trainer.tracking.metrics import TENSORBOARD_FOLDER, Board
 
 EVALUATIONS = "evaluations"
 """Below a run's output folder."""
@@ -76,7 +76,7 @@ class Results:
             if link.is_symlink() and link.readlink().name == best.name:
                 return
             with suppress(FileNotFoundError):  # the run tidied the folder in between
-                storage.point(storage.Disk(), store, BEST_EVALUATED, best.name)
+                atomic_folder.point(atomic_folder.Disk(), store, BEST_EVALUATED, best.name)
 
     def close(self) -> None:
         """Close what is open."""

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from trainer.checkpoint.trained_model import Trained, load_trained
 from trainer.errors import StorageError, TrainerError
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.claims import Claim, Claims, Head
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
-from trainer.evaluate.watched import Checkpoint, WatchedRun
+from trainer.evaluate.watcher import Checkpoint, WatchedRun
 from trainer.interruption import Interrupted, Interruption
-from trainer.removal import pin
-from trainer.replica.wgpu.failures import LostError
-from trainer.trained import Trained, load_trained
+from trainer.replica.wgpu.gpu.errors import LostError
+from trainer.storage.removal import pin
 
 logger = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.checkpoint.trained_model import Trained
 from trainer.data.samples import read_samples
 from trainer.data.shapes import Sample
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.code import Problem, figures, judge, read_problems
+from trainer.evaluate.generation import complete
 from trainer.evaluate.sandbox import Sandbox
-from trainer.generation import complete
+from trainer.evaluate.scoring import score
 from trainer.replica.sampling import Sampling
-from trainer.scoring import score
-from trainer.trained import Trained
 
 HARNESS = "lm-eval:"
 

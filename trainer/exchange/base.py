@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.exchange.messages import Message, ShardAssignment
-from trainer.exchange.session import Event
+from trainer.exchange.protocol.messages import Message, ShardAssignment
+from trainer.exchange.worker_session import Event
 
 
 class Exchange(Protocol):

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from trainer import storage
 from trainer.errors import InputError, RefusedError, StorageError
 from trainer.logits.description import (
     SCHEMA,
@@ -33,9 +32,10 @@ from trainer.logits.description import (
 )
 from trainer.logits.ledger import faults
 from trainer.logits.scores import Window
-from trainer.records import replace_file
-from trainer.removal import sweep
-from trainer.storage import Disk, FolderWriter
+from trainer.storage import atomic_folder
+from trainer.storage.atomic_folder import Disk, FolderWriter
+from trainer.storage.jsonl import replace_file
+from trainer.storage.removal import sweep
 
 __all__ = [
     "SCHEMA",
@@ -92,7 +92,7 @@ class LogitsFolder:
             InputError: the folder cannot be written.
             StorageError: the disk failed.
         """
-        storage.prepare_folder(self.path)
+        atomic_folder.prepare_folder(self.path)
         for part in (TEACHERS, REQUESTS, QUARANTINE):
             (self.path / part).mkdir(exist_ok=True)
         if not (self.path / DATASET).exists():
@@ -118,12 +118,12 @@ class LogitsFolder:
 
     def is_there(self, number: int) -> bool:
         """Whether a shard was published, whole or not; its manifest comes last."""
-        return _exists(self.shard_path(number) / storage.MANIFEST)
+        return _exists(self.shard_path(number) / atomic_folder.MANIFEST)
 
     def is_complete(self, number: int) -> bool:
         """Whether a shard is there and every file has the size that its manifest names."""
         try:
-            return SHARD_FILE in storage.read_manifest(self.shard_path(number))
+            return SHARD_FILE in atomic_folder.read_manifest(self.shard_path(number))
         except StorageError:
             return False
 
@@ -177,7 +177,7 @@ class LogitsFolder:
         from trainer.logits.shard import decode
 
         folder = self.shard_path(number)
-        record = storage.read_manifest(folder).get(SHARD_FILE)
+        record = atomic_folder.read_manifest(folder).get(SHARD_FILE)
         if record is None:
             raise StorageError(f"{folder}: its manifest names no {SHARD_FILE}")
         try:
@@ -266,7 +266,7 @@ class LogitsFolder:
             finally:
                 disk.close(descriptor)
             self._link(fresh, disk)
-            storage.sync_folder(disk, self.path)
+            atomic_folder.sync_folder(disk, self.path)
         except OSError as error:
             raise StorageError(f"{path}: not written: {error.strerror}") from None
         finally:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from trainer.logits.dataset import TEACHERS, LogitsFolder
-from trainer.records import Outage, json_text, replace_file
+from trainer.storage.jsonl import Outage, json_text, replace_file
 
 logger = logging.getLogger(__name__)
 

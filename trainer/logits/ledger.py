@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from trainer.errors import StorageError
 from trainer.logits.scores import Window
 
 if TYPE_CHECKING:
-    from trainer.logits.dataset import LogitsFolder
     from trainer.logits.description import ShardPlan
 
 
@@ -41,30 +38,3 @@ def faults(plan: ShardPlan, windows: Iterable[Window]) -> list[str]:
             f"{count} windows of {tokens} tokens, planned were {plan.windows} of {plan.tokens}"
         )
     return found
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one shard."""
-
-    number: int
-    name: str
-    state: Literal["whole", "missing", "damaged"]
-    reason: str | None = None
-
-
-def verdicts(folder: LogitsFolder) -> Iterator[Verdict]:
-    """Read every byte of every shard, one after the other.
-
-    Raises:
-        InputError: the folder has no usable dataset.json.
-    """
-    for plan in folder.description.shards:
-        try:
-            if folder.is_there(plan.number):
-                folder.verify(plan.number)
-                yield Verdict(plan.number, plan.name, "whole")
-            else:
-                yield Verdict(plan.number, plan.name, "missing")
-        except StorageError as error:
-            yield Verdict(plan.number, plan.name, "damaged", str(error))

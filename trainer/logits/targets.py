@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Divergence
+from trainer.config.run import Divergence
+from trainer.data.soft_targets import SoftTargets
 from trainer.errors import InputError
 from trainer.logits.scores import Scheme, Scores
-from trainer.soft_targets import SoftTargets
 
 _NO_TAIL = 2.0**-10
 """Share of the tail inside the student's vocabulary below which there is nobody to give it to;

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from trainer.config import Backend, RunConfig
+from trainer.config.run import Backend, RunConfig
 from trainer.errors import InputError
-from trainer.layout import GradientLayout
+from trainer.model.layout import GradientLayout
 from trainer.parent import FALLBACK_VARIABLE
 from trainer.replica.base import Replica
 
 if TYPE_CHECKING:
-    from trainer.replica.wgpu.device import Device
+    from trainer.replica.wgpu.gpu.device import Device
 
 log = logging.getLogger(__name__)
 
@@ -173,9 +173,9 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
     """
     try:
         from trainer.replica.wgpu import autotune
-        from trainer.replica.wgpu.adapter import select
-        from trainer.replica.wgpu.device import Device
-        from trainer.replica.wgpu.failures import DeviceError
+        from trainer.replica.wgpu.gpu.device import Device
+        from trainer.replica.wgpu.gpu.errors import DeviceError
+        from trainer.replica.wgpu.gpu.vulkan_adapter import select
         from trainer.replica.wgpu.selftest import check
     except (ImportError, OSError) as error:
         raise UnusableError(f"wgpu cannot be loaded: {str(error).splitlines()[0]}") from None
@@ -190,7 +190,7 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
 
 def _open_cuda(wish: Wish) -> Replica:
     device = cuda_device(wish.gpu)
-    from trainer.replica.torch import TorchReplica
+    from trainer.replica.torch.replica import TorchReplica
 
     return TorchReplica(wish.model_dir, wish.config, wish.layout, device, wish.threads)
 
@@ -203,7 +203,7 @@ def _open_wgpu(wish: Wish) -> Replica:
     if wish.rest:
         raise UnusableError("it does not compute logits whose tail is one number (tail_samples 0)")
     device = vulkan_device(wish.gpu, allow_software=wish.named)
-    from trainer.replica.wgpu.failures import DeviceError
+    from trainer.replica.wgpu.gpu.errors import DeviceError
     from trainer.replica.wgpu.replica import WgpuReplica
 
     try:
@@ -213,7 +213,7 @@ def _open_wgpu(wish: Wish) -> Replica:
 
 
 def _open_cpu(wish: Wish) -> Replica:
-    from trainer.replica.torch import TorchReplica
+    from trainer.replica.torch.replica import TorchReplica
 
     return TorchReplica(wish.model_dir, wish.config, wish.layout, "cpu", wish.threads)
 

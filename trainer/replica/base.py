@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from trainer.layout import GradientLayout
+from trainer.model.layout import GradientLayout
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded

@@ -3,12 +3,12 @@ import errno
 import pytest
 from click.testing import CliRunner
 
-from trainer import storage
 from trainer.commands.generate_data import generate_data
 from trainer.data import corpus
 from trainer.data.corpus import write_shell_safety
 from trainer.data.samples import read_samples
 from trainer.errors import InputError, StorageError
+from trainer.storage import atomic_folder
 
 
 def test_the_folder_holds_both_splits_and_verifies(tmp_path):
@@ -18,7 +18,7 @@ def test_the_folder_holds_both_splits_and_verifies(tmp_path):
         "train.jsonl",
         "validation.jsonl",
     ]
-    assert set(storage.verify(folder)) == {"train.jsonl", "validation.jsonl"}
+    assert set(atomic_folder.verify(folder)) == {"train.jsonl", "validation.jsonl"}
     assert len(read_samples(folder / "train.jsonl", "classify", 5)) == 20
     assert len(read_samples(folder / "validation.jsonl", "classify", 5)) == 10
 
@@ -40,7 +40,7 @@ def test_an_earlier_corpus_is_replaced_and_other_files_never(tmp_path):
 
 
 def test_a_full_disk_leaves_the_earlier_corpus(tmp_path, monkeypatch):
-    class FullDisk(storage.Disk):
+    class FullDisk(atomic_folder.Disk):
         def write(self, descriptor, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -49,7 +49,7 @@ def test_a_full_disk_leaves_the_earlier_corpus(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="No space left"):
         write_shell_safety(folder, 30, 10, seed=1)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    storage.verify(folder)
+    atomic_folder.verify(folder)
 
 
 def test_the_command(tmp_path):

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from trainer.data.shell_family import CLASSES, SAFE
-from trainer.data.shell_safety import FAMILIES, generate
-from trainer.data.shell_scaffold import NOISE, SETTINGS, TITLES
+from trainer.data.shell_safety.family import CLASSES, SAFE
+from trainer.data.shell_safety.generator import FAMILIES, generate
+from trainer.data.shell_safety.scaffold import NOISE, SETTINGS, TITLES
 
 
 def test_equal_seeds_give_equal_scripts():
@@ -104,7 +104,7 @@ def test_every_template_is_valid_shell_on_its_own():
         pytest.skip("bash is not installed")
     import random
 
-    from trainer.data.shell_words import Names
+    from trainer.data.shell_safety.words import Names
 
     steps = []
     for family in FAMILIES:

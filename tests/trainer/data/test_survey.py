@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.data.test_tokens import byte_tokenizer
-from trainer.config import Task
+from trainer.config.run import Task
 from trainer.data import survey as module
 from trainer.data.encoder import Encoder
 from trainer.data.samples import SampleFile, read_file

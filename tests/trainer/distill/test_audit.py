@@ -10,9 +10,9 @@ import pytest
 import torch
 from small_teacher import SCHEMES, load, teach, wish, write_corpus, write_teacher, write_trimmed
 
-from trainer.distill.assignment import Assignment
-from trainer.distill.audit import LIMIT, Audit, audit, check_teacher
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher.assignment import Assignment
+from trainer.distill.teacher.audit import LIMIT, Audit, audit, check_teacher
+from trainer.distill.teacher.scoring import Teacher
 from trainer.errors import InputError, RefusedError, StorageError
 from trainer.logits.dataset import LogitsFolder
 

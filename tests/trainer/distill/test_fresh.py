@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import small_model as small
 
-from trainer.architecture import Architecture, parse_architecture
 from trainer.data.documents import Documents
-from trainer.distill.fresh import fresh_model, shapes
-from trainer.distill.trimming import trim
-from trainer.distill.vocabulary import Vocabulary
+from trainer.distill.student.from_scratch import fresh_model, shapes
+from trainer.distill.tokenizer.trim import trim
+from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.errors import InputError
-from trainer.headers import read_headers
-from trainer.storage import verify
+from trainer.model.architecture import Architecture, parse_architecture
+from trainer.model.safetensors_headers import read_headers
+from trainer.storage.atomic_folder import verify
 
 SMALL = {
     "hidden_size": 32,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from trainer.distill.rows import Rows
-from trainer.distill.scorer import BLOCK, Scorer, uniforms
+from trainer.distill.teacher.compress_logits import BLOCK, Scorer, uniforms
+from trainer.distill.teacher.rows import Rows
 from trainer.logits.scores import Scheme, Scores
 
 VOCAB, POSITIONS = 700, 40

@@ -16,19 +16,19 @@ from bigram_teacher import BigramTeacher
 from course import Course
 from small_model import SIZES, write_data
 
-from trainer.checkpoint import find_checkpoint, read_progress
+from trainer.checkpoint.store import find_checkpoint, read_progress
+from trainer.checkpoint.trained_model import load_trained
 from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
-from trainer.distill.student_inputs import FreshStudent
+from trainer.distill.student.inputs import FreshStudent
 from trainer.errors import InputError, NonFiniteError, RefusedError
-from trainer.generation import complete
+from trainer.evaluate.generation import complete
+from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
 from trainer.logits.scores import Scheme
-from trainer.metrics import read_metrics
 from trainer.replica.sampling import Sampling
-from trainer.scoring import score
-from trainer.status import read_status
-from trainer.trained import load_trained
+from trainer.tracking.metrics import read_metrics
+from trainer.tracking.status import read_status
 
 
 def test_it_learns_what_the_teacher_knows(
@@ -195,7 +195,7 @@ def test_another_tokenizer_is_refused_with_both_digests(
     other = init_model(
         write_data(tmp_path / "other.jsonl", count=7), tmp_path / "other", SIZES, seed=0
     )
-    from trainer.distill.vocabulary import tokenizer_digest
+    from trainer.distill.tokenizer.vocabulary import tokenizer_digest
 
     theirs, ours = teacher.description.tokenizer.digest[:16], tokenizer_digest(other)[:16]
     with pytest.raises(RefusedError, match=f"{ours}.*{theirs}"):

@@ -14,13 +14,13 @@ import pytest
 from bigram_teacher import LENGTHS, BigramTeacher
 from small_model import write_data, write_model
 
-from trainer.config import DistillationConfig
+from trainer.config.run import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.distill.stopping import Stop
-from trainer.distill.student_feed import Batch, Feed, Preparation, batches
+from trainer.distill.student.prefetch import Batch, Feed, Preparation, batches
 from trainer.errors import UnreachableError
-from trainer.exchange.schedule import StepPlan
+from trainer.exchange.protocol.schedule import StepPlan
 from trainer.logits.stream import Position, ShardStream
 
 WINDOWS = 24

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config import OptimizerConfig
-from trainer.distill.student_optimizer import StudentOptimizer
+from trainer.config.run import OptimizerConfig
+from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.errors import NonFiniteError
-from trainer.layout import Block, GradientLayout, TensorSlot
+from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer import AdamW, TrainState
 
 SETTINGS = OptimizerConfig(weight_decay=0.3, beta1=0.8, beta2=0.95, epsilon=1e-6, max_grad_norm=5)

@@ -9,9 +9,9 @@ import pytest
 from bigram_teacher import BigramTeacher
 from course import Course
 
-from trainer.checkpoint import find_checkpoint, read_progress
+from trainer.checkpoint.store import find_checkpoint, read_progress
 from trainer.errors import UnreachableError
-from trainer.status import read_status
+from trainer.tracking.status import read_status
 
 
 def test_it_trains_while_the_teacher_writes(

@@ -14,10 +14,15 @@ from bigram_teacher import BigramTeacher
 from small_model import write_data, write_model
 
 from trainer import build
-from trainer.config import RunConfig, load
+from trainer.config.run import RunConfig, load
 from trainer.data.encoder import IGNORED
-from trainer.distill.student_feed import Preparation
-from trainer.distill.taught import GROUP, TaughtDataset, content_digest, taught_folder
+from trainer.distill.student.distributed_dataset import (
+    GROUP,
+    TaughtDataset,
+    content_digest,
+    taught_folder,
+)
+from trainer.distill.student.prefetch import Preparation
 from trainer.errors import InputError, RefusedError, StorageError
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.scores import Scheme, Window
@@ -184,7 +189,8 @@ def test_the_coordinator_needs_neither_parquet_nor_torch(
 ) -> None:
     code = (
         "import sys\n"
-        "from trainer import build, config\n"
+        "from trainer import build\n"
+        "from trainer.config import run as config\n"
         "settings = config.load(sys.argv[1])\n"
         "inputs = build.read_inputs(settings, 'run')\n"
         "_, journal = build.make_coordinator(inputs, 1, 0.0)\n"

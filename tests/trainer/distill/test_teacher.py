@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from small_teacher import SCHEMES, TOPK
 from torch import Tensor
 
-from trainer.distill.teacher import Teacher, emulates_bf16
-from trainer.distill.teacher_model import TeacherModel
-from trainer.distill.windows import Piece
+from trainer.distill.teacher.model import TeacherModel
+from trainer.distill.teacher.scoring import Teacher, emulates_bf16
+from trainer.distill.teacher.windows import Piece
 from trainer.errors import InputError, NonFiniteError
 from trainer.logits.scores import Scheme, Window
 

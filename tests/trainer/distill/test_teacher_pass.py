@@ -22,15 +22,15 @@ from small_teacher import (
     write_trimmed,
 )
 
-from trainer.distill.assignment import assign
-from trainer.distill.teacher import Teacher
-from trainer.distill.teaching import Teaching
-from trainer.distill.windows import Windows
+from trainer.distill.teacher.assignment import assign
+from trainer.distill.teacher.run import Teaching
+from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.windows import Windows
 from trainer.errors import InputError, RefusedError
 from trainer.interruption import Interrupted, Interruption
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.heartbeat import TeacherWatch
-from trainer.logits.ledger import verdicts
+from trainer.logits.verify import verdicts
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import io
 from dataclasses import asdict
 from typing import Any
 
-from trainer.distill.teacher_view import LiveTeacher, PlainTeacher, Tally, open_teacher_view
+from trainer.distill.teacher.progress import LiveTeacher, PlainTeacher, Tally, open_teacher_view
 from trainer.logits.description import ShardPlan
 
 SHARE = [

@@ -28,12 +28,12 @@ from tokenizers import (
 from trainer.commands.distill.trim_tokenizer import trim_tokenizer
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
-from trainer.distill.merges import Bpe
-from trainer.distill.trimming import Trimmed, trim
-from trainer.distill.vocabulary import Vocabulary
+from trainer.distill.tokenizer.bpe_merges import Bpe
+from trainer.distill.tokenizer.trim import Trimmed, trim
+from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.errors import InputError, StorageError
 from trainer.init_model import END
-from trainer.storage import Disk, verify
+from trainer.storage.atomic_folder import Disk, verify
 
 SIZE = 2000
 

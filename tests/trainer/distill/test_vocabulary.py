@@ -12,8 +12,8 @@ import pytest
 import small_model as small
 
 from trainer.data.documents import Documents
-from trainer.distill.trimming import trim
-from trainer.distill.vocabulary import Vocabulary, tokenizer_digest
+from trainer.distill.tokenizer.trim import trim
+from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_digest
 from trainer.errors import InputError, RefusedError
 
 

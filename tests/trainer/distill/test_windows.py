@@ -12,7 +12,7 @@ from small_teacher import write_corpus, write_teacher, write_trimmed
 
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
-from trainer.distill.windows import Windows
+from trainer.distill.teacher.windows import Windows
 from trainer.errors import InputError
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import small_model as small
 
+from trainer.checkpoint.trained_model import load_trained
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute
 from trainer.evaluate.tasks import Material, make_tasks
-from trainer.trained import load_trained
 
 if TYPE_CHECKING:
     from trainer.evaluate.base import Task

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tiny_run import make_store, save
 
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
+from trainer.checkpoint.store import CheckpointStore
 from trainer.evaluate.results import SCHEMA, Results, read_evaluations
-from trainer.state import BEST_EVALUATED, checkpoint_digest
 
 
 def evaluation(digest: str, step: int = 1, loss: float | None = 0.5, text: str = "") -> Any:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 from saved_run import CPU, Probe, Run, runner
 
+from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
+from trainer.checkpoint.trained_model import load_trained
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.runner import Manner, Runner
+from trainer.evaluate.scoring import score
 from trainer.evaluate.tasks import Material, make_tasks
-from trainer.scoring import score
-from trainer.state import BEST_EVALUATED, checkpoint_digest
-from trainer.trained import load_trained
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

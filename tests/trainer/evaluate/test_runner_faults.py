@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 from saved_run import Probe, Run, claims, runner
 
+from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.errors import InputError, StorageError
 from trainer.evaluate.claims import Claims
 from trainer.evaluate.results import SCHEMA
 from trainer.evaluate.tasks import Material, make_tasks
-from trainer.state import BEST_EVALUATED, checkpoint_digest
-from trainer.storage import verify
+from trainer.storage.atomic_folder import verify
 
 if TYPE_CHECKING:
     pass

@@ -12,12 +12,12 @@ import click.testing
 import pytest
 from saved_run import Probe, Run, runner
 
+from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute
+from trainer.evaluate.generation import Completion, complete
 from trainer.evaluate.tasks import Material, make_tasks
-from trainer.generation import Completion, complete
-from trainer.trained import load_trained
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.exchange.actions import Finish
-from trainer.exchange.coordinator import Coordinator
-from trainer.exchange.wire import Frame, MessageType
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Finish
+from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.optimizer import weights_digest
 
 

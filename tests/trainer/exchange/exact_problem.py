@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import RunConfig, load
-from trainer.exchange.actions import Save
-from trainer.exchange.compression import make_codec
-from trainer.exchange.coordinator import Coordinator
-from trainer.exchange.messages import JoinRequest
-from trainer.exchange.roster import Job
-from trainer.exchange.schedule import StepPlan
-from trainer.layout import Block, GradientLayout, TensorSlot
+from trainer.config.run import RunConfig, load
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.codecs import make_codec
+from trainer.exchange.protocol.members import Job
+from trainer.exchange.protocol.messages import JoinRequest
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer import AdamW, TrainState, learning_rate_at
 
 NUM_CLASSES = 5

@@ -8,10 +8,10 @@ from typing import Any
 from simulated_cluster import SimulatedCluster
 from simulated_worker import SimulatedWorker, Wire
 
-from trainer.exchange.ledger import Shard
-from trainer.exchange.messages import Heartbeat, JoinRefused, StepCommit, WeightsReport
-from trainer.exchange.session import Session, result_message
-from trainer.exchange.wire import Frame, MessageType
+from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.protocol.messages import Heartbeat, JoinRefused, StepCommit, WeightsReport
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.exchange.worker_session import Session, result_message
 
 Misbehaviour = Callable[[SimulatedCluster, SimulatedWorker], None]
 

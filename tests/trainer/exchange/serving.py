@@ -12,10 +12,10 @@ from typing import Any
 from exact_problem import JOB, ExactProblem, join_request
 
 from trainer.errors import TrainerError
-from trainer.exchange.actions import Save
-from trainer.exchange.coordinator import Coordinator
-from trainer.exchange.server import GradientServer
-from trainer.exchange.wire import FrameEncoder, run_tag
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.wire import FrameEncoder, run_tag
+from trainer.exchange.transport.server import GradientServer
 
 
 class RememberingKeeper:

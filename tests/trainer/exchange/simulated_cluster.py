@@ -9,7 +9,7 @@ from __future__ import annotations
 from simulated_shell import FLUSH, SimulatedShell
 from simulated_worker import SimulatedWorker
 
-from trainer.exchange.messages import Heartbeat
+from trainer.exchange.protocol.messages import Heartbeat
 
 TICK = 0.125
 

@@ -10,11 +10,11 @@ from exact_problem import JOB, ExactProblem
 from simulated_worker import SimulatedWorker, Wire
 
 from trainer.errors import ProtocolError
-from trainer.exchange.actions import Action, Close, Emit, Finish, Save, Send, Settle
-from trainer.exchange.coordinator import Coordinator
-from trainer.exchange.roster import RefusalError
-from trainer.exchange.session import Session
-from trainer.exchange.wire import Frame
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
+from trainer.exchange.protocol.members import RefusalError
+from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.worker_session import Session
 
 FLUSH = 5.0
 """Seconds that a link may take to send what is queued when it is closed."""

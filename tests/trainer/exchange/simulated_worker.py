@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from exact_problem import ExactProblem, join_request
 
-from trainer.exchange.messages import (
+from trainer.exchange.protocol.messages import (
     JoinRequest,
     Message,
     ShardAssignment,
     Shutdown,
     WeightsReport,
 )
-from trainer.exchange.session import Committed, Event, Restored, Session, result_message
-from trainer.exchange.wire import Frame, FrameDecoder, FrameEncoder, run_tag
+from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, run_tag
+from trainer.exchange.worker_session import Committed, Event, Restored, Session, result_message
 from trainer.optimizer import AdamW, TrainState, weights_digest
 
 MAX_QUEUED = 8 * (4 + 4)

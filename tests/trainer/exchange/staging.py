@@ -6,8 +6,8 @@ from exact_problem import ExactProblem
 from simulated_cluster import SimulatedCluster
 from simulated_worker import SimulatedWorker
 
-from trainer.exchange.ledger import Shard
-from trainer.exchange.rounds import Round
+from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.coordinator.rounds import Round
 
 
 def started(problem: ExactProblem, workers: int = 3, expect: int | None = None) -> SimulatedCluster:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from trainer.errors import ProtocolError
-from trainer.exchange.actions import Emit
-from trainer.exchange.audit import Audit
-from trainer.exchange.messages import WeightsReport
-from trainer.exchange.outbox import Outbox
+from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.coordinator.weight_audit import Audit
+from trainer.exchange.protocol.actions import Emit
+from trainer.exchange.protocol.messages import WeightsReport
 
 
 class Stand:

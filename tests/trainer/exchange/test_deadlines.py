@@ -7,7 +7,7 @@ from exact_problem import ExactProblem
 from simulated_cluster import TICK, SimulatedCluster
 from staging import assign, compute, open_round, started
 
-from trainer.exchange.messages import Heartbeat
+from trainer.exchange.protocol.messages import Heartbeat
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

@@ -8,7 +8,7 @@ from simulated_cluster import TICK, SimulatedCluster
 from simulated_worker import SimulatedWorker
 from staging import assign, compute, covered, open_round, redealt, started
 
-from trainer.exchange.messages import ShardAssignment, ShardResult
+from trainer.exchange.protocol.messages import ShardAssignment, ShardResult
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

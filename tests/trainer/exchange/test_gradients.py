@@ -9,10 +9,10 @@ import pytest
 from exact_problem import tiny_layout
 
 from trainer.errors import NonFiniteError, ProtocolError
-from trainer.exchange.compression import make_codec
-from trainer.exchange.gradients import GradientSum, block_frames
-from trainer.exchange.ledger import Shard
-from trainer.exchange.wire import MessageType
+from trainer.exchange.coordinator.gradient_sum import GradientSum, block_frames
+from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.protocol.codecs import make_codec
+from trainer.exchange.protocol.wire import MessageType
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import sys
 import numpy as np
-from trainer.exchange.heap import return_freed_arrays
+from trainer.exchange.transport.malloc import return_freed_arrays
 
 def resident():
     for line in open("/proc/self/status"):

@@ -8,9 +8,9 @@ from simulated_cluster import TICK, SimulatedCluster
 from simulated_worker import SimulatedWorker
 from staging import started
 
-from trainer.exchange.joiners import AHEAD
-from trainer.exchange.transfer import Delivery
-from trainer.exchange.wire import HEADER_SIZE
+from trainer.exchange.coordinator.joiners import AHEAD
+from trainer.exchange.protocol.state_transfer import Delivery
+from trainer.exchange.protocol.wire import HEADER_SIZE
 from trainer.optimizer import TrainState
 
 pytestmark = pytest.mark.usefixtures("small_frames")

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from trainer.exchange.ledger import Ledger, Shard
+from trainer.exchange.coordinator.ledger import Ledger, Shard
 
 
 class LedgerAgainstSets(RuleBasedStateMachine):

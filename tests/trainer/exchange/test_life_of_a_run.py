@@ -11,7 +11,7 @@ from exact_problem import ExactProblem
 from simulated_cluster import TICK, SimulatedCluster
 from staging import saved, until_step
 
-from trainer.exchange.messages import Shutdown
+from trainer.exchange.protocol.messages import Shutdown
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from trainer.exchange.link import Link
-from trainer.exchange.messages import Shutdown
-from trainer.exchange.wire import FrameDecoder
+from trainer.exchange.protocol.messages import Shutdown
+from trainer.exchange.protocol.wire import FrameDecoder
+from trainer.exchange.transport.link import Link
 
 
 def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from trainer.exchange import listener
-from trainer.exchange.link import Link
-from trainer.exchange.listener import STRANGERS, STRANGERS_OF_ADDRESS, Listener
-from trainer.exchange.refusals import INTERVAL, LINES, Refusals
-from trainer.exchange.wire import Frame
+from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.transport import listener
+from trainer.exchange.transport.link import Link
+from trainer.exchange.transport.listener import STRANGERS, STRANGERS_OF_ADDRESS, Listener
+from trainer.exchange.transport.refusals import INTERVAL, LINES, Refusals
 
 Door = tuple[Listener, list[Link], list[dict[str, Any]]]
 

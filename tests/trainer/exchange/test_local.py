@@ -8,11 +8,11 @@ import pytest
 from exact_problem import JOB, ExactProblem, join_request
 
 from trainer.errors import StorageError, TrainerError
-from trainer.exchange.actions import Save
-from trainer.exchange.coordinator import Coordinator
-from trainer.exchange.local import LocalExchange
-from trainer.exchange.messages import ShardAssignment, Shutdown, WeightsReport
-from trainer.exchange.session import Committed, Restored, Session, result_message
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, WeightsReport
+from trainer.exchange.transport.local import LocalExchange
+from trainer.exchange.worker_session import Committed, Restored, Session, result_message
 from trainer.optimizer import AdamW, TrainState, weights_digest
 
 

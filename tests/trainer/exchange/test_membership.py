@@ -9,9 +9,9 @@ from exact_problem import ExactProblem, join_request
 from simulated_cluster import TICK, SimulatedCluster
 from simulated_worker import SimulatedWorker
 
-from trainer.exchange.coordinator import INTRODUCTION, RESUME_PATIENCE
-from trainer.exchange.messages import Heartbeat, StateLoaded
-from trainer.exchange.wire import Frame, MessageType
+from trainer.exchange.coordinator.membership import INTRODUCTION, RESUME_PATIENCE
+from trainer.exchange.protocol.messages import Heartbeat, StateLoaded
+from trainer.exchange.protocol.wire import Frame, MessageType
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

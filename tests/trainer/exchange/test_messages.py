@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.errors import ProtocolError
-from trainer.exchange import messages
-from trainer.exchange.messages import (
+from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.messages import (
     Heartbeat,
     JoinAccepted,
     JoinRefused,
@@ -27,8 +27,8 @@ from trainer.exchange.messages import (
     WeightsReport,
     parse,
 )
-from trainer.exchange.session import result_message
-from trainer.exchange.wire import MAX_CONTROL, TENSOR_TYPES, Frame, MessageType
+from trainer.exchange.protocol.wire import MAX_CONTROL, TENSOR_TYPES, Frame, MessageType
+from trainer.exchange.worker_session import result_message
 
 ASSIGNMENT = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=3, stop=9, blocks=(1, 0))
 ALL: list[Message] = [

@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 from simulated_cluster import SimulatedCluster
 from staging import until_step
 
-from trainer.config import ExchangeConfig
+from trainer.config.run import ExchangeConfig
 from trainer.errors import OutlierError
-from trainer.exchange.actions import Emit
-from trainer.exchange.gradients import Contribution
-from trainer.exchange.outbox import Outbox
-from trainer.exchange.outliers import FEWEST, WINDOW, Outliers
-from trainer.exchange.wire import Frame, MessageType
+from trainer.exchange.coordinator.gradient_sum import Contribution
+from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.coordinator.outliers import FEWEST, WINDOW, Outliers
+from trainer.exchange.protocol.actions import Emit
+from trainer.exchange.protocol.wire import Frame, MessageType
 
 LAYOUT = tiny_layout()
 HALTS = OutlierError.exit_code

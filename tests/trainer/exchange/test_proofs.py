@@ -8,7 +8,7 @@ from simulated_cluster import TICK, SimulatedCluster
 from staging import until_step
 
 from trainer.errors import UnprovedError
-from trainer.exchange.coordinator import STOP_PATIENCE
+from trainer.exchange.coordinator.membership import STOP_PATIENCE
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

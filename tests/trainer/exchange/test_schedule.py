@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.exchange.schedule import StepPlan
+from trainer.exchange.protocol.schedule import StepPlan
 
 
 @given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 3))

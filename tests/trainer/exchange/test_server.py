@@ -12,7 +12,7 @@ import pytest
 from exact_problem import ExactProblem
 from serving import ask_to_join, coordinator_of, serve
 
-from trainer.exchange.coordinator import Coordinator
+from trainer.exchange.coordinator.membership import Coordinator
 from trainer.optimizer import AdamW
 
 

@@ -10,10 +10,11 @@ from exact_problem import ExactProblem, join_request
 from simulated_cluster import SimulatedCluster
 
 from trainer.errors import ProtocolError
-from trainer.exchange.compression import make_codec
-from trainer.exchange.coordinator import RESUME_PATIENCE
-from trainer.exchange.gradients import block_frames
-from trainer.exchange.messages import (
+from trainer.exchange.coordinator.gradient_sum import block_frames
+from trainer.exchange.coordinator.membership import RESUME_PATIENCE
+from trainer.exchange.protocol.codecs import make_codec
+from trainer.exchange.protocol.members import RefusalError
+from trainer.exchange.protocol.messages import (
     Heartbeat,
     JoinAccepted,
     JoinRefused,
@@ -21,10 +22,9 @@ from trainer.exchange.messages import (
     ShardAssignment,
     StepCommit,
 )
-from trainer.exchange.roster import RefusalError
-from trainer.exchange.session import Committed, Restored, Session
-from trainer.exchange.transfer import Delivery, state_frames
-from trainer.exchange.wire import Frame, MessageType
+from trainer.exchange.protocol.state_transfer import Delivery, state_frames
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.exchange.worker_session import Committed, Restored, Session
 from trainer.optimizer import TrainState
 
 pytestmark = pytest.mark.usefixtures("small_frames")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.exchange.shares import (
+from trainer.exchange.coordinator.shares import (
     PROBE_EVERY,
     Balancer,
     Speed,

@@ -7,7 +7,7 @@ from exact_problem import ExactProblem
 from simulated_cluster import TICK, SimulatedCluster
 from staging import saved, until_step, until_validating
 
-from trainer.exchange.coordinator import STOP_PATIENCE
+from trainer.exchange.coordinator.membership import STOP_PATIENCE
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

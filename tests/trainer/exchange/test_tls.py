@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from launcher.certificates import Authority, identity_of
+from launcher.certificates.authority import Authority, identity_of
 from trainer.errors import ProtocolError
-from trainer.exchange import tls
-from trainer.exchange.roster import RefusalError
+from trainer.exchange.protocol.members import RefusalError
+from trainer.exchange.transport import tls
 
 Chain = list[dict[str, Any]]
 HOURS = datetime.timedelta(hours=1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import ProtocolError
-from trainer.exchange.wire import (
+from trainer.exchange.protocol.wire import (
     HEADER_SIZE,
     MAX_CONTROL,
     MAX_PAYLOAD,

@@ -13,9 +13,9 @@ import pytest
 from crash_at_every_step import OPERATIONS, CountingDisk
 from tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 
-from trainer import storage
 from trainer.errors import InputError, RefusedError, StorageError
 from trainer.logits.dataset import DATASET, SHARD_FILE, Description, LogitsFolder
+from trainer.storage import atomic_folder
 
 TRAINER_TESTS = Path(__file__).parents[1]
 TOPK = tiny_description(SCHEMES["topk"])
@@ -142,7 +142,7 @@ DAMAGE = {
     "a flipped bit": lambda shard: flip(shard / SHARD_FILE),
     "a cut file": lambda shard: os.truncate(shard / SHARD_FILE, 100),
     "a manifest without its file": lambda shard: (shard / SHARD_FILE).unlink(),
-    "a damaged manifest": lambda shard: (shard / storage.MANIFEST).write_text('{"schema'),
+    "a damaged manifest": lambda shard: (shard / atomic_folder.MANIFEST).write_text('{"schema'),
 }
 
 
@@ -194,7 +194,7 @@ def test_a_shard_of_another_folder_is_damage(tmp_path):
 def test_a_folder_without_its_manifest_is_not_there_yet(tmp_path):
     """As seen while rsync brings a shard: its manifest travels last."""
     folder = tiny_folder(tmp_path, TOPK)
-    (folder.shard_path(1) / storage.MANIFEST).unlink()
+    (folder.shard_path(1) / atomic_folder.MANIFEST).unlink()
     assert not folder.is_there(1)
     assert folder.missing() == [1]
 

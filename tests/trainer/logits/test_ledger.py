@@ -6,9 +6,10 @@ from tiny_logits import LENGTHS, SCHEMES, tiny_description, tiny_folder, tiny_wi
 
 from trainer.errors import StorageError
 from trainer.logits import shard
-from trainer.logits.ledger import faults, verdicts
+from trainer.logits.ledger import faults
 from trainer.logits.scores import Window
-from trainer.storage import Disk
+from trainer.logits.verify import verdicts
+from trainer.storage.atomic_folder import Disk
 
 DESCRIPTION = tiny_description(SCHEMES["kept"])
 LAST = DESCRIPTION.shards[2]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import RunConfig
+from trainer.config.run import RunConfig
 from trainer.data.tokens import Encoded
-from trainer.initialization import initial_weights, uniform
-from trainer.layout import build_layout
+from trainer.model.initialization import initial_weights, uniform
+from trainer.model.layout import build_layout
 from trainer.replica.base import Replica, StepResult
-from trainer.replica.torch import TorchReplica
+from trainer.replica.torch.replica import TorchReplica
 
 METHODS = [("lora", "none"), ("lora", "nf4"), ("full", "none")]
 TASKS = ["classify", "causal-lm"]

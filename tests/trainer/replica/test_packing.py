@@ -13,12 +13,12 @@ import torch
 from tests.trainer.replica.driving import gradient, relative, start
 from trainer.data.tokens import Encoded
 from trainer.replica.microbatch import FIXED_COST, Limit, pack, split
-from trainer.replica.torch_batch import collate
+from trainer.replica.torch.batch import collate
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
     from tests.trainer.replica.conftest import MakeBatch
-    from trainer.replica.torch import TorchReplica
+    from trainer.replica.torch.replica import TorchReplica
 
 
 def test_samples_are_packed_where_they_first_fit() -> None:

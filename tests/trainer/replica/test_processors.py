@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.replica.processors import (
+from trainer.replica.torch.processors import (
     INTERVAL,
     Processors,
     SpeedWatch,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.config import Divergence
+from trainer.config.run import Divergence
 from trainer.data.encoder import IGNORED
+from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
-from trainer.replica.distillation import Mix, row_losses
-from trainer.replica.torch_batch import AllTokens, NamedTokens, SoftRows, soft_rows
-from trainer.soft_targets import SoftTargets
+from trainer.replica.torch.batch import AllTokens, NamedTokens, SoftRows, soft_rows
+from trainer.replica.torch.kd_loss import Mix, row_losses
 
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 ROWS, VOCABULARY = 60, 400

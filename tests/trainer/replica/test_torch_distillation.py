@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from tests.trainer.replica.driving import gradient, relative, start
-from trainer.config import Divergence
+from trainer.config.run import Divergence
 from trainer.data.encoder import IGNORED
+from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
 from trainer.replica.microbatch import Limit
-from trainer.soft_targets import SoftTargets
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import MakeConfig, TinyModel
     from tests.trainer.replica.conftest import MakeBatch
-    from trainer.config import RunConfig
-    from trainer.replica.torch import TorchReplica
+    from trainer.config.run import RunConfig
+    from trainer.replica.torch.replica import TorchReplica
 
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 VOCABULARY = 300

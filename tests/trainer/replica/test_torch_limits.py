@@ -14,9 +14,9 @@ import torch
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, start
 from trainer.data.tokens import Encoded
 from trainer.errors import InputError
-from trainer.layout import build_layout
-from trainer.memory import CPU_TOKENS
-from trainer.replica.torch import TorchReplica
+from trainer.model.layout import build_layout
+from trainer.model.memory_plan import CPU_TOKENS
+from trainer.replica.torch.replica import TorchReplica
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
@@ -44,7 +44,7 @@ def test_running_out_of_memory_halves_and_remembers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A device that holds three samples, also when it gives in after blocks were sent."""
-    from trainer.replica import objective
+    from trainer.replica.torch import objective
 
     folder = tiny_model()
     replica, _ = start(folder, make_config(folder, training__micro_batch_size="auto"))

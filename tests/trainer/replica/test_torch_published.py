@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from tests.trainer.replica.driving import METHODS, TASKS, drawn_weights, gradient, relative, start
-from trainer.adapter import adapter_config
-from trainer.checkpoint import weight_tensors
-from trainer.config import RunConfig
-from trainer.layout import GradientLayout, build_layout
-from trainer.replica import torch as torch_replica
-from trainer.replica.torch_decoder import Decoder
-from trainer.replica.torch_loader import load_model
-from trainer.replica.torch_model import flatten
-from trainer.replica.torch_published import load_published
+from trainer.checkpoint.store import weight_tensors
+from trainer.config.run import RunConfig
+from trainer.model.hf_export import adapter_config
+from trainer.model.layout import GradientLayout, build_layout
+from trainer.replica.torch import replica as torch_replica
+from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.loader import load_model
+from trainer.replica.torch.model import flatten
+from trainer.replica.torch.published import load_published
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

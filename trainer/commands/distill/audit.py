@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from trainer.commands.place import place_options
-from trainer.config import Backend
+from trainer.config.run import Backend
 from trainer.errors import RefusedError
 
 
@@ -47,11 +47,11 @@ def audit(
 
     Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
     """
-    from trainer.distill.audit import LIMIT, check_teacher
-    from trainer.distill.audit import audit as compare
-    from trainer.distill.teacher import open_teacher
+    from trainer.distill.teacher.audit import LIMIT, check_teacher
+    from trainer.distill.teacher.audit import audit as compare
+    from trainer.distill.teacher.scoring import open_teacher
     from trainer.logits.dataset import LogitsFolder
-    from trainer.model_files import resolve_model
+    from trainer.model.files import resolve_model
 
     logits = LogitsFolder(folder)
     model_dir = resolve_model(model or logits.description.teacher.name)

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from trainer import config as run_config
 from trainer.commands import complete
 from trainer.commands.overrides import setting
 from trainer.commands.place import place_options
+from trainer.config import run as run_config
 from trainer.errors import InputError
 
 _PRESET = "student"
@@ -119,8 +119,8 @@ def student(
         overrides["model.path"] = str(Path(config.output) / "student")
         config = run_config.load(source, overrides)
     from trainer.distill.stopping import Stop
-    from trainer.distill.student_inputs import FreshStudent
-    from trainer.distill.student_run import Device, run_student
+    from trainer.distill.student.inputs import FreshStudent
+    from trainer.distill.student.run import Device, run_student
     from trainer.roles import on_signal
 
     stop = Stop()

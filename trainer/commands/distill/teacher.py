@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.commands.place import place_options
-from trainer.config import Backend
+from trainer.config.run import Backend
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.distill.teacher import Teacher
+    from trainer.distill.teacher.scoring import Teacher
     from trainer.interruption import Interruption
     from trainer.logits.scores import Kind
 
@@ -179,11 +179,11 @@ def _teach(
     batch_tokens: int | None,
     **wish: Any,
 ) -> None:
-    from trainer.distill.assignment import Wish, assign
-    from trainer.distill.teacher_view import open_teacher_view
-    from trainer.distill.teaching import Teaching
+    from trainer.distill.teacher.assignment import Wish, assign
+    from trainer.distill.teacher.progress import open_teacher_view
+    from trainer.distill.teacher.run import Teaching
     from trainer.logits.scores import Scheme
-    from trainer.status import says_over
+    from trainer.tracking.status import says_over
 
     kept = Scheme(
         kind=scheme,
@@ -196,7 +196,7 @@ def _teach(
     view = open_teacher_view()
 
     def open_model() -> Teacher:
-        from trainer.distill.teacher import open_teacher
+        from trainer.distill.teacher.scoring import open_teacher
 
         return open_teacher(
             assignment.model_dir,

@@ -39,7 +39,7 @@ def trim_tokenizer(
     text can still be written; the rest of the size goes to what the data uses most.
     """
     from trainer.data.documents import Documents
-    from trainer.distill.trimming import trim
+    from trainer.distill.tokenizer.trim import trim
 
     trimmed = trim(tokenizer_dir, Documents(paths), size, output)
     if as_json:

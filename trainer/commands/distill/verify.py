@@ -22,7 +22,7 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
     Exit code 6 when a shard is damaged, or, with --complete, missing.
     """
     from trainer.logits.dataset import LogitsFolder
-    from trainer.logits.ledger import verdicts
+    from trainer.logits.verify import verdicts
 
     logits = LogitsFolder(folder)
     found = list(verdicts(logits))

@@ -15,14 +15,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.architecture import Architecture
-from trainer.config import LINEARS
-from trainer.replica.wgpu.adapter import Adapter
-from trainer.replica.wgpu.array import Kind
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.kernels.gemm import gemm
-from trainer.replica.wgpu.kernels.variants import Product, Variant
+from trainer.config.run import LINEARS
+from trainer.model.architecture import Architecture
+from trainer.replica.wgpu.gpu.array import Kind
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.record import gemm
+from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +79,10 @@ def tune(device: Device, wanted: Iterable[Product]) -> Iterator[list[Timing]]:
     for product in wanted:
         timings = [
             Timing(product, variant, _seconds(device, product, variant))
-            for variant in device.variants.candidates(product)
+            for variant in Variants(device).candidates(product)
         ]
         timings.sort(key=lambda timing: timing.seconds)
-        device.variants.tuned[product.key] = timings[0].variant
+        Variants(device).tuned[product.key] = timings[0].variant
         yield timings
 
 
@@ -129,7 +130,7 @@ def save(device: Device) -> Path:
     """
     path = table_path(device.adapter)
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = {key: variant.name for key, variant in sorted(device.variants.tuned.items())}
+    table = {key: variant.name for key, variant in sorted(Variants(device).tuned.items())}
     text = json.dumps({"adapter": device.adapter.key, "variants": table}, indent=1)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.write_text(text + "\n", encoding="utf-8")
@@ -140,7 +141,7 @@ def save(device: Device) -> Path:
 def load(device: Device) -> None:
     """Let a device take what was tuned for it, if anything was; a damaged table is ignored."""
     path = table_path(device.adapter)
-    known = {variant.name: variant for variant in device.variants.usable()}
+    known = {variant.name: variant for variant in Variants(device).usable()}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["adapter"] != device.adapter.key:
@@ -151,4 +152,4 @@ def load(device: Device) -> None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warning("%s: ignored, no table of variants: %r", path, error)
         return
-    device.variants.tuned.update(tuned)
+    Variants(device).tuned.update(tuned)

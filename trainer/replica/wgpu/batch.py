@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.replica.wgpu.array import ALIGNMENT, Array
-from trainer.replica.wgpu.head import CHUNK_ROWS
+from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
 from trainer.replica.wgpu.kernels.embedding import sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED
-from trainer.replica.wgpu.teacher import table_width, tables
+from trainer.replica.wgpu.soft_target_tables import table_width, tables
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
+CHUNK_ROWS = 256
+"""Most rows whose logits are computed together."""
 _STEP = 16
 """Widths are rounded up to multiples of it: fewer recordings, and whole vectors in every row."""
 _WORDS = ALIGNMENT // 4

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.replica.wgpu.array import ALIGNMENT, Array
 from trainer.replica.wgpu.batch import Packed
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.head import Outcome
-from trainer.replica.wgpu.memory import Pool
-from trainer.replica.wgpu.model import Decoder
+from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.layers.decoder import Decoder
+from trainer.replica.wgpu.layers.head import Outcome
 from trainer.replica.wgpu.recordings import Recording, Recordings, run
 
 _WORDS = ALIGNMENT // 4  # from one result to the next: each is a kernel argument

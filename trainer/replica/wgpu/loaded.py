@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.architecture import read_architecture
-from trainer.config import RunConfig
-from trainer.headers import read_config
-from trainer.layout import GradientLayout
+from trainer.config.run import RunConfig
+from trainer.model.architecture import read_architecture
+from trainer.model.layout import GradientLayout
+from trainer.model.safetensors_headers import read_config
 from trainer.replica.rope import rope_tables
-from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.batch import padded_length
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.loader import load_frozen
-from trainer.replica.wgpu.memory import Pool
-from trainer.replica.wgpu.model import Decoder, Tensors
-from trainer.replica.wgpu.slots import Slots
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
+from trainer.replica.wgpu.weights.loader import load_frozen
+from trainer.replica.wgpu.weights.slots import Slots
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.architecture import Architecture, read_architecture
-from trainer.config import RunConfig
+from trainer.config.run import RunConfig
 from trainer.errors import InputError
-from trainer.headers import read_config
-from trainer.layout import GradientLayout
-from trainer.memory import CPU_TOKENS
+from trainer.model.architecture import Architecture, read_architecture
+from trainer.model.layout import GradientLayout
+from trainer.model.memory_plan import CPU_TOKENS
+from trainer.model.safetensors_headers import read_config
 from trainer.replica.microbatch import Limit
-from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.batch import Bucket, padded_length
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.head import Outcome
-from trainer.replica.wgpu.loader import take_frozen
-from trainer.replica.wgpu.memory import USABLE, Budget, Pool, available, check_fits
-from trainer.replica.wgpu.model import Decoder, Tensors
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import USABLE, Budget, Pool, available, check_fits
+from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
+from trainer.replica.wgpu.layers.head import Outcome
 from trainer.replica.wgpu.recordings import Settings, record
-from trainer.replica.wgpu.slots import Slots
-from trainer.replica.wgpu.teacher import PLANNED_ENTRIES
+from trainer.replica.wgpu.soft_target_tables import PLANNED_ENTRIES
+from trainer.replica.wgpu.weights.loader import take_frozen
+from trainer.replica.wgpu.weights.slots import Slots
 
 _TOKENS = 8192
 """Most tokens of an automatic micro-batch: more keep no GPU busier."""

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.slots import Slots
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.weights.slots import Slots
 
 
 class Readback:

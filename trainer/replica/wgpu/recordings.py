@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.replica.wgpu.array import Array
 from trainer.replica.wgpu.batch import Bucket, Packed
-from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.head import Outcome
-from trainer.replica.wgpu.memory import Pool
-from trainer.replica.wgpu.model import Decoder
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.layers.decoder import Decoder
+from trainer.replica.wgpu.layers.head import Outcome
 
 _KEPT = 32
 """Recordings kept for later; their bind groups take host memory, their arrays lie in one pool."""

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.config import RunConfig
+from trainer.config.run import RunConfig
 from trainer.errors import InputError
-from trainer.layout import GradientLayout
+from trainer.model.layout import GradientLayout
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import split
 from trainer.replica.wgpu.batch import Packed, pack, padded_length
-from trainer.replica.wgpu.device import Device
 from trainer.replica.wgpu.engine import Engine
-from trainer.replica.wgpu.failures import OutOfMemoryError
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.loaded import load
 from trainer.replica.wgpu.planning import plan
 from trainer.replica.wgpu.readback import Readback
 from trainer.replica.wgpu.recordings import Recording
-from trainer.replica.wgpu.teacher import check_supported
+from trainer.replica.wgpu.soft_target_tables import check_supported
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded

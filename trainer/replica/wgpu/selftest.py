@@ -14,22 +14,23 @@ from numpy.typing import NDArray
 
 from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu import golden
-from trainer.replica.wgpu import layer as recorded
-from trainer.replica.wgpu.array import Array, Kind
-from trainer.replica.wgpu.attention import Attention
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.failures import DeviceError
-from trainer.replica.wgpu.floats import from_bf16, to_bf16
-from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.head import Head, Outcome, Targets
+from trainer.replica.wgpu.gpu.array import Array, Kind
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import DeviceError
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels.distillation import Teacher
 from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient, sort_tokens
-from trainer.replica.wgpu.kernels.gemm import gemm
-from trainer.replica.wgpu.kernels.variants import Product, Variant
-from trainer.replica.wgpu.layer import Activations, Layer, Norm, Shape
-from trainer.replica.wgpu.linear import Linear, Lora, Trainable
-from trainer.replica.wgpu.memory import Pool
-from trainer.replica.wgpu.nf4 import dequantize, quantize
+from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.record import gemm
+from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
+from trainer.replica.wgpu.layers import decoder_layer as recorded
+from trainer.replica.wgpu.layers.attention import Attention
+from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
+from trainer.replica.wgpu.layers.head import Head, Outcome, Targets
+from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
+from trainer.replica.wgpu.weights.floats import from_bf16, to_bf16
+from trainer.replica.wgpu.weights.nf4 import dequantize, quantize
 
 TOLERANCE = 1e-5
 """Of the largest value, or of the norms' product for a derivative; right is below 1e-6."""
@@ -93,8 +94,8 @@ def _products(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
 def _variants(device: Device, product: Product) -> list[Variant]:
     """Return the variant for a product, and what products of the form were tuned to."""
     form = f"{product.form} {product.kind_b} "
-    tuned = [variant for key, variant in device.variants.tuned.items() if key.startswith(form)]
-    return list(dict.fromkeys([device.variants.choose(product), *tuned]))
+    tuned = [variant for key, variant in Variants(device).tuned.items() if key.startswith(form)]
+    return list(dict.fromkeys([Variants(device).choose(product), *tuned]))
 
 
 def _layer(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:

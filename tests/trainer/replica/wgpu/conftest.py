@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.replica.wgpu.adapter import Adapter
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
 
 @pytest.fixture(scope="session")

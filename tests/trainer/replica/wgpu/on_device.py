@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.replica.wgpu.array import Array, Kind
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph, Grid
-from trainer.replica.wgpu.nf4 import dequantize, quantize
+from trainer.replica.wgpu.gpu.array import Array, Kind
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph, Grid
+from trainer.replica.wgpu.weights.nf4 import dequantize, quantize
 
 
 def put(device: Device, values: np.ndarray) -> Array:

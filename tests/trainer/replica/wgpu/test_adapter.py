@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from trainer.replica.wgpu import pci
-from trainer.replica.wgpu.adapter import Adapter, Kind, adapters, located, ordered, pick, select
-from trainer.replica.wgpu.failures import DeviceError
+from trainer.replica.wgpu.gpu import pci
+from trainer.replica.wgpu.gpu.errors import DeviceError
+from trainer.replica.wgpu.gpu.vulkan_adapter import (
+    Adapter,
+    Kind,
+    adapters,
+    located,
+    ordered,
+    pick,
+    select,
+)
 
 AMD, NAVI10, ARC = 0x1002, 0x7310, 0x56A0
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tests.trainer.replica.driving import relative
-from trainer.replica.wgpu import attention
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.attention import Attention
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.memory import Pool
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.layers import attention
+from trainer.replica.wgpu.layers.attention import Attention
 
 SHAPES = [
     Attention(batch=2, num_heads=4, num_kv_heads=2, length=16, head_dim=64),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,11 +12,12 @@ from typing import Literal
 import pytest
 from click.testing import CliRunner
 
-from trainer.architecture import parse_architecture
 from trainer.commands.autotune import autotune
+from trainer.model.architecture import parse_architecture
 from trainer.replica.wgpu.autotune import load, products, save, table_path, tune
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.kernels.variants import SPLIT, Product
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.variants import SPLIT, Product
 
 TINY = {
     "model_type": "qwen3",
@@ -30,33 +32,37 @@ TINY = {
 
 
 @pytest.fixture
-def untuned(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """Return the device without a table, and with a cache folder of its own."""
+def untuned(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """Yield the device without a table, and with a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(device.variants, "tuned", {})
-    return device
+    tuned = Variants(device).tuned
+    before = dict(tuned)
+    tuned.clear()
+    yield device
+    tuned.clear()
+    tuned.update(before)
 
 
 def test_the_fastest_candidate_is_taken_and_found_again(untuned: Device) -> None:
     product = Product(False, True, "f32", 3, 8, 8)
     (timings,) = tune(untuned, [product])
-    assert {timing.variant for timing in timings} == set(untuned.variants.candidates(product))
+    assert {timing.variant for timing in timings} == set(Variants(untuned).candidates(product))
     assert [timing.seconds for timing in timings] == sorted(timing.seconds for timing in timings)
-    assert untuned.variants.choose(product) == timings[0].variant
+    assert Variants(untuned).choose(product) == timings[0].variant
 
     path = save(untuned)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    untuned.variants.tuned = {}
+    Variants(untuned).tuned.clear()
     load(untuned)
-    assert untuned.variants.tuned == {product.key: timings[0].variant}
+    assert Variants(untuned).tuned == {product.key: timings[0].variant}
 
 
 def test_without_a_table_there_are_defaults(untuned: Device) -> None:
     load(untuned)
     product = Product(False, False, "f32", 64, 64, 64)
-    assert untuned.variants.tuned == {}
-    assert untuned.variants.choose(product) == untuned.variants.default(product)
-    assert untuned.variants.default(product) in untuned.variants.candidates(product)
+    assert Variants(untuned).tuned == {}
+    assert Variants(untuned).choose(product) == Variants(untuned).default(product)
+    assert Variants(untuned).default(product) in Variants(untuned).candidates(product)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +85,18 @@ def test_a_damaged_table_is_ignored_with_a_warning(
     path.write_text(damage.replace("KEY", untuned.adapter.key))
     with caplog.at_level(logging.WARNING):
         load(untuned)
-    assert untuned.variants.tuned == {}
+    assert Variants(untuned).tuned == {}
     assert f"{path}: ignored" in caplog.text
 
 
 def test_a_table_of_other_products_leaves_defaults(untuned: Device) -> None:
     tuned = SPLIT
-    untuned.variants.tuned = {Product(False, True, "nf4", 512, 1024, 1024).key: tuned}
+    Variants(untuned).tuned[Product(False, True, "nf4", 512, 1024, 1024).key] = tuned
     save(untuned)
     load(untuned)
-    assert untuned.variants.choose(Product(False, True, "nf4", 300, 600, 700)) == tuned
+    assert Variants(untuned).choose(Product(False, True, "nf4", 300, 600, 700)) == tuned
     other = Product(False, True, "nf4", 300, 300, 300)
-    assert untuned.variants.choose(other) == untuned.variants.default(other)
+    assert Variants(untuned).choose(other) == Variants(untuned).default(other)
 
 
 def test_products_of_a_model_cover_its_linears_adapters_and_attention() -> None:
@@ -109,9 +115,9 @@ def test_defaults_are_among_what_is_timed(
     model = parse_architecture(TINY | {"hidden_size": 2048}, "wide")
     for tokens in (1, 16, 512):
         for product in products(model, "nf4", tokens):
-            default = untuned.variants.default(product)
-            assert default in untuned.variants.candidates(product)
-            assert default in untuned.variants.usable()
+            default = Variants(untuned).default(product)
+            assert default in Variants(untuned).candidates(product)
+            assert default in Variants(untuned).usable()
 
 
 def test_the_command_prints_a_table_and_keeps_it(untuned: Device, tmp_path: Path) -> None:
@@ -125,4 +131,4 @@ def test_the_command_prints_a_table_and_keeps_it(untuned: Device, tmp_path: Path
     assert "GF/s" in result.output
     assert str(table_path(untuned.adapter)) in result.output
     load(untuned)
-    assert untuned.variants.tuned
+    assert Variants(untuned).tuned

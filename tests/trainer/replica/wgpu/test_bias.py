@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels import bias as kernels
-from trainer.replica.wgpu.memory import Pool
 
 SHAPES = [(1, 1), (3, 80), (129, 65), (1000, 3)]
 

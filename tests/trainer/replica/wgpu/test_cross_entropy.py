@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, leaf, run
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.kernels import cross_entropy as kernels
 
 WINDOWS = [[1], [70], [64, 6], [1, 129, 3], [16] * 5]

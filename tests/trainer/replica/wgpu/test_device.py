@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import wgpu
 
-from trainer.replica.wgpu.adapter import Adapter
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.failures import DeviceError, LostError, OutOfMemoryError
-from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 from trainer.replica.wgpu.kernels.norm import rms_norm
 
 EMPTY = "@compute @workgroup_size(1) fn main() {}"

@@ -15,16 +15,16 @@ from tests.trainer.replica.driving import gradient, relative
 from tests.trainer.replica.wgpu.on_device import agree, draw, leaf, run
 from tests.trainer.replica.wgpu.test_cross_entropy import cross_entropy
 from tests.trainer.replica.wgpu.test_replica import start
+from trainer.data.soft_targets import SoftTargets
 from trainer.errors import InputError
-from trainer.layout import build_layout
+from trainer.model.layout import build_layout
 from trainer.replica.microbatch import Limit
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.kernels import cross_entropy as kernels
 from trainer.replica.wgpu.kernels.distillation import Teacher, distillation_gradient
 from trainer.replica.wgpu.replica import WgpuReplica
-from trainer.soft_targets import SoftTargets
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

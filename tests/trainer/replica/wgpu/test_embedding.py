@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.kernels import embedding
 from trainer.replica.wgpu.kernels.embedding import sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED

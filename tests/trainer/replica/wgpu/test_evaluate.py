@@ -10,7 +10,7 @@ import pytest
 import small_model as small
 
 from trainer.commands.evaluate import evaluate
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
 
 
 def figures(model: Path, data: Path, backend: str) -> tuple[dict[str, float], str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.replica.wgpu.on_device import draw, run
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.kernels import finite
 
 SIZE = 1_000

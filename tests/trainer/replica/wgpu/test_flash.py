@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, run
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.kernels.flash import flash_attention, serves
+from trainer.replica.wgpu.kernels.gemm.choice import Variants
 
 
 @pytest.fixture(autouse=True)
 def lanes(device: Device) -> None:
-    if not device.variants.sharing:
+    if not Variants(device).sharing:
         pytest.skip("this device has no subgroups of 8")
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, packed, put, run
-from trainer.replica.wgpu.array import Array, Kind
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph
-from trainer.replica.wgpu.kernels.gemm import gemm
-from trainer.replica.wgpu.kernels.variants import ALL, Product, Variant
+from trainer.replica.wgpu.gpu.array import Array, Kind
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.record import gemm
+from trainer.replica.wgpu.kernels.gemm.variants import ALL, Product, Variant
 
 TOLERANCE = 1e-4  # F-WGPU-001
 SMALL = [
@@ -26,7 +27,7 @@ EVEN = [(4, 8, 12), (20, 36, 28), (68, 40, 64)]
 
 
 def usable(device: Device, variant: Variant) -> Variant:
-    if variant.kind == "shared" and not device.variants.sharing:
+    if variant.kind == "shared" and not Variants(device).sharing:
         pytest.skip("this device has no subgroups of 8")
     return variant
 

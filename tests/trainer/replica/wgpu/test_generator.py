@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from tests.trainer.replica.driving import relative
-from trainer.config import RunConfig
+from trainer.config.run import RunConfig
 from trainer.errors import InputError, NonFiniteError
-from trainer.initialization import initial_weights, uniform
-from trainer.layout import build_layout
+from trainer.model.initialization import initial_weights, uniform
+from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch_model import flatten
-from trainer.replica.torch_published import load_published
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.generator import WgpuGenerator
+from trainer.replica.torch.model import flatten
+from trainer.replica.torch.published import load_published
+from trainer.replica.wgpu.generation.generator import WgpuGenerator
+from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.loaded import load
 
 if TYPE_CHECKING:

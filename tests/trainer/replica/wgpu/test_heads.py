@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels import heads
-from trainer.replica.wgpu.memory import Pool
 
 EPS = 1e-6
 SHAPES = [(1, 1, 1, 64), (2, 3, 5, 80), (1, 2, 7, 96), (2, 1, 3, 128), (1, 2, 2, 256)]

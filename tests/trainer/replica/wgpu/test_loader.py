@@ -15,14 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_model import write_data, write_model
 
-from trainer.architecture import read_architecture
-from trainer.config import RunConfig
-from trainer.replica.torch_loader import load_model
-from trainer.replica.wgpu import loader, nf4_file
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.loader import load_frozen, take_frozen
-from trainer.replica.wgpu.memory import Pool
+from trainer.config.run import RunConfig
+from trainer.model.architecture import read_architecture
+from trainer.replica.torch.loader import load_model
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.weights import loader, nf4_file
+from trainer.replica.wgpu.weights.loader import load_frozen, take_frozen
 
 if TYPE_CHECKING:
     from tests.conftest import TinyModel

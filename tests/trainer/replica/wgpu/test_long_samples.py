@@ -11,9 +11,9 @@ from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient, relative
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.layout import build_layout
-from trainer.replica.wgpu.attention import SCORE_BYTES, Attention
-from trainer.replica.wgpu.device import Device
+from trainer.model.layout import build_layout
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.layers.attention import SCORE_BYTES, Attention
 from trainer.replica.wgpu.replica import WgpuReplica
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from trainer.errors import InputError
-from trainer.replica.wgpu.adapter import Adapter, Kind
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.memory import Budget, Pool, available, check_fits
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import Budget, Pool, available, check_fits
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter, Kind
 
 
 def test_memory_given_back_is_taken_again_the_smallest_that_fits(device: Device) -> None:

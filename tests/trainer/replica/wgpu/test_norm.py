@@ -7,9 +7,9 @@ import pytest
 import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels import norm
-from trainer.replica.wgpu.memory import Pool
 
 EPS = 1e-6
 SHAPES = [(1, 1), (1, 64), (3, 80), (5, 63), (2, 65), (7, 1000)]

@@ -11,11 +11,11 @@ import pytest
 
 from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient
-from trainer.architecture import parse_architecture
 from trainer.errors import InputError
-from trainer.layout import build_layout
+from trainer.model.architecture import parse_architecture
+from trainer.model.layout import build_layout
 from trainer.replica.wgpu import planning
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.planning import count, plan
 from trainer.replica.wgpu.replica import WgpuReplica
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.trainer.replica import driving
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
-from trainer.config import RunConfig
-from trainer.layout import build_layout
+from trainer.config.run import RunConfig
+from trainer.model.layout import build_layout
 from trainer.replica.microbatch import Limit
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.replica import WgpuReplica
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu import golden
-from trainer.replica.wgpu.adapter import Adapter
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.failures import DeviceError, LostError
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import DeviceError, LostError
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 from trainer.replica.wgpu.selftest import check
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from small_model import write_data, write_model
 
-from trainer.config import RunConfig
-from trainer.layout import GradientLayout, build_layout
-from trainer.replica.wgpu.array import ALIGNMENT
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.memory import Pool
-from trainer.replica.wgpu.slots import Slots
+from trainer.config.run import RunConfig
+from trainer.model.layout import GradientLayout, build_layout
+from trainer.replica.wgpu.gpu.array import ALIGNMENT
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.weights.slots import Slots
 
 
 @pytest.fixture(scope="module", params=["lora", "full"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
-from trainer.replica.wgpu.device import Device
+from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.kernels import softmax
 
 SCALE = 0.3

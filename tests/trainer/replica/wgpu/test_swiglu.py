@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.device import Device
-from trainer.replica.wgpu.graph import Graph
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.kernels import swiglu as kernels
 
 SHAPES = [(1, 1), (3, 80), (5, 129)]

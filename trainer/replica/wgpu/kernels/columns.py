@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels.source import source
-from trainer.replica.wgpu.memory import Pool
 
 _PARTS = 128  # partial sums that keep a large GPU busy; any number gives a right sum
 

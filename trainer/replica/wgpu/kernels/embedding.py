@@ -11,8 +11,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.replica.wgpu.array import Array, windows
-from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.array import Array, windows
+from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.pool import SKIPPED, gather_rows
 from trainer.replica.wgpu.kernels.source import source
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from trainer.replica.wgpu.array import Array, windows
-from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.array import Array, windows
+from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
 
 _LANES = 256  # elements of a workgroup

@@ -18,14 +18,15 @@ import struct
 from functools import cache
 from typing import TYPE_CHECKING
 
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.gemm_parts import XYZW, column
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.parts import XYZW, column
+from trainer.replica.wgpu.kernels.gemm.variants import LANES
 from trainer.replica.wgpu.kernels.source import source
-from trainer.replica.wgpu.kernels.variants import LANES
 
 if TYPE_CHECKING:
-    from trainer.replica.wgpu.device import Device
+    from trainer.replica.wgpu.gpu.device import Device
 
 _ROWS = 16
 _KEYS = 4 * LANES
@@ -38,7 +39,7 @@ def serves(device: Device | None, head_dim: int) -> bool:
     """
     if device is None or head_dim % (4 * LANES) or head_dim > 128:
         return False
-    return device.adapter.software and device.variants.sharing
+    return device.adapter.software and Variants(device).sharing
 
 
 def flash_attention(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import struct
 
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels.norm import rms_norm_weight_gradient
 from trainer.replica.wgpu.kernels.source import source
-from trainer.replica.wgpu.memory import Pool
 
 Rope = tuple[Array, Array]
 """Cosines and sines `[positions, d / 2]`."""

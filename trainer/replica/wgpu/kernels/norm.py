@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels.columns import sum_columns, take_parts
 from trainer.replica.wgpu.kernels.source import source
-from trainer.replica.wgpu.memory import Pool
 
 
 def rms_norm(graph: Graph, x: Array, weight: Array, y: Array, *, eps: float) -> None:

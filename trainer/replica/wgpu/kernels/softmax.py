@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 
-from trainer.replica.wgpu.array import Array
-from trainer.replica.wgpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
 
 

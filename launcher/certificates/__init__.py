@@ -1,0 +1,1 @@
+"""Certificates of a run: its authority, and the files each host gets."""

@@ -1,0 +1,79 @@
+"""What a model folder or a data file holds, as digests that two hosts can compare.
+
+Hashing gigabytes takes seconds, so a digest is remembered until the file changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.files import make_private_folder, write_atomically
+
+CACHE = "digests.json"
+"""Name of the memory, in the state folder."""
+
+_SCHEMA = "motley.digests/1"
+_SETTLED = 3.0
+"""Seconds that a file must have been left alone: a change within a clock tick leaves no trace."""
+_MOST = 4096
+
+
+def digests(paths: Sequence[Path], state_folder: Path) -> dict[str, str]:
+    """Return `SIZE:BLAKE3` of each file by its name.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    from blake3 import blake3  # where nothing trains it need not be installed
+
+    memory = _remembered(state_folder / CACHE)
+    known = dict(memory)
+    result: dict[str, str] = {}
+    for path in paths:
+        before = path.stat()
+        # Size and change time: mtime alone can be set back, as rsync and cp -p do.
+        mark = f"{before.st_size}:{before.st_mtime_ns}:{before.st_ctime_ns}:{before.st_ino}"
+        key = str(path.resolve())
+        if known.get(key, ["", ""])[0] != mark:
+            hasher = blake3(max_threads=blake3.AUTO).update_mmap(path)
+            known[key] = [mark, f"{before.st_size}:{hasher.hexdigest()}"]
+        result[path.name] = known[key][1]
+        if time.time() - before.st_ctime < _SETTLED:
+            del known[key]
+    if known != memory:
+        _remember(state_folder / CACHE, known)
+    return result
+
+
+def difference(one: dict[str, str], other: dict[str, str]) -> str:
+    """Return what `one` has another way than `other`, in words; empty when nothing."""
+    missing = sorted(other.keys() - one.keys())
+    extra = sorted(one.keys() - other.keys())
+    changed = sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
+    parts = [
+        f"{text} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for text, names in (("lacks", missing), ("also has", extra), ("has another", changed))
+        if names
+    ]
+    return ", ".join(parts)
+
+
+def _remembered(path: Path) -> dict[str, list[str]]:
+    try:
+        tree: dict[str, Any] = json.loads(path.read_bytes())
+        files: dict[str, list[str]] = tree["files"] if tree["schema"] == _SCHEMA else {}
+        return {key: [str(mark), str(digest)] for key, (mark, digest) in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # torn or foreign: it is only a memory
+
+
+def _remember(path: Path, known: dict[str, list[str]]) -> None:
+    latest = dict(list(known.items())[-_MOST:])
+    with contextlib.suppress(OSError):  # a full disk: then it is hashed again
+        make_private_folder(path.parent)
+        write_atomically(path, json.dumps({"schema": _SCHEMA, "files": latest}).encode())

@@ -1,0 +1,33 @@
+"""What a check finds: a finding on its host, and a check as the operator sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: `warn` is said, `fail` refuses the start."""
+
+    name: str
+    host: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+    @property
+    def line(self) -> str:
+        """The finding and its remedy in one line."""
+        return f"{self.host}: {self.name}: {self.detail}{f'; {self.remedy}' if self.remedy else ''}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one probe says about its host."""
+
+    status: Status
+    detail: str
+    remedy: str = ""

@@ -1,0 +1,237 @@
+"""What a run needs besides its hosts: the model, the data, the output folder, enough memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.checks.digests import digests
+from launcher.checks.finding import Finding
+from launcher.checks.host import check_folder
+from launcher.checks.logits_folder import DATASET, check_logits
+from launcher.facts.devices import available_memory
+from launcher.plan.configuration import DEFAULT_PRESET
+from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
+from launcher.plan.plan import LaunchPlan
+from trainer.config.run import RunConfig, load
+from trainer.errors import InputError
+from trainer.model import layout as trainer_layout
+from trainer.model.architecture import read_architecture
+from trainer.model.memory_plan import plan_memory
+
+USABLE = 0.9
+"""Share of the free memory that a plan may take; the rest is fragmentation and libraries."""
+_MIB = 1 << 20
+_GIB = 1 << 30
+_MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_LEAST_OUTPUT_SPACE = 256 * _MIB
+_BRING = "launch sync inputs brings it there, or name another in the job"
+
+
+def model_folder(config: RunConfig) -> Path | None:
+    """Return where the base model lies: its folder, or its place in the hub cache if it is whole.
+
+    None for a model that this machine does not have.
+    """
+    folder = Path(config.model.path)
+    if folder.is_absolute():
+        return folder if folder.is_dir() else None
+    snapshot = cached_snapshot(config.model.path)
+    if snapshot is None or not (snapshot / "config.json").is_file():
+        return None
+    try:
+        trainer_layout.read_headers(snapshot)
+    except InputError:
+        return None  # a download that was broken off
+    return snapshot
+
+
+def check_model(config: RunConfig) -> Finding:
+    """Whether the base model is whole and of a kind that can be trained.
+
+    One that only the hub can have is not checked: the trainer fetches it.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return _absent_model(config.model.path)
+    try:
+        layout = trainer_layout.build_layout(folder, config)
+    except InputError as error:
+        return Finding("fail", str(error))
+    return Finding(
+        "ok", f"{folder}, {layout.size:,} trainable values in {len(layout.blocks)} blocks"
+    )
+
+
+def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
+    """Return the digests of what makes a model: config, weights and tokenizer, by file name.
+
+    Empty when this machine does not have the model, or not all of it.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return {}
+    try:
+        weights = {header.file for header in trainer_layout.read_headers(folder).values()}
+    except InputError:
+        return {}
+    # The tokenizer counts, since another one would turn the same data into other samples.
+    rest = {folder / name for name in _MODEL_FILES if (folder / name).is_file()}
+    return digests(sorted(weights | rest), state_folder)
+
+
+def _absent_model(path: str) -> Finding:
+    own = "give --model DIR: a Hugging Face folder, or make a small one: trainer init-model"
+    if Path(path).is_absolute():
+        if path.endswith(f"/{load(DEFAULT_PRESET).model.path}"):
+            own = f"it is the quickstart's: make demo makes it; for another, {own}"
+        return Finding("fail", f"no model folder {path}", own)
+    owner = path.partition("/")[0]
+    if Path(owner).is_dir():
+        here = f"no model folder {path}; it is not taken for a hub name, since a folder {owner} is"
+        return Finding("fail", f"{here} here", own)
+    if is_offline():
+        missing = f"no model folder {path}; if it is a hub name, it is not whole in the hub cache"
+        detail = f"{missing} {cache_folder()}, and this machine is set offline"
+        return Finding("fail", detail, f"unset HF_HUB_OFFLINE to fetch it, or {own}")
+    return Finding(
+        "warn",
+        f"no model folder {path}, so it is taken for a hub name and not checked",
+        "the trainer will fetch it, which can take long the first time",
+    )
+
+
+def check_training_data(path: Path, *, taught: bool) -> Finding:
+    """Whether what a run learns from is there: a file, or a teacher's logits for one `taught`."""
+    if taught:
+        return check_logits(path)
+    if os.access(path / DATASET, os.F_OK):
+        detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
+        return Finding("fail", detail, "say how to learn from them: --set distillation.alpha=0.7")
+    return check_data(path, "--data FILE")
+
+
+def check_data(path: Path, remedy: str) -> Finding:
+    """Whether a data file is there and begins with a JSON object; the trainer reads all of it."""
+    try:
+        with path.open("rb") as stream:
+            first = stream.readline(1 << 20)
+    except OSError as error:
+        return Finding("fail", f"{path}: {(error.strerror or '').lower()}", f"give {remedy}")
+    if not first.strip():
+        return Finding("fail", f"{path}:1: empty", "it must hold one JSON object a line")
+    try:
+        whole = isinstance(json.loads(first), dict)
+    except ValueError:
+        whole = len(first) == 1 << 20  # a very long line: the trainer's to judge
+    if not whole:
+        return Finding("fail", f"{path}:1: not a JSON object", "it must hold one a line")
+    return Finding("ok", str(path))
+
+
+def check_model_folder(folder: Path) -> Finding:
+    """Whether a folder holds a whole model and a tokenizer; how it fits a job is the trainer's."""
+    if not folder.is_dir():
+        return Finding("fail", f"no model folder {folder}", _BRING)
+    try:
+        headers = trainer_layout.read_headers(folder)
+    except InputError as error:
+        return Finding("fail", str(error))
+    if lacking := [name for name in _MODEL_FILES[:2] if not (folder / name).is_file()]:
+        return Finding("fail", f"{folder} lacks {' and '.join(lacking)}", _BRING)
+    size = sum(file.stat().st_size for file in {header.file for header in headers.values()})
+    available = available_memory()
+    detail = f"{folder}, {size / _GIB:.1f} GiB"
+    if available is not None and size > available:
+        there = f"{available / _GIB:.1f} GiB of memory are free"
+        return Finding("warn", f"{detail}, and {there}", "weights that do not fit are read again")
+    return Finding("ok", detail)
+
+
+def check_text(path: Path) -> Finding:
+    """Whether a file or folder of texts is there and can be read."""
+    if not path.exists():
+        return Finding("fail", f"{path}: no such file or folder", _BRING)
+    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        return Finding("fail", f"{path}: cannot be read", "let the run user read it")
+    return Finding("ok", str(path))
+
+
+def check_output(folder: Path, run_id: str) -> Finding:
+    """Whether the output folder can be written and holds no other run's checkpoints."""
+    try:
+        owner = json.loads((folder / "status.json").read_bytes()).get("run_id")
+        kept = any((folder / "checkpoints").iterdir())
+    except (OSError, ValueError, AttributeError):
+        owner, kept = None, False
+    if kept and owner != run_id:
+        return Finding(
+            "fail",
+            f"{folder} holds the checkpoints of run {owner}",
+            f"give another --output, or go on with that run: --resume {owner}",
+        )
+    return check_folder(folder, _LEAST_OUTPUT_SPACE)
+
+
+def read_config(tree: Mapping[str, Any]) -> RunConfig:
+    """Return the run config that another machine sent as plain data."""
+    return RunConfig.model_validate(dict(tree))
+
+
+def read_plan(tree: Mapping[str, Any]) -> LaunchPlan:
+    """Return the plan that another machine sent as plain data."""
+    return LaunchPlan.from_json(json.dumps(tree).encode())
+
+
+def check_memory(plan: LaunchPlan, config: RunConfig, hosts: Sequence[str]) -> Finding:
+    """F-HET-002: whether what this machine's share of a plan will take fits its memory.
+
+    CPU workers and the coordinator share the main memory; each GPU worker has its card's.
+
+    Args:
+        hosts: the inventory's names of this machine.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return Finding("warn", "not planned: the model is not on this machine")
+    try:
+        layout = trainer_layout.build_layout(folder, config)
+        model = read_architecture(folder)
+        headers = trainer_layout.read_headers(folder)
+    except InputError:
+        return Finding("warn", "not planned: the model cannot be read")
+    own = [worker for worker in plan.workers if worker.host in hosts]
+    on_cpu = [worker for worker in own if worker.backend == "cpu"]
+    needed = {
+        accelerator: plan_memory(
+            model, headers, layout, config, accelerator=accelerator, recompute=accelerator
+        ).least
+        for accelerator in (False, True)
+    }
+    for worker in own:
+        known = plan.host(worker.host).devices or ()
+        size = next((device.memory for device in known if device.id == worker.device), None)
+        if worker.backend != "cpu" and size is not None and needed[True] > size * USABLE:
+            return _too_little(f"{worker.name} on {worker.device}", needed[True], size)
+    main = needed[False] * len(on_cpu)
+    who = f"{len(on_cpu)} CPU worker{'' if len(on_cpu) == 1 else 's'}"
+    if plan.leader.host in hosts:
+        # One gradient a worker, and about four more vectors of that size.
+        main += 4 * layout.size * (len(plan.workers) + 4)
+        who = f"{who} and the coordinator" if on_cpu else "the coordinator"
+    available = available_memory()
+    if available is not None and main > available * USABLE:
+        return _too_little(who, main, available)
+    free = "" if available is None else f" of {available / _GIB:.1f}"
+    return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned")
+
+
+def _too_little(who: str, needed: int, available: int) -> Finding:
+    return Finding(
+        "fail",
+        f"{who} need {needed / _GIB:.1f} GiB, {available / _GIB:.1f} are free",
+        "lower --expect-workers or data.max_seq_len, or use method lora or quantization nf4",
+    )

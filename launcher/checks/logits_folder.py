@@ -1,0 +1,75 @@
+"""A teacher's logits as the data of a run: whether the folder is whole, and what makes it another.
+
+Its format is that of `trainer.logits`. A host that is asked reads its JSON alone: the descriptions
+and manifests, no scores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher.checks.digests import digests
+from launcher.checks.finding import Finding
+
+DATASET = "dataset.json"
+"""Name of what says which shards there will be; a folder with it holds logits."""
+
+_MANIFEST = "manifest.json"
+_SHARD_FILE = "logits.parquet"
+_BRING = "let `trainer distill teacher` finish, or launch sync inputs brings a whole one there"
+
+
+def check_logits(folder: Path) -> Finding:
+    """Whether a folder of logits can be read and lacks no shard: a run counts all its samples."""
+    description = folder / DATASET
+    try:
+        shards = _read_shards(folder)
+    except NotADirectoryError:
+        detail = f"{folder}: with a section `distillation`, data.train is a folder of logits"
+        return Finding("fail", detail, "give --data DIR, or --set distillation=null")
+    except OSError as error:
+        return Finding("fail", f"{description}: {(error.strerror or '').lower()}", _BRING)
+    except (ValueError, KeyError, TypeError):
+        return Finding("fail", f"{description}: does not describe shards", _BRING)
+    if missing := [name for name, digest in shards.items() if digest is None]:
+        detail = f"{folder}: {len(missing)} of {len(shards)} shards are missing or damaged"
+        return Finding("fail", f"{detail}, such as {missing[0]}", _BRING)
+    return Finding("ok", f"{folder}, {len(shards)} shards of a teacher's logits")
+
+
+def logits_content(folder: Path, state_folder: Path) -> dict[str, str]:
+    """Return the digests of what makes a folder of logits: its description, and every shard's.
+
+    They are those that the trainer's members compare when they join. A shard's is the one that its
+    manifest vouches for, since reading a shard compares its bytes. Empty for one that is not whole.
+    """
+    if check_logits(folder).status == "fail":
+        return {}
+    shards = _read_shards(folder)
+    vouched = {name: digest for name, digest in shards.items() if digest is not None}
+    return digests([folder / DATASET], state_folder) | vouched
+
+
+def _read_shards(folder: Path) -> dict[str, str | None]:
+    """Return the digest of each shard that should be there, None for one that is not whole.
+
+    Raises:
+        OSError: dataset.json cannot be read.
+        ValueError, KeyError, TypeError: it is none.
+    """
+    tree: Any = json.loads((folder / DATASET).read_bytes())
+    names = [f"shard-{int(shard['number']):05d}" for shard in tree["shards"]]
+    return {name: _read_digest(folder / name) for name in names}
+
+
+def _read_digest(shard: Path) -> str | None:
+    try:
+        record: Any = json.loads((shard / _MANIFEST).read_bytes())["files"][_SHARD_FILE]
+        with (shard / _SHARD_FILE).open("rb") as stream:  # a size alone can be seen, not read
+            size = stream.seek(0, os.SEEK_END)
+        return str(record["blake3"]) if size == record["size"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,1 @@
+"""Motley onto hosts: wheel, environments, versions."""

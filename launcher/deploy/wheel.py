@@ -1,0 +1,128 @@
+"""A wheel of this checkout: `python -P -m launcher.deploy.wheel --output DIR`.
+
+Equal sources give equal bytes (for one version of setuptools), whoever builds it and when: the hash
+of the wheel is how hosts are told apart that run different code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from launcher.errors import ConfigError, LauncherError
+
+_EPOCH = "1577836800"
+"""2020-01-01, the date of every file in the wheel; see reproducible-builds.org."""
+_FILES = ("pyproject.toml", "README.md", "LICENSE")
+_PACKAGES = ("launcher", "trainer")
+_DEADLINE = 300.0
+
+
+@dataclass(frozen=True)
+class BuiltWheel:
+    """A wheel on this machine."""
+
+    path: Path
+    version: str
+    sha256: str
+
+
+def checkout_folder() -> Path | None:
+    """Return the checkout that this package runs from; None when it was installed."""
+    folder = Path(__file__).resolve().parents[2]
+    return folder if (folder / "pyproject.toml").is_file() else None
+
+
+def build_wheel(checkout: Path, folder: Path) -> BuiltWheel:
+    """Build the wheel of a checkout into `folder`, which is made.
+
+    It is built from a copy: nothing is left in the checkout, nothing old in there (`build/`)
+    gets in, and files, links and permissions do not depend on how it was cloned.
+
+    Raises:
+        ConfigError: this is no checkout of Motley.
+        LauncherError: pip could not build it; its last words are in the details.
+    """
+    missing = [name for name in (*_FILES, *_PACKAGES) if not (checkout / name).exists()]
+    if missing:
+        raise ConfigError(f"{checkout}: no checkout of Motley, {', '.join(missing)} is missing")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="motley-wheel-") as scratch:
+        source = Path(scratch) / "source"
+        _copy(checkout, source)
+        built = _build(source, Path(scratch) / "wheel")
+        target = folder / built.name
+        partial = folder / f".{built.name}.{os.getpid()}"
+        shutil.copyfile(built, partial)
+        partial.chmod(0o644)
+        partial.replace(target)
+    digest = hashlib.sha256(target.read_bytes()).hexdigest()
+    return BuiltWheel(path=target, version=target.name.split("-")[1], sha256=digest)
+
+
+def _copy(checkout: Path, source: Path) -> None:
+    source.mkdir()
+    for name in _FILES:
+        shutil.copyfile(checkout / name, source / name)
+    for package in _PACKAGES:  # links are followed: the wheel gets what they point to
+        ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(checkout / package, source / package, ignore=ignored)
+    for path in source.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _build(source: Path, folder: Path) -> Path:
+    # With the setuptools of this environment, which came by the locks: no package index is asked.
+    if find_spec("setuptools") is None:
+        raise LauncherError(f"{sys.executable} has no setuptools to build a wheel with: make setup")
+    command = [sys.executable, "-P", "-m", "pip", "wheel", "--no-deps", "--no-input", "--quiet"]
+    command += ["--disable-pip-version-check", "--no-build-isolation", "--wheel-dir", str(folder)]
+    result = subprocess.run(
+        [*command, str(source)],
+        env={**os.environ, "SOURCE_DATE_EPOCH": _EPOCH},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE,
+        umask=0o022,
+    )
+    wheels = list(folder.glob("motley-*.whl"))
+    if result.returncode != 0 or len(wheels) != 1:
+        words = [line for line in result.stderr.splitlines() if line.strip()]
+        raise LauncherError("pip could not build a wheel of this checkout", words[-10:])
+    return wheels[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build the wheel of this checkout and print where it is, as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -P -m launcher.deploy.wheel", description=main.__doc__
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    output: Path = parser.parse_args(arguments).output
+    checkout = checkout_folder()
+    try:
+        if checkout is None:
+            raise ConfigError(
+                "launcher.deploy.wheel runs from a checkout; this is an installed Motley"
+            )
+        built = build_wheel(checkout, output)
+    except LauncherError as error:
+        sys.stderr.write("\n".join([f"launcher.deploy.wheel: {error}", *error.details]) + "\n")
+        return error.exit_code
+    tree = {"wheel": str(built.path), "version": built.version, "sha256": built.sha256}
+    sys.stdout.write(json.dumps(tree) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Facts about the machine a process runs on: devices, load, network. Standard library only."""

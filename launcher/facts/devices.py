@@ -1,0 +1,246 @@
+"""The devices of this machine: NVIDIA GPUs as nvidia-smi names them, Vulkan's GPUs, and the CPU.
+
+A card that is there but cannot be used is a problem to report, never "zero GPUs". Which cards are
+there is read in `pci.py`, what Vulkan shows in `vulkan.py`. Standard library only: it runs on
+every host.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.facts import vulkan
+from launcher.facts.pci import NVIDIA, PCI_DEVICES, Card, cards, in_container, named, normal_address
+
+Backend = Literal["cuda", "wgpu", "cpu"]
+
+QUERY = "uuid,pci.bus_id,name,memory.total"
+"""What nvidia-smi is asked for; `parse_nvidia_smi` reads these fields in this order."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, or the CPU, of a host; a worker trains on one."""
+
+    backend: Backend
+    id: str
+    """UUID (cuda) or PCI address (wgpu); `llvmpipe` for that software, `cpu` for the CPU."""
+    name: str = ""
+    memory: int | None = None
+    """Bytes of device memory; None when the device does not say."""
+    threads: int | None = None
+    """Threads of a CPU worker when the inventory fixes them."""
+    pci: str = ""
+    """PCI address as `0000:0b:00.0`, where known."""
+    kind: str = ""
+    """What Vulkan calls a wgpu device: discrete, integrated, virtual or software."""
+
+    def answers_to(self, identity: str) -> bool:
+        """Whether this is the device that the inventory names by UUID or PCI address."""
+        wanted = identity.lower()
+        return wanted == self.id.lower() or (self.pci != "" and wanted == self.pci)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What was found, and what is there but unusable (one line each, with a remedy)."""
+
+    devices: tuple[Device, ...]
+    """What `motley_devices: auto` trains on: CUDA GPUs and Vulkan's discrete ones, else the CPU."""
+    problems: tuple[str, ...] = ()
+    """Cards that auto would train on, if they worked. They stop a start."""
+    vulkan: tuple[Device, ...] = ()
+    """wgpu devices, discrete ones first; an inventory may list any of them."""
+    vulkan_problems: tuple[str, ...] = ()
+    """Cards that Vulkan does not show, although it could. They stop only who lists them."""
+
+
+Runner = Callable[[Sequence[str]], "tuple[int, str]"]
+"""Runs a command and returns its exit code and output; 127 when it is not installed."""
+
+
+def detect(
+    run: Runner | None = None, pci: Path = PCI_DEVICES, *, allow_software: bool = False
+) -> Detection:
+    """Return this machine's GPUs; the CPU only where there is none of its own memory.
+
+    `allow_software` counts a software Vulkan device (llvmpipe) as one, for tests without a GPU.
+    """
+    run = run or run_command
+    found_cards = cards(pci)
+    if found_cards:
+        found_cards = named(found_cards, run(["lspci", "-nn", "-D"])[1])
+    nvidia = [card for card in found_cards if card.vendor == NVIDIA]
+    others = tuple(card for card in found_cards if card.vendor != NVIDIA)
+    cuda = detect_cuda(nvidia, *run(nvidia_query()), confined=in_container())
+    shown, problems = _detect_vulkan(run, others, allow_software)
+    fallback = (Device("cpu", "cpu", cpu_name(), None),)
+    # An integrated GPU takes memory and power from the CPU beside it: only who lists it gets it.
+    gpus = (*cuda.devices, *(device for device in shown if device.kind == "discrete"))
+    devices = gpus if gpus or cuda.problems else fallback
+    return Detection(devices, cuda.problems, shown, problems)
+
+
+def nvidia_query() -> list[str]:
+    """Return the command whose output `detect_cuda` reads."""
+    return ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
+
+
+def detect_cuda(
+    nvidia: Sequence[Card], code: int, output: str, *, confined: bool = False
+) -> Detection:
+    """Return the CUDA devices, and a problem when fewer answer than there are on the bus.
+
+    `code` and `output` are those of `nvidia_query`; `confined` says that this is a container,
+    whose bus also shows cards that were not handed to it.
+    """
+    found = parse_nvidia_smi(output) if code == 0 else Detection(())
+    problems = list(found.problems)
+    seen = len(found.devices) + len(found.problems)
+    if seen < len(nvidia) and not (code == 127 and confined):
+        problems.append(_missing_driver(nvidia, code, output, seen))
+    return Detection(found.devices, tuple(problems))
+
+
+def _detect_vulkan(
+    run: Runner, others: tuple[Card, ...], allow_software: bool
+) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """Ask Vulkan, where there is a card to ask for or software is allowed."""
+    if not others and not allow_software:
+        return (), ()
+    code, output = run(["vulkaninfo", "--summary"])
+    adapters = vulkan.place(vulkan.parse_vulkaninfo(output), others)
+    if any(adapter.is_gpu and not adapter.pci for adapter in adapters):
+        whole = vulkan.parse_vulkaninfo(run(["vulkaninfo"])[1])
+        if [adapter.uuid for adapter in whole] == [adapter.uuid for adapter in adapters]:
+            adapters = vulkan.place(whole, others)
+    seen = {adapter.pci for adapter in adapters}
+    problems = tuple(
+        vulkan.explain_missing(card, code, output, _accessible(card), _user())
+        for card in others
+        if card.address not in seen and (card.node or not in_container())
+    )
+    shown = vulkan.usable(adapters, allow_software)
+    return tuple(_wgpu(adapter, others) for adapter in shown), problems
+
+
+def _wgpu(adapter: vulkan.Adapter, others: Sequence[Card]) -> Device:
+    memory = next((card.memory for card in others if card.address == adapter.pci), None)
+    name = adapter.driver if adapter.kind == "software" else adapter.uuid
+    return Device(
+        "wgpu", adapter.pci or name, adapter.name, memory, pci=adapter.pci, kind=adapter.kind
+    )
+
+
+def _accessible(card: Card) -> bool:
+    return os.access(card.node, os.R_OK | os.W_OK)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def parse_nvidia_smi(output: str) -> Detection:
+    """Read the CSV (no header, no units) of `nvidia-smi --query-gpu=` with the fields above.
+
+    Memory comes in MiB; `[N/A]` (shared-memory boards) is no number and no reason to drop a card.
+    """
+    devices: list[Device] = []
+    problems: list[str] = []
+    for line in output.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 4 or not fields[0].startswith("GPU-"):
+            if line.strip() and not line.startswith("No devices"):
+                problems.append(f"nvidia-smi reports a card it cannot use: {line.strip()}")
+            continue
+        uuid, bus, name, memory = fields
+        size = int(memory) * _MIB if memory.isdigit() else None
+        devices.append(Device("cuda", uuid, name, size, pci=normal_address(bus)))
+    return Detection(tuple(devices), tuple(problems))
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return the cores this process may use: affinity mask and container quota included."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = _read(cgroup).partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the bytes of main memory that programs can still take; None when unknown."""
+    return _memory("MemAvailable", meminfo)
+
+
+def main_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the bytes of main memory there are; None when unknown."""
+    return _memory("MemTotal", meminfo)
+
+
+def _memory(kind: str, meminfo: Path) -> int | None:
+    for line in _read(meminfo).splitlines():
+        if line.startswith(f"{kind}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's model name, or `CPU`."""
+    for line in _read(cpuinfo).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "CPU"
+
+
+def run_command(argv: Sequence[str]) -> tuple[int, str]:
+    """Run a short query with a deadline; its output is stdout and stderr together."""
+    if shutil.which(argv[0]) is None:
+        return 127, f"{argv[0]}: not installed"
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"{argv[0]}: no answer within 20 s"
+    except OSError as error:
+        return 126, f"{argv[0]}: {error.strerror}"
+    return done.returncode, done.stdout
+
+
+def _missing_driver(nvidia: Sequence[Card], code: int, output: str, seen: int) -> str:
+    where = ", ".join(card.address for card in nvidia)
+    if code == 127:
+        reason = "no driver is installed (nvidia-smi is missing)"
+    elif code == 0:
+        reason = f"nvidia-smi lists {seen} of {len(nvidia)}"
+    else:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        reason = lines[0] if lines else f"nvidia-smi ended with code {code}"
+    return f"NVIDIA card at {where} cannot be used: {reason}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""Reaching hosts: this machine, agents over SSH, many at once."""

@@ -1,0 +1,225 @@
+"""The launcher's hands on a host: `python -P -m launcher.agent`, started over SSH.
+
+It answers requests (`frames.py`) from stdin on stdout until stdin ends, each in a thread of its
+own: one that hangs in a dead mount holds up no other. Processes it started outlive it; locks it
+holds end with it. It listens nowhere, and may do what its user may do. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+from launcher.hosts import frames
+from launcher.hosts.base import Connection
+from launcher.hosts.local import LocalConnection
+from launcher.supervisor.processes import ProcessIdentity
+
+UNIT_PROGRAM = "/usr/local/sbin/motley-unit"
+"""What the trainer role installed if processes can be units."""
+
+SILENCE = 120.0
+"""Seconds without a word (a launcher says something every few) after which nobody is there."""
+
+MOST_REQUESTS = 64
+"""Requests under way at once: what hangs must not fill the host with threads."""
+
+MOST_UPLOAD = 256 << 20
+"""Bytes that files under way to this host may have together."""
+
+Operation = Callable[..., Any]
+
+
+class Agent:
+    """Answers requests until its input ends. Not reusable."""
+
+    def __init__(self, requests: int, answers: int, connection: Connection | None = None) -> None:
+        """Take the descriptors of both directions."""
+        self._requests = requests
+        self._answers = answers
+        self._connection = connection or LocalConnection()
+        self._sending = threading.Lock()
+        self._state = threading.Lock()
+        self._under_way = 0
+        self._locks: dict[str, contextlib.ExitStack] = {}
+        self._given_up: set[str] = set()
+        self._uploads: dict[str, bytearray] = {}
+        self._operations = self._table()
+
+    def serve(self) -> None:
+        """Say hello and answer until nobody asks any more; every lock is free when this returns."""
+        try:
+            self._send(self._hello())
+            splitter = frames.LineSplitter()
+            while select.select([self._requests], [], [], SILENCE)[0]:
+                data = os.read(self._requests, 1 << 16)
+                if not data:
+                    return
+                for line in splitter.feed(data):
+                    self._take(line)
+        finally:
+            with self._state:
+                self._given_up.update(self._locks)
+                for held in self._locks.values():
+                    held.close()
+
+    def _hello(self) -> dict[str, Any]:
+        try:
+            release = version("motley")
+        except PackageNotFoundError:
+            release = "unknown"
+        return {
+            "schema": frames.SCHEMA,
+            "version": release,
+            "wheel": _wheel(),
+            "python": self._connection.python,
+            "user": self._connection.user,
+            "units": Path(UNIT_PROGRAM).exists() and Path("/run/systemd/system").is_dir(),
+            "state_folder": self._connection.state_folder,
+            "pid": os.getpid(),
+        }
+
+    def _take(self, line: bytes | None) -> None:
+        number: Any = None
+        try:
+            if line is None:
+                raise frames.FrameError("a line longer than a frame may be")
+            request = frames.decode(line)
+            number, name = request.get("id"), request.get("op")
+            arguments: Any = request.get("args") or {}
+            if name == "ping":  # answered by this very thread: that the host lives, not its disks
+                return self._send({"id": number, "result": None})
+            operation = self._operations.get(str(name))
+            if operation is None or not isinstance(arguments, dict):
+                raise ValueError(f"no operation {name!r} is known here")
+            named = cast("dict[str, Any]", arguments)
+            with self._state:
+                if self._under_way >= MOST_REQUESTS:
+                    raise BlockingIOError(
+                        errno.EAGAIN, f"{MOST_REQUESTS} requests are already under way"
+                    )
+                self._under_way += 1
+        except Exception as error:  # whatever came in, the next line is answered
+            return self._send({"id": number, "error": frames.error_frame(error)})
+        threading.Thread(target=self._answer, args=(number, operation, named), daemon=True).start()
+        return None
+
+    def _answer(self, number: Any, operation: Operation, arguments: dict[str, Any]) -> None:
+        try:
+            answer = {"id": number, "result": operation(**arguments)}
+        except Exception as error:  # the asking side raises it again
+            answer = {"id": number, "error": frames.error_frame(error)}
+        finally:
+            with self._state:
+                self._under_way -= 1
+        self._send(answer)
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        try:
+            line = frames.encode(frame)
+        except (TypeError, ValueError) as error:
+            line = frames.encode({"id": frame.get("id"), "error": frames.error_frame(error)})
+        with self._sending, contextlib.suppress(BrokenPipeError):
+            while line:
+                line = line[os.write(self._answers, line) :]
+
+    def _table(self) -> dict[str, Operation]:
+        on = self._connection
+        return {
+            "read": self._read,
+            "size": on.size,
+            "append": self._append,
+            "write": self._write,
+            "names": on.names,
+            "make_folder": on.make_folder,
+            "exists": on.exists,
+            "remove": on.remove,
+            "lock": self._lock,
+            "unlock": self._unlock,
+            "spawn": on.spawn,
+            "is_alive": self._is_alive,
+            "send_signal": self._send_signal,
+            "send_group_signal": self._send_group_signal,
+            "find_run": self._find_run,
+            "describe": self._describe,
+            "ask": on.ask,
+        }
+
+    def _is_alive(self, process: dict[str, Any]) -> bool:
+        return self._connection.is_alive(ProcessIdentity(**process))
+
+    def _send_signal(self, process: dict[str, Any], number: int) -> bool:
+        return self._connection.send_signal(ProcessIdentity(**process), number)
+
+    def _send_group_signal(self, leader: dict[str, Any], number: int) -> bool:
+        return self._connection.send_group_signal(ProcessIdentity(**leader), number)
+
+    def _find_run(self, run_id: str) -> list[dict[str, Any]]:
+        return [asdict(found) for found in self._connection.find_run(run_id)]
+
+    def _describe(self, process: dict[str, Any]) -> str:
+        return self._connection.describe(ProcessIdentity(**process))
+
+    def _read(self, path: str, offset: int, limit: int) -> str:
+        return frames.pack(self._connection.read(path, offset, min(limit, frames.PIECE)))
+
+    def _append(self, token: str, data: str) -> None:
+        piece = frames.unpack(data)
+        with self._state:
+            if sum(map(len, self._uploads.values())) + len(piece) > MOST_UPLOAD:
+                self._uploads.pop(token, None)
+                raise OSError(
+                    errno.EFBIG, f"more than {MOST_UPLOAD >> 20} MiB under way to this host"
+                )
+            self._uploads.setdefault(token, bytearray()).extend(piece)
+
+    def _write(self, path: str, data: str, token: str | None) -> None:
+        with self._state:
+            before = self._uploads.pop(token, bytearray()) if token else bytearray()
+        self._connection.write(path, bytes(before) + frames.unpack(data))
+
+    def _lock(self, path: str, purpose: str, token: str) -> None:
+        held = contextlib.ExitStack()
+        held.enter_context(self._connection.lock(path, purpose))
+        with self._state:
+            if token in self._given_up:  # whoever asked has waited too long
+                held.close()
+            else:
+                self._locks[token] = held
+
+    def _unlock(self, token: str) -> None:
+        with self._state:
+            held = self._locks.pop(token, None)
+            if held is None:
+                self._given_up.add(token)
+            else:
+                held.close()
+
+
+def main() -> int:
+    """Answer on stdout, which nobody else in this process may write to, until stdin ends."""
+    requests, answers = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # what a question starts must not eat requests
+    os.dup2(2, 1)
+    Agent(requests, answers).serve()
+    sys.stderr.flush()
+    os._exit(0)  # a thread that hangs in a dead mount must not keep this process
+
+
+def _wheel() -> str | None:
+    """Return the SHA-256 of the wheel that was installed here, as the trainer role noted it."""
+    try:
+        return str(json.loads(Path(sys.prefix, "motley.json").read_bytes())["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

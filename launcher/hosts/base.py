@@ -1,0 +1,121 @@
+"""What the launcher may do on a host: the contract of `local.py` and `remote.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from launcher.supervisor.processes import ProcessIdentity
+
+ASK_DEADLINE = 10.0
+"""Seconds a question may take that does not say otherwise."""
+
+UNIT_DEADLINE = 60.0
+"""Seconds that starting or stopping a unit may take: stopping waits for a worker's last words."""
+
+
+class Connection(Protocol):
+    """What the launcher needs of a host. Paths are absolute paths on that host.
+
+    File methods raise OSError (FileNotFoundError for what is not there); every method of a host
+    that does not answer raises UnreachableError, which names it. Safe to use from many threads.
+    """
+
+    @property
+    def python(self) -> str:
+        """The host's interpreter that has the `launcher` package."""
+        ...
+
+    @property
+    def state_folder(self) -> str:
+        """Where this host keeps its runs when the inventory does not say."""
+        ...
+
+    @property
+    def user(self) -> str:
+        """As whom all of this is done there."""
+        ...
+
+    @property
+    def units(self) -> bool:
+        """Whether processes can be systemd units there; else they are plain sessions."""
+        ...
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        """Return the bytes of a file from `offset` on, at most `limit`."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Return the bytes that a file has."""
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Replace a file in one step, readable by its owner alone; makes the folders above."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; none when there is no folder."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and those above it, for its owner alone; one that exists is left as is."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is something of that name."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; no error when there is none."""
+        ...
+
+    def lock(self, path: str, purpose: str) -> AbstractContextManager[None]:
+        """Hold a lock file; the kernel lets go when its holder dies or cannot be reached any more.
+
+        Raises:
+            PreflightError: somebody else holds it; their purpose is in the message.
+        """
+        ...
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
+        """Start a process in a session of its own that outlives this connection."""
+        ...
+
+    def is_alive(self, process: ProcessIdentity) -> bool:
+        """Whether this very process runs; a reused pid is not it."""
+        ...
+
+    def send_signal(self, process: ProcessIdentity, number: int) -> bool:
+        """Signal this very process; False when it is gone."""
+        ...
+
+    def send_group_signal(self, leader: ProcessIdentity, number: int) -> bool:
+        """Signal the process group of this very leader; False when it is gone."""
+        ...
+
+    def find_run(self, run_id: str) -> list[ProcessIdentity]:
+        """Return every living process of a run, wherever it was reparented to."""
+        ...
+
+    def describe(self, process: ProcessIdentity) -> str:
+        """Return the command name and pid for people."""
+        ...
+
+    def ask(
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = ASK_DEADLINE
+    ) -> Any:
+        """Have a question of `queries.py` answered on that host; JSON in, JSON out."""
+        ...
+
+    def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
+        """`start`, `stop` or `kill` a unit of ours; returns when systemd is done.
+
+        Raises:
+            PreflightError: there are no units here, or the host refuses; its words are in it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the host: locks are freed, what was started goes on. Idempotent."""
+        ...

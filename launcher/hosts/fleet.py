@@ -1,0 +1,145 @@
+"""Several hosts at once: each answers or costs its deadline, and none holds up the others."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.hosts import ssh
+from launcher.hosts.base import Connection
+from launcher.inventory.hosts import Host
+
+LOOK = 3.0
+"""Seconds that a look at the hosts may take: with what else it does `status` answers in five."""
+REACH = 20.0
+"""Seconds that reaching the hosts may take before something is changed on them."""
+_SILENCE = 10.0
+"""Seconds for which a host that did not answer is not looked at again."""
+
+T = TypeVar("T")
+Trouble = LauncherError | OSError
+"""What a host may answer with: it does not answer (UnreachableError), or it refuses."""
+
+
+@dataclass(frozen=True)
+class Answers(Generic[T]):
+    """What each host said, by its name; every host is in one of the two."""
+
+    found: dict[str, T]
+    errors: dict[str, Trouble]
+
+    def require(self, refusal: type[LauncherError] = PreflightError) -> dict[str, T]:
+        """Return what was found, or raise the errors of all hosts as one.
+
+        Raises:
+            LauncherError: of the first host's kind, `refusal` for its OSError; the lines of the
+                other hosts are its details.
+        """
+        lines = [line_of(name, error) for name, error in self.errors.items()]
+        for error in self.errors.values():
+            kind = type(error) if isinstance(error, LauncherError) else refusal
+            details = error.details if isinstance(error, LauncherError) else ()
+            raise kind(lines[0], [*details, *lines[1:]])
+        return self.found
+
+
+def line_of(name: str, error: Trouble) -> str:
+    """Return one line that names the host."""
+    if isinstance(error, LauncherError):
+        text = str(error)
+        return text if name in text else f"host {name}: {text}"
+    what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"host {name}: {what or error}"
+
+
+def at_once(
+    tasks: Mapping[str, Callable[[], T]], deadline: float, enough: str | None = None
+) -> Answers[T]:
+    """Do everything at once and return who came to an end how; the rest is late.
+
+    A task that is late goes on in a daemon thread whose result nobody takes. With `enough` the
+    success of that one task ends the wait for the others, which then are in neither part.
+    """
+    ended: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work(name: str, task: Callable[[], T]) -> None:
+        try:
+            ended.put((name, task(), None))
+        except BaseException as error:  # raised again by whoever waits
+            ended.put((name, None, error))
+
+    for name, task in tasks.items():
+        threading.Thread(target=work, args=(name, task), daemon=True).start()
+    found: dict[str, T] = {}
+    errors: dict[str, Trouble] = {}
+    until = time.monotonic() + deadline
+    while len(found) + len(errors) < len(tasks) and enough not in found:
+        try:
+            name, result, error = ended.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            late = [name for name in tasks if name not in found and name not in errors]
+            for name in late:
+                errors[name] = UnreachableError(
+                    f"host {name}: no answer within {deadline:.0f} s; is it up and reachable?"
+                )
+            break
+        if error is None:
+            found[name] = result  # pyright: ignore[reportArgumentType] - there is no error
+        elif isinstance(error, LauncherError | OSError):
+            errors[name] = error
+        else:
+            raise error
+    ordered = {name: found[name] for name in tasks if name in found}
+    return Answers(ordered, {name: errors[name] for name in tasks if name in errors})
+
+
+def ask_hosts(
+    hosts: Iterable[Host],
+    question: Callable[[Host, Connection], T],
+    deadline: float = LOOK,
+    enough: str | None = None,
+) -> Answers[T]:
+    """Connect to all hosts at once and put a question to each.
+
+    One that did not answer a moment ago costs a look no time again; whoever has the patience for
+    more than a look tries it anew.
+    """
+    chosen = {host.name: host for host in hosts}
+
+    def task(host: Host) -> T:
+        there = _reach(host, deadline)
+        try:
+            return question(host, there)
+        except ValueError as error:  # a question that its version does not know
+            raise PreflightError(
+                f"host {host.name}: {error}; if its version is another: launch cluster push"
+            ) from error
+
+    tasks = {name: partial(task, host) for name, host in chosen.items()}
+    answers = at_once(tasks, deadline, enough)
+    for name, host in chosen.items():
+        error = answers.errors.get(name)
+        if isinstance(error, UnreachableError):
+            _SILENT.setdefault(host, (time.monotonic(), error))
+        elif name in answers.found or error is not None:
+            _SILENT.pop(host, None)
+    return answers
+
+
+def _reach(host: Host, deadline: float) -> Connection:
+    since, error = _SILENT.get(host, (0.0, None))
+    if error is not None:
+        if deadline <= LOOK and time.monotonic() - since < _SILENCE:
+            raise error
+        _SILENT.pop(host, None)
+    return ssh.connect(host)
+
+
+_SILENT: dict[Host, tuple[float, UnreachableError]] = {}
+"""Hosts that did not answer, and since when."""

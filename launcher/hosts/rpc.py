@@ -1,0 +1,231 @@
+"""One open line to an agent: requests out, answers in, and who is still there.
+
+A host that falls silent is found out by pings, whatever is being waited for. Once broken a link
+stays broken; `remote.py` opens another. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from launcher.errors import UnreachableError
+from launcher.hosts import frames
+
+HELLO_DEADLINE = 15.0
+"""Seconds that an agent may take to start: a cold disk reads Python first."""
+
+PING = 3.0
+"""Seconds between two signs of life."""
+
+SILENCE = 12.0
+"""Seconds without any sign of life after which a link is given up."""
+
+_MOST_NOISE = 50
+"""Lines before the hello that are kept: what a login shell's start-up files say."""
+_LONGEST_NOISE = 1000
+"""Bytes of such a line."""
+
+
+class Pipe(Protocol):
+    """Bytes to and from an agent. `send` and `receive` are used by a thread each."""
+
+    def send(self, data: bytes) -> None:
+        """Send all of it, or raise OSError."""
+        ...
+
+    def receive(self, seconds: float) -> bytes | None:
+        """Return what came, None when nothing did in time, b"" at the end; may raise OSError."""
+        ...
+
+    def last_words(self) -> str:
+        """Return the end of what came on the agent's stderr."""
+        ...
+
+    def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
+        """Run a program beside the agent; return its exit code and its output.
+
+        Raises:
+            OSError: it could not be started, or has not ended in time (TimeoutError).
+        """
+        ...
+
+    def close(self) -> None:
+        """End it, also for whoever is waiting in `receive`. Idempotent."""
+        ...
+
+
+class NoAgentError(UnreachableError):
+    """The other end is no agent; `words` is what it said instead."""
+
+    def __init__(self, message: str, words: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.words = words
+
+
+class AgentLink:
+    """The requests under way on one pipe. Safe to use from many threads."""
+
+    def __init__(self, host: str, pipe: Pipe, hello_deadline: float = HELLO_DEADLINE) -> None:
+        """Wait for the agent's hello.
+
+        Raises:
+            NoAgentError: something else answered, or nothing.
+        """
+        self.pipe = pipe
+        self.broken: UnreachableError | None = None
+        self.noise: deque[str] = deque(maxlen=_MOST_NOISE)
+        """Lines that came before the hello."""
+        self.hello: Mapping[str, Any] = {}
+        self._host = host
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, _Waiting] = {}
+        self._state = threading.Lock()
+        self._sending = threading.Lock()
+        self._greeted = threading.Event()
+        self._ended = threading.Event()
+        self._heard = time.monotonic()
+        threading.Thread(target=self._listen, name=f"agent of {host}", daemon=True).start()
+        if not self._greeted.wait(hello_deadline):
+            self._break(f"its agent did not start within {hello_deadline:.0f} s")
+        if not self.hello:
+            text = str(self.broken)
+            words = (*self.noise, *pipe.last_words().splitlines())
+            raise NoAgentError(text, tuple(word for word in words if word.strip()))
+        threading.Thread(target=self._ping, name=f"pings to {host}", daemon=True).start()
+
+    def call(self, operation: str, arguments: Mapping[str, Any], deadline: float) -> Any:
+        """Return the answer to a request.
+
+        Raises:
+            UnreachableError: the link is broken, or there was no answer in time.
+            OSError, LauncherError, ValueError: as the agent said.
+        """
+        until = time.monotonic() + deadline
+        waiting = _Waiting()
+        with self._state:
+            if self.broken is not None:
+                raise self._lost()
+            number = next(self._numbers)
+            self._waiting[number] = waiting
+        try:
+            self._send({"id": number, "op": operation, "args": dict(arguments)}, deadline)
+            waiting.done.wait(max(0.0, until - time.monotonic()))
+        finally:
+            with self._state:
+                self._waiting.pop(number, None)
+        if waiting.answer is None:
+            if self.broken is not None:
+                raise self._lost()
+            raise UnreachableError(
+                f"host {self._host}: no answer to `{operation}` within {deadline:.0f} s"
+                + self._suspicion()
+            )
+        error = waiting.answer.get("error")
+        if isinstance(error, dict):
+            raise frames.to_error(cast("dict[str, Any]", error), self._host)
+        return waiting.answer.get("result")
+
+    def tell(self, operation: str, arguments: Mapping[str, Any]) -> None:
+        """Send a request whose answer nobody waits for, if that is still possible."""
+        with contextlib.suppress(UnreachableError):
+            number = next(self._numbers)
+            self._send({"id": number, "op": operation, "args": dict(arguments)}, 1.0)
+
+    def close(self) -> None:
+        """End the link; what waits for an answer is told so. Idempotent."""
+        self._break("the connection was closed")
+
+    def _suspicion(self) -> str:
+        if time.monotonic() - self._heard < 2 * PING:
+            return "; the host itself answers: a disk or network mount may be hanging"
+        return ""
+
+    def _send(self, frame: dict[str, Any], deadline: float) -> None:
+        line = frames.encode(frame)
+        if not self._sending.acquire(timeout=max(0.0, deadline)):
+            raise UnreachableError(f"host {self._host}: it takes no more requests")
+        try:
+            self.pipe.send(line)
+        except OSError as error:
+            self._break(f"connection lost ({error.strerror or error or type(error).__name__})")
+            raise self._lost() from None
+        finally:
+            self._sending.release()
+
+    def _listen(self) -> None:
+        splitter = frames.LineSplitter()
+        try:
+            while not self._ended.is_set():
+                data = self.pipe.receive(1.0)
+                if data is None:
+                    if self.hello and time.monotonic() - self._heard > SILENCE:
+                        return self._break(f"silent for {SILENCE:.0f} s; is it up and reachable?")
+                    continue
+                if not data:
+                    words = self.pipe.last_words().strip().splitlines()
+                    reason = f": {words[-1]}" if words else ""
+                    return self._break(f"connection lost, its agent is gone{reason}")
+                self._heard = time.monotonic()
+                for line in splitter.feed(data):
+                    self._take(line)
+        except frames.FrameError as error:
+            self._break(f"its agent sent {error}")
+        except OSError as error:
+            self._break(f"connection lost ({error.strerror or error or type(error).__name__})")
+        return None
+
+    def _take(self, line: bytes | None) -> None:
+        if line is None:
+            raise frames.FrameError(f"a line of more than {frames.LIMIT} bytes")
+        if not self.hello:
+            return self._greet(line)
+        frame = frames.decode(line)
+        with self._state:
+            waiting = self._waiting.get(frame.get("id") or 0)
+        if waiting is not None:  # else nobody waits any more
+            waiting.answer = frame
+            waiting.done.set()
+        return None
+
+    def _greet(self, line: bytes) -> None:
+        try:
+            frame = frames.decode(line)
+        except frames.FrameError:
+            frame = {}
+        if str(frame.get("schema", "")).startswith("motley.agent/"):
+            self.hello = frame
+            self._greeted.set()
+        else:
+            self.noise.append(line[:_LONGEST_NOISE].decode(errors="replace"))
+
+    def _ping(self) -> None:
+        while not self._ended.wait(PING):
+            self.tell("ping", {})
+
+    def _break(self, reason: str) -> None:
+        with self._state:
+            if self.broken is None:
+                self.broken = UnreachableError(f"host {self._host}: {reason}")
+            waiting = list(self._waiting.values())
+        self._ended.set()
+        self._greeted.set()
+        for each in waiting:
+            each.done.set()
+        self.pipe.close()
+
+    def _lost(self) -> UnreachableError:
+        return UnreachableError(str(self.broken or f"host {self._host}: connection lost"))
+
+
+class _Waiting:
+    """A request under way."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.answer: dict[str, Any] | None = None

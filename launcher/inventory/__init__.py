@@ -1,0 +1,1 @@
+"""Hosts from an Ansible inventory."""

@@ -1,0 +1,209 @@
+"""The Ansible inventory as frozen Hosts: the only description of a cluster.
+
+Ansible renders it itself (variables, Jinja, vault), in a child process (`rendering.py`); this file
+asks for it and checks what comes back. Every mistake is one line that names file, host, variable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from launcher.errors import ConfigError
+from launcher.facts.devices import Device
+from launcher.inventory.variables import VARIABLES, VariableReader
+
+DEFAULT_PORT = 9000
+EMBEDDED = Path(__file__).with_name("local.yml")
+
+_DEADLINE = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A machine of the cluster, as the inventory describes it. Holds no secrets."""
+
+    name: str
+    connection: Literal["local", "ssh", "none"] = "ssh"
+    """`none`: a run names it and the inventory does not, so nothing is known of how to reach it."""
+    address: str | None = None
+    """ansible_host: how the launcher reaches it."""
+    ssh_port: int | None = None
+    user: str | None = None
+    ssh_key: str | None = None
+    """ansible_ssh_private_key_file: the path of a private key on this machine."""
+    ssh_args: tuple[str, ...] = ()
+    """ansible_ssh_common_args and ansible_ssh_extra_args, as ssh gets them."""
+    coordinator: bool = False
+    bind_address: str | None = None
+    connect_address: str | None = None
+    port: int = DEFAULT_PORT
+    devices: tuple[Device, ...] | None = None
+    """None: to be detected on the host."""
+    auto_devices: bool = False
+    """They were detected, so a process may fall back when its device fails at the start."""
+    fill_with_cpu: bool = False
+    teacher: bool = False
+    student: bool = False
+    evaluator: bool = False
+    """What it does in a distillation; where no host says so, `plan/distillation.py` chooses."""
+    cores: int | None = None
+    """Usable cores; None until somebody asked the host."""
+    memory: int | None = None
+    """Bytes of main memory; None until somebody asked the host."""
+    trainer_command: tuple[str, ...] | None = None
+    state_folder: str | None = None
+    share_folder: str | None = None
+    """The same folder on every host that names one: models, logits and checkpoints for all."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is the machine the launcher runs on."""
+        return self.connection == "local"
+
+
+def load_inventory(
+    source: Path | None = None, *, limit: str = "all", extra: Mapping[str, Any] | None = None
+) -> tuple[Host, ...]:
+    """Return the hosts of an inventory in its order; the embedded one without `source`.
+
+    `limit` is an Ansible host pattern; `extra` overrides variables, as `-e` does for Ansible.
+
+    Raises:
+        ConfigError: the inventory is missing or broken, a variable is undefined or has the wrong
+            type, or no host is left.
+    """
+    path = (source or EMBEDDED).absolute()
+    if not path.exists():
+        raise ConfigError(f"no inventory {source}: the file does not exist")
+    request = {"source": str(path), "pattern": limit, "extra": dict(extra or {})}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "launcher.inventory.rendering"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DEADLINE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{path}: Ansible did not render it within {_DEADLINE:.0f} s") from None
+    return parse_answer(str(path), limit, done.stdout, done.stderr)
+
+
+def parse_answer(path: str, limit: str, answer: str, warnings: str) -> tuple[Host, ...]:
+    """Read what `rendering.py` wrote; `warnings` is what Ansible said besides.
+
+    Raises:
+        ConfigError: as `load_inventory`.
+    """
+    try:
+        tree: dict[str, Any] = json.loads(answer)
+    except ValueError:
+        reason = _last_line(warnings) or "no answer"
+        raise ConfigError(f"{path}: Ansible could not render it: {reason}") from None
+    if "missing" in tree:
+        raise ConfigError(
+            f"reading an inventory needs Ansible ({tree['missing']}): "
+            "pip install 'motley[launcher]'"
+        )
+    if "error" in tree:
+        raise ConfigError(explain(path, str(tree["error"]), str(tree["origin"]), warnings))
+    if not tree["hosts"]:
+        raise ConfigError(_no_hosts(path, limit, tree["groups"], warnings))
+    hosts = tuple(_host(path, host) for host in tree["hosts"])
+    coordinators = [host.name for host in hosts if host.coordinator]
+    if len(coordinators) > 1:
+        raise ConfigError(
+            f"{path}: motley_coordinator is true on {', '.join(coordinators)}; one host must be it"
+        )
+    return hosts
+
+
+def explain(path: str, error: str, origin: str, warnings: str) -> str:
+    """Turn Ansible's many-line complaint into `path:line:column: reason`."""
+    reasons = re.findall(
+        r"^(?:YAML parsing failed|Failed to parse inventory): (.+)$", warnings, re.MULTILINE
+    )
+    if not reasons:
+        return f"{origin or path}: {error.rstrip('.')}"
+    # Ansible tries several readers; the one meant for this kind of file knows what is wrong.
+    if Path(path).suffix not in (".yml", ".yaml", ".json"):
+        return f"{path}: {reasons[-1].rstrip('.')}"
+    place = re.search(rf"^Origin: ({re.escape(path)}:\d+(?::\d+)?)", warnings, re.MULTILINE)
+    return f"{place.group(1) if place else path}: {reasons[0].rstrip('.')}"
+
+
+def _no_hosts(path: str, limit: str, groups: list[str], warnings: str) -> str:
+    if limit != "all":
+        known = ", ".join(group for group in groups if group != "ungrouped")
+        return f"{path}: no host or group matches '{limit}' (groups: {known})"
+    skipped = re.search(r"^\[WARNING\]: (.+)$", warnings, re.MULTILINE)
+    return f"{path}: it names no hosts{f': {skipped.group(1)}' if skipped else ''}"
+
+
+def _host(path: str, tree: dict[str, Any]) -> Host:
+    name = str(tree["name"])
+    for variable, reason in cast("dict[str, str]", tree["errors"]).items():
+        raise ConfigError(f"{path}: host {name}: {variable}: {reason.rstrip('.')}")
+    values = cast("dict[str, Any]", tree["variables"])
+    for variable in values:
+        if variable.startswith("motley_") and variable not in VARIABLES:
+            close = difflib.get_close_matches(variable, VARIABLES, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(VARIABLES)}"
+            raise ConfigError(f"{path}: host {name}: unknown variable {variable} ({hint})")
+    reader = VariableReader(f"{path}: host {name}", values)
+    connection = reader.text("ansible_connection") or "ssh"
+    if connection not in ("local", "ssh", "smart", "paramiko"):
+        reader.refuse("ansible_connection", "must be local or ssh")
+    return Host(
+        name=name,
+        connection="local" if connection == "local" else "ssh",
+        address=reader.text("ansible_host"),
+        ssh_port=reader.number("ansible_port"),
+        user=reader.text("ansible_user"),
+        ssh_key=reader.text("ansible_ssh_private_key_file")
+        or reader.text("ansible_private_key_file"),
+        ssh_args=(
+            *reader.arguments("ansible_ssh_common_args"),
+            *reader.arguments("ansible_ssh_extra_args"),
+        ),
+        coordinator=reader.flag("motley_coordinator"),
+        bind_address=reader.bind_address(),
+        connect_address=reader.text("motley_connect_address"),
+        port=reader.number("motley_port") or DEFAULT_PORT,
+        devices=reader.devices(),
+        fill_with_cpu=reader.flag("motley_fill_with_cpu"),
+        teacher=reader.flag("motley_teacher"),
+        student=reader.flag("motley_student"),
+        evaluator=reader.flag("motley_evaluator"),
+        trainer_command=reader.command(),
+        state_folder=reader.folder("motley_state_folder"),
+        share_folder=reader.folder("motley_share_folder"),
+    )
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def host_from_tree(tree: dict[str, Any]) -> Host:
+    """Return a host from its fields; raises KeyError or TypeError when they are not one's."""
+    devices = tree.pop("devices")
+    command = tree.pop("trainer_command")
+    ssh_args = tree.pop("ssh_args", ())
+    return Host(
+        devices=None if devices is None else tuple(Device(**device) for device in devices),
+        trainer_command=None if command is None else tuple(command),
+        ssh_args=tuple(ssh_args),
+        **tree,
+    )

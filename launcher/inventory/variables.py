@@ -1,0 +1,143 @@
+"""The variables of a host that the launcher reads, and their types."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from typing import Any, NoReturn, cast
+
+from launcher.errors import ConfigError
+from launcher.facts.devices import Device
+
+VARIABLES: dict[str, str] = {
+    "motley_coordinator": "true or false",
+    "motley_bind_address": "one IP address",
+    "motley_connect_address": "an IP address or a host name",
+    "motley_port": "a number from 1 to 65535",
+    "motley_devices": "`auto` or a list of {backend: cuda|wgpu|cpu, id: ..., threads: ...}",
+    "motley_fill_with_cpu": "true or false",
+    "motley_teacher": "true or false",
+    "motley_student": "true or false",
+    "motley_evaluator": "true or false",
+    "motley_trainer_command": "a list of strings",
+    "motley_state_folder": "an absolute path",
+    "motley_share_folder": "an absolute path",
+}
+"""Every variable the launcher reads, with what is allowed. inventory/local.yml documents them."""
+
+_BACKENDS = ("cuda", "wgpu", "cpu")
+
+
+class VariableReader:
+    """One host's variables with their types checked: every wrong one raises ConfigError."""
+
+    def __init__(self, where: str, values: dict[str, Any]) -> None:
+        self._where = where
+        self._values = values
+
+    def refuse(self, variable: str, message: str) -> NoReturn:
+        """Raise the ConfigError of a variable."""
+        raise ConfigError(
+            f"{self._where}: {variable}: {message}, got {self._values.get(variable)!r}"
+        )
+
+    def text(self, variable: str) -> str | None:
+        """Return a text that is not blank, None for a variable that is not there."""
+        value = self._values.get(variable)
+        if value is not None and not (isinstance(value, str) and value.strip()):
+            self.refuse(variable, f"must be {VARIABLES.get(variable, 'a text')}")
+        return value
+
+    def flag(self, variable: str) -> bool:
+        """Return whether a variable is there and true."""
+        value = self._values.get(variable, False)
+        if isinstance(value, str):  # Jinja leaves strings behind
+            value = {"true": True, "false": False, "yes": True, "no": False}.get(value.lower())
+        if not isinstance(value, bool):
+            self.refuse(variable, "must be true or false")
+        return bool(value)
+
+    def number(self, variable: str) -> int | None:
+        """Return a port number."""
+        value = self._values.get(variable)
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 65536:
+            self.refuse(variable, "must be a number from 1 to 65535")
+        return value
+
+    def bind_address(self) -> str | None:
+        """Return the address of one network interface, as it is written usually."""
+        value = self.text("motley_bind_address")
+        if value is None:
+            return None
+        try:
+            address = ipaddress.ip_address(value)
+        except ValueError:
+            self.refuse("motley_bind_address", "must be one IP address")
+        if address.is_unspecified or address.is_multicast:
+            self.refuse("motley_bind_address", "must be the address of one network interface")
+        return str(address)
+
+    def devices(self) -> tuple[Device, ...] | None:
+        """Return the devices that are listed; None when they are to be found."""
+        value = self._values.get("motley_devices", "auto")
+        if value == "auto":
+            return None
+        if not isinstance(value, list):
+            self.refuse("motley_devices", f"must be {VARIABLES['motley_devices']}")
+        devices = tuple(self._device(entry) for entry in cast("list[Any]", value))
+        ids = [device.id for device in devices if device.backend != "cpu"]
+        for double in {identity for identity in ids if ids.count(identity) > 1}:
+            self.refuse("motley_devices", f"names {double} twice")
+        return devices
+
+    def _device(self, entry: object) -> Device:
+        if not isinstance(entry, dict):
+            self.refuse("motley_devices", "must hold mappings such as {backend: cpu}")
+        fields = cast("dict[str, Any]", entry)
+        backend = fields.get("backend")
+        if backend not in _BACKENDS:
+            self.refuse("motley_devices", f"backend must be one of {', '.join(_BACKENDS)}")
+        for unknown in fields.keys() - {"backend", "id", "threads"}:
+            self.refuse("motley_devices", f"unknown key {unknown} (known: backend, id, threads)")
+        identity = fields.get("id", "cpu" if backend == "cpu" else None)
+        if not isinstance(identity, str) or identity.isdigit():
+            self.refuse("motley_devices", "a GPU needs `id`: its UUID or PCI address, no index")
+        threads = fields.get("threads")
+        if threads is not None and (
+            not isinstance(threads, int) or isinstance(threads, bool) or threads < 1
+        ):
+            self.refuse("motley_devices", "threads must be a number above 0")
+        return Device(backend, str(identity), threads=threads)
+
+    def command(self) -> tuple[str, ...] | None:
+        """Return the trainer's command."""
+        value = self._values.get("motley_trainer_command")
+        if value is None:
+            return None
+        parts = cast("list[Any]", value) if isinstance(value, list) else []
+        if not parts or not all(isinstance(part, str) and part for part in parts):
+            self.refuse("motley_trainer_command", "must be a list of strings")
+        return tuple(cast("list[str]", parts))
+
+    def folder(self, variable: str) -> str | None:
+        """Return an absolute path."""
+        value = self.text(variable)
+        if value is not None and not value.startswith("/"):
+            self.refuse(variable, "must be an absolute path")
+        return value
+
+    def arguments(self, variable: str) -> tuple[str, ...]:
+        """Read a line of arguments for ssh; an empty one is how Ansible's users switch it off."""
+        value = self._values.get(variable)
+        if value is None:
+            return ()
+        if not isinstance(value, str):
+            self.refuse(variable, "must be a text")
+        try:
+            return tuple(shlex.split(value))
+        except ValueError:
+            self.refuse(variable, "must have its quotes closed")

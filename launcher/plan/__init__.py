@@ -1,0 +1,1 @@
+"""What a run will be: hosts, ranks, devices, commands. Pure."""

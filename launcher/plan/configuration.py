@@ -1,0 +1,160 @@
+"""The run config as the launcher hands it to the trainer: preset or file, flags, absolute paths.
+
+A model's hub name is no path and stays as it is; whether it can be had is preflight's question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from launcher.errors import ConfigError
+from launcher.inventory.hosts import Host
+from launcher.plan.hub import is_hub_name
+from trainer.config import distill_job
+from trainer.config import run as run_config
+from trainer.config.distill_job import DistillJob
+from trainer.config.run import RunConfig
+from trainer.errors import InputError
+
+DEFAULT_PRESET = "quickstart"
+_PATHS = (
+    ("teacher", "model"),
+    ("teacher", "tokenizer"),
+    ("student", "model"),
+    ("student", "validation"),
+    ("evaluation", "prompts"),
+    ("evaluation", "problems"),
+)
+"""Of a distillation's job, besides those that are never null."""
+AnyConfig = TypeVar("AnyConfig", RunConfig, DistillJob)
+INPUTS = "inputs"
+"""Folder below a host's state folder for models and data: `launch sync inputs` fills it."""
+
+
+def resolve(
+    source: str | None, overrides: Mapping[str, Any], folder: Path, nulls: Iterable[str] = ()
+) -> RunConfig:
+    """Return the config of a run; relative paths in it are taken from `folder`.
+
+    An override of None is one that was not given; settings to be made null are named in `nulls`.
+    The processes of a run work elsewhere, so a path must not depend on where a command was typed.
+
+    Raises:
+        ConfigError: no such file or preset, or a key or value is wrong.
+    """
+    try:
+        config = run_config.load(source or DEFAULT_PRESET, overrides)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    for key in nulls:
+        config = _without(config, key)
+    data, model = config.data, config.model
+    validation = None if data.validation is None else _absolute(data.validation, folder)
+    on_hub = is_hub_name(model.path, folder) and not model.path.startswith(f"{INPUTS}/")
+    path = model.path if on_hub else _absolute(model.path, folder)
+    checkpoints = config.checkpoint.folder
+    if checkpoints is not None:
+        checkpoints = _absolute(checkpoints, folder)
+    return config.model_copy(
+        update={
+            "output": _absolute(config.output, folder),
+            "model": model.model_copy(update={"path": path}),
+            "data": data.model_copy(
+                update={"train": _absolute(data.train, folder), "validation": validation}
+            ),
+            "checkpoint": config.checkpoint.model_copy(update={"folder": checkpoints}),
+        }
+    )
+
+
+def resolve_job(
+    source: str | None,
+    overrides: Mapping[str, Any],
+    hosts: Sequence[Host],
+    folder: Path,
+    nulls: Iterable[str] = (),
+) -> DistillJob:
+    """Return a distillation's job; on this machine alone relative paths are taken from `folder`.
+
+    On other hosts they stay as they are: each has its own state folder and its own share.
+
+    Raises:
+        ConfigError: no such file or preset, or a key or value is wrong.
+    """
+    try:
+        job = distill_job.load(source, overrides)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    for key in nulls:
+        job = _without(job, key)
+    if not all(host.is_local for host in hosts):
+        return job
+    tree: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
+    tree["teacher"]["data"] = [_absolute(path, folder) for path in job.teacher.data]
+    tree["student"]["output"] = _absolute(job.student.output, folder)
+    if job.evaluation is not None:
+        tree["evaluation"]["data"] = [_absolute(path, folder) for path in job.evaluation.data]
+    if not any(host.share_folder for host in hosts):
+        tree["logits"] = _absolute(job.logits, folder)
+    if job.student.config is not None and distill_job.is_file_name(job.student.config):
+        tree["student"]["config"] = _absolute(job.student.config, folder)
+    for section, name in _PATHS:
+        settings: dict[str, Any] = tree.get(section) or {}
+        if settings.get(name) is not None:
+            settings[name] = _absolute(settings[name], folder)
+    return DistillJob.model_validate(tree)
+
+
+def with_shared_checkpoints(config: RunConfig, share: str | None, run_id: str) -> RunConfig:
+    """Return the config with checkpoints on the share, unless it names a place of its own."""
+    if share is None or config.checkpoint.folder is not None:
+        return config
+    folder = str(PurePosixPath(share) / "checkpoints" / run_id)
+    checkpoint = config.checkpoint.model_copy(update={"folder": folder})
+    return config.model_copy(update={"checkpoint": checkpoint})
+
+
+def parse_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:
+    """Read `KEY=VALUE` arguments; a value is YAML, so numbers and lists keep their type.
+
+    Raises:
+        ConfigError: an argument has no key, or its value is not YAML.
+    """
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{flag} takes KEY=VALUE, got {assignment!r}")
+        try:
+            values[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"{flag} {key}: the value is not YAML: {text!r}") from None
+    return values
+
+
+def _without(config: AnyConfig, key: str) -> AnyConfig:
+    """Return the config with an optional setting set to null."""
+    tree: dict[str, Any] = config.model_dump(exclude_unset=True)
+    section: Any = tree
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        section = section.setdefault(parent, {}) if isinstance(section, dict) else None  # pyright: ignore
+    if isinstance(section, dict):
+        section[leaf] = None
+        try:
+            return type(config).model_validate(tree)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+        if first["type"] != "extra_forbidden":
+            reason = first["msg"]
+            raise ConfigError(f"--set {key}=null: {reason[0].lower()}{reason[1:]}")
+    raise ConfigError(f"--set {key}=null: there is no such setting")
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).absolute())

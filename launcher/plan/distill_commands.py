@@ -1,0 +1,228 @@
+"""The command lines of a distillation, and where everything lies on each host.
+
+The processes talk through files alone: teachers write a folder of logits, the student reads it and
+writes checkpoints, the evaluator reads these. What lies on the share has its own path on each host;
+everything else is looked up on the host that needs it: relative paths below its state folder, where
+`launch sync inputs` brings things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from launcher.errors import ConfigError
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import REMOTE_STATE, Setting, machine_of
+from launcher.plan.plan import Role
+from trainer.config.distill_job import DistillJob, TeacherJob, is_file_name
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who computes on what."""
+
+    name: str
+    role: Role
+    host: Host
+    device: Device
+
+
+class Where:
+    """Where things lie, on each host."""
+
+    def __init__(self, job: DistillJob, setting: Setting, seats: Sequence[Seat]) -> None:
+        self._job, self._setting = job, setting
+        self.run_id = setting.run_id
+        self._student = seats[0].host
+        self.output = self.own(self._student, job.student.output)
+        self._apart = len({machine_of(seat.host, setting) for seat in seats}) > 1
+
+    def own(self, host: Host, path: str) -> str:
+        """Return a path of a host's own disk."""
+        default = self._setting.state_folder if host.is_local else REMOTE_STATE
+        return str(PurePosixPath(host.state_folder or default) / path)
+
+    def logits(self, host: Host) -> str:
+        """Return the folder between teachers and student."""
+        return self._shared(host, "logits", self._job.logits)
+
+    def checkpoints(self, host: Host) -> str | None:
+        """Return where a host finds the student's checkpoints; None: in the student's output."""
+        named = self._job.student.checkpoint.folder
+        if named is None and not self._apart and host.share_folder is None:
+            return None
+        return self._shared(host, "checkpoints", named or self.run_id)
+
+    def watched(self, host: Host) -> str:
+        """Return the folder with the checkpoints, and with the word that the run is over."""
+        return self.checkpoints(host) or self.output
+
+    def beat(self, seat: Seat) -> str:
+        """Return the file in which a process says how it is."""
+        if seat.role != "teacher":
+            return ""
+        return str(PurePosixPath(self.logits(seat.host)) / "teachers" / f"{seat.name}.json")
+
+    def _shared(self, host: Host, part: str, name: str) -> str:
+        if PurePosixPath(name).is_absolute():
+            return name
+        if host.share_folder is not None:
+            return str(PurePosixPath(host.share_folder) / part / name)
+        if self._apart:
+            raise ConfigError(
+                f"host {host.name}: teacher and student are on several machines, so all of them "
+                "need motley_share_folder (docs/share.md)"
+            )
+        return self.own(host, f"{part}/{name}")
+
+
+def arguments(seat: Seat, seats: Sequence[Seat], job: DistillJob, where: Where) -> tuple[str, ...]:
+    """Return the trainer's command line of a process."""
+    match seat.role:
+        case "student":
+            words = _student_words(seat, job, where)
+        case "teacher":
+            words = _teacher_words(seat, sum(s.role == "teacher" for s in seats), job, where)
+        case _:
+            words = _evaluator_words(seat, job, where)
+    threads = () if seat.device.threads is None else ("--threads", str(seat.device.threads))
+    return (*words, *threads)
+
+
+def _student_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]:
+    student, host = job.student, seat.host
+    settings = student.settings()
+    if (folder := where.checkpoints(host)) is not None:
+        settings["checkpoint.folder"] = folder
+    if student.validation is not None:
+        settings["data.validation"] = where.own(host, student.validation)
+    return (
+        *("distill", "student", "--teacher-logits", where.logits(host)),
+        *_model_words(job, host, where),
+        *("--output", where.output, "--run-id", where.run_id),
+        *(word for key, value in settings.items() for word in ("--set", _assignment(key, value))),
+        *_flags(
+            {
+                "max_seq_len": student.max_seq_len or job.teacher.max_seq_len,
+                "teacher_timeout": student.teacher_timeout,
+            }
+        ),
+        *(("--compile",) if student.compile else ()),
+        *_device_words(seat.device),
+    )
+
+
+def _model_words(job: DistillJob, host: Host, where: Where) -> tuple[str, ...]:
+    student, tokenizer = job.student, job.teacher.tokenizer
+    if student.model is not None:
+        return ("--student", where.own(host, student.model))
+    assert student.config is not None
+    assert tokenizer is not None
+    shape = where.own(host, student.config) if is_file_name(student.config) else student.config
+    return ("--student-config", shape, "--tokenizer", where.own(host, tokenizer))
+
+
+def _teacher_words(seat: Seat, teachers: int, job: DistillJob, where: Where) -> tuple[str, ...]:
+    teacher, host = job.teacher, seat.host
+    number = int(seat.name.removeprefix("teacher-")) + 1
+    tokenizer = None if teacher.tokenizer is None else where.own(host, teacher.tokenizer)
+    return (
+        *("distill", "teacher", where.own(host, teacher.model)),
+        *(word for path in teacher.data for word in ("--data", where.own(host, path))),
+        *("--out", where.logits(host), *_flags({"tokenizer": tokenizer})),
+        *("--workers", f"{number}/{teachers}", "--name", seat.name),
+        *("--stay", "--until", str(PurePosixPath(where.watched(host)) / "status.json")),
+        *_flags(_scoring(teacher)),
+        *_device_words(seat.device),
+    )
+
+
+def _evaluator_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]:
+    assert job.evaluation is not None
+    evaluation, host = job.evaluation, seat.host
+    files = {
+        name: None if path is None else where.own(host, path)
+        for name, path in (("prompts", evaluation.prompts), ("problems", evaluation.problems))
+    }
+    values = evaluation.model_dump(include={"samples", "max_new_tokens", "temperature", "every"})
+    base = _adapted(job)
+    return (
+        *("evaluate", "--watch", where.watched(host), "--tasks", ",".join(evaluation.tasks)),
+        *(word for path in evaluation.data for word in ("--data", where.own(host, path))),
+        *_flags({"base": base and where.own(host, base), **files, **values}),
+        *(("--run-code",) if evaluation.run_code else ()),
+        *("--runner", seat.name),
+        *_device_words(seat.device),
+    )
+
+
+def _adapted(job: DistillJob) -> str | None:
+    """Return the model that a student's checkpoints are adapters of; None where they are whole."""
+    return job.student.model if job.student.method == "lora" else None
+
+
+def reads(seat: Seat, job: DistillJob, where: Where) -> dict[str, tuple[str, ...]]:
+    """Return what a process needs on its host, by the check that looks at it."""
+    match seat.role:
+        case "student":
+            texts = [job.teacher.tokenizer] if job.student.config is not None else []
+            wanted = {
+                "model": [job.student.model],
+                "data": texts,
+                "validation": [job.student.validation],
+            }
+        case "teacher":
+            texts = [*job.teacher.data, job.teacher.tokenizer]
+            wanted = {"model": [job.teacher.model], "data": texts}
+        case _:
+            assert job.evaluation is not None
+            files = [*job.evaluation.data, job.evaluation.prompts, job.evaluation.problems]
+            wanted = {"model": [_adapted(job)], "validation": files}
+    found = {
+        check: tuple(where.own(seat.host, path) for path in paths if path is not None)
+        for check, paths in wanted.items()
+    }
+    return {check: paths for check, paths in found.items() if paths}
+
+
+def writes(seat: Seat, where: Where) -> dict[str, str]:
+    """Return the folders that a process writes to, by the check that looks at them."""
+    folders = {
+        "output": where.output if seat.role == "student" else None,
+        "logits": None if seat.role == "evaluator" else where.logits(seat.host),
+        "checkpoints": None if seat.role == "teacher" else where.checkpoints(seat.host),
+    }
+    return {check: folder for check, folder in folders.items() if folder is not None}
+
+
+def _scoring(teacher: TeacherJob) -> dict[str, Any]:
+    """Return the settings that go to the teacher's flags of the same names."""
+    elsewhere = {"model", "data", "tokenizer", "processes", "backend"}
+    return teacher.model_dump(exclude=elsewhere)
+
+
+def _flags(values: dict[str, Any]) -> tuple[str, ...]:
+    """Return `--top-k 64` for `top_k: 64`; what is None is left to the command."""
+    return tuple(
+        word
+        for name, value in values.items()
+        if value is not None
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    )
+
+
+def _device_words(device: Device) -> tuple[str, ...]:
+    gpu = () if device.backend == "cpu" else ("--gpu", device.id)
+    return ("--gpu-backend", device.backend, *gpu)
+
+
+def _assignment(key: str, value: object) -> str:
+    """Return `KEY=VALUE` with the value as YAML in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 16).removesuffix("...\n")
+    return f"{key}={text.strip()}"

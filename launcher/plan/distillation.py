@@ -1,0 +1,128 @@
+"""Which process of a distillation runs where: Hosts + job -> LaunchPlan. Pure: asks no machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.errors import ConfigError
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.distill_commands import Seat, Where, arguments, reads, writes
+from launcher.plan.placement import (
+    Setting,
+    environment,
+    process_folder,
+    refuse_unknown_devices,
+    share_cores,
+    trainer_of,
+)
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from trainer.config.distill_job import DistillJob
+
+_CPU = Device("cpu", "cpu")
+
+
+def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting) -> LaunchPlan:
+    """Return the plan of a distillation: the student leads.
+
+    Raises:
+        ConfigError: the hosts' roles, devices or folders do not fit together.
+    """
+    refuse_unknown_devices(hosts)
+    seats = _seats(hosts, job)
+    where = Where(job, setting, seats)
+    processes = [
+        ProcessPlan(
+            name=seat.name,
+            role=seat.role,
+            host=seat.host.name,
+            device=seat.device.id,
+            backend=seat.device.backend,
+            threads=seat.device.threads,
+            argv=(*trainer_of(seat.host, setting), *arguments(seat, seats, job, where)),
+            env=environment(seat.device.threads, may_fall_back=seat.host.auto_devices),
+            folder=process_folder(seat.host, setting, seat.name),
+            beat=where.beat(seat),
+            reads=reads(seat, job, where),
+            writes=writes(seat, where),
+        )
+        for seat in seats
+    ]
+    used = {seat.host.name for seat in seats}
+    return LaunchPlan(
+        run_id=setting.run_id,
+        output=where.output,
+        hosts=tuple(host for host in hosts if host.name in used),
+        processes=tuple(processes),
+    )
+
+
+def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
+    """Return who sits where, the student first."""
+    student = _student_host(hosts)
+    teachers = _teacher_hosts(hosts, student)
+    seats = [Seat("student", "student", student, _best(student))]
+    for number in range(job.teacher.processes or len(teachers)):
+        host, turn = teachers[number % len(teachers)], number // len(teachers)
+        device = _device(host, job.teacher.backend, turn)
+        seats.append(Seat(f"teacher-{number}", "teacher", host, device))
+    if job.evaluation is not None:
+        host = _only(hosts, "evaluator") or teachers[0]
+        device = _device(host, job.evaluation.backend, 0)
+        if device == _CPU and host.cores is not None:
+            # It waits most of the time, so the teachers beside it keep most of the cores.
+            device = replace(_CPU, threads=max(1, host.cores // 4))
+        seats.append(Seat("evaluator", "evaluator", host, device))
+    return [_threaded(seat, seats) for seat in seats]
+
+
+def _threaded(seat: Seat, seats: Sequence[Seat]) -> Seat:
+    """Return a seat with its part of the host's cores."""
+    beside = [other for other in seats if other.host.name == seat.host.name]
+    devices = share_cores(seat.host, [other.device for other in beside])
+    return replace(seat, device=devices[beside.index(seat)])
+
+
+def _student_host(hosts: Sequence[Host]) -> Host:
+    """Return the host that says so, else the one with the best device: CUDA, by its memory."""
+
+    def worth(host: Host) -> tuple[int, int]:
+        cards = [device.memory or 1 for device in host.devices or () if device.backend == "cuda"]
+        return max(cards, default=0), 0 if cards else host.cores or 0
+
+    return _only(hosts, "student") or max(hosts, key=worth)
+
+
+def _teacher_hosts(hosts: Sequence[Host], student: Host) -> list[Host]:
+    """Return the hosts that say so, else the one with the most memory, if possible another one."""
+    chosen = [host for host in hosts if host.teacher]
+    others = [host for host in hosts if host is not student] or [student]
+    return chosen or [max(others, key=lambda host: host.memory or 0)]
+
+
+def _only(hosts: Sequence[Host], role: str) -> Host | None:
+    chosen = [host for host in hosts if getattr(host, role)]
+    if len(chosen) > 1:
+        names = ", ".join(host.name for host in chosen)
+        raise ConfigError(f"motley_{role} is true on {names}; one host must be it")
+    return chosen[0] if chosen else None
+
+
+def _best(host: Host) -> Device:
+    """Return what a student trains on: the card with the most memory, else the CPU."""
+    cards = [device for device in host.devices or () if device.backend == "cuda"]
+    listed = [device for device in host.devices or () if device.backend == "cpu"]
+    return max(cards, key=lambda card: card.memory or 0) if cards else (*listed, _CPU)[0]
+
+
+def _device(host: Host, backend: str, turn: int) -> Device:
+    """Return the device of a backend for the process of that turn on a host."""
+    if backend == "cpu":
+        return _CPU
+    found = [device for device in host.devices or () if device.backend == backend]
+    if not found:
+        raise ConfigError(
+            f"host {host.name}: the job asks for {backend}, and it has no such device"
+        )
+    return found[turn % len(found)]

@@ -1,0 +1,313 @@
+"""Which process runs where: Hosts + run config -> LaunchPlan. Pure: asks no machine anything.
+
+Ranks follow the inventory: hosts in its order, on each host the devices in theirs, then the CPU
+workers that fill the run up. The same inventory always gives the same ranks.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+
+from launcher.errors import ConfigError, PreflightError
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
+from launcher.supervisor.spec import FALLBACK_VARIABLE
+from trainer.config.run import RunConfig
+
+REMOTE_TRAINER = ("/opt/motley/current/bin/trainer",)
+REMOTE_STATE = "/var/lib/motley"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What placement takes from the machine the launcher runs on."""
+
+    run_id: str
+    trainer_command: tuple[str, ...]
+    """The trainer of local hosts that do not name their own."""
+    state_folder: str
+    """The run registry of local hosts."""
+    routes: Mapping[str, str]
+    """Host name -> its address on the route between the coordinator's host and the others."""
+    no_route: str = ""
+    """Why `routes` could not be found, for the error of whoever has to name an address."""
+    identities: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Host name -> what two names of one machine have in common; asked hosts only."""
+
+
+@dataclass(frozen=True)
+class _Seat:
+    host: Host
+    device: Device
+    local_rank: int
+    is_fixed: bool
+    """The inventory says how many threads."""
+
+
+def place(
+    hosts: Sequence[Host], config: RunConfig, expect_workers: int | None, setting: Setting
+) -> LaunchPlan:
+    """Return the plan of a run; `expect_workers` None takes every device once.
+
+    Raises:
+        ConfigError: the hosts' roles, addresses or devices do not fit together.
+        PreflightError: there are too few devices and no host may be filled up with CPU workers.
+    """
+    refuse_unknown_devices(hosts)
+    _refuse_shared_devices(hosts, setting)
+    head = _coordinator_host(hosts)
+    seats = _seats(hosts, expect_workers)
+    bind = _bind_address(head, seats, setting)
+    listen = endpoint(bind, head.port)
+    workers = [_worker(rank, seat, head, bind, setting) for rank, seat in enumerate(seats)]
+    reached_at = {head.connect_address, *(_connect_address(s.host, head, bind) for s in seats)}
+    names = tuple(sorted({bind, head.name, *(name for name in reached_at if name)}))
+    coordinator = ProcessPlan(
+        name=COORDINATOR,
+        role="coordinator",
+        rank=None,
+        local_rank=None,
+        host=head.name,
+        device="",
+        backend="cpu",
+        threads=1,
+        address=listen,
+        argv=(
+            *_command(head, setting, COORDINATOR, "coordinator"),
+            *("--bind", listen, "--expect-workers", str(len(seats))),
+        ),
+        env=environment(1),
+        folder=process_folder(head, setting, COORDINATOR),
+        names=names,
+    )
+    used = {head.name, *(seat.host.name for seat in seats)}
+    return LaunchPlan(
+        run_id=setting.run_id,
+        output=config.output,
+        bind_address=bind,
+        port=head.port,
+        hosts=tuple(host for host in hosts if host.name in used),
+        processes=(coordinator, *workers),
+    )
+
+
+def endpoint(address: str, port: int) -> str:
+    """Return `ADDRESS:PORT`, an IPv6 address in brackets (RFC 3986)."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def refuse_unknown_devices(hosts: Sequence[Host]) -> None:
+    """Raise ConfigError for a host of which nobody knows the devices."""
+    for host in hosts:
+        if host.devices is None:
+            raise ConfigError(
+                f"host {host.name}: motley_devices is auto, and the host has not been asked; "
+                "list its devices in the inventory"
+            )
+
+
+def run_folder(host: Host, setting: Setting) -> str:
+    """Return where a host keeps this run: plan, run config, and a folder for each process."""
+    default = setting.state_folder if host.is_local else REMOTE_STATE
+    return str(PurePosixPath(host.state_folder or default) / "runs" / setting.run_id)
+
+
+def _coordinator_host(hosts: Sequence[Host]) -> Host:
+    chosen = [host for host in hosts if host.coordinator]
+    if not chosen and len(hosts) > 1:
+        names = ", ".join(host.name for host in hosts)
+        raise ConfigError(f"set motley_coordinator: true on one of the hosts {names}")
+    return (chosen or list(hosts))[0]
+
+
+def machine_of(host: Host, setting: Setting) -> str:
+    """Return what two inventory names of one machine have in common."""
+    if host.name in setting.identities:
+        return setting.identities[host.name]
+    return "here" if host.is_local else host.name
+
+
+def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
+    """Two inventory names of one machine must not both train on the same card."""
+    owners: dict[tuple[str, str], str] = {}
+    for host in hosts:
+        for device in host.devices or ():
+            if device.backend == "cpu":
+                continue
+            card = machine_of(host, setting), device.pci or device.id
+            if card in owners:
+                raise ConfigError(
+                    f"hosts {owners[card]} and {host.name} are the same machine "
+                    f"and both claim {device.id}"
+                    if owners[card] != host.name
+                    else f"host {host.name}: motley_devices names the card {device.pci} twice"
+                )
+            owners[card] = host.name
+
+
+def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
+    """Return one seat a worker, in rank order."""
+    counts = {host.name: len(host.devices or ()) for host in hosts}
+    found = sum(counts.values())
+    wanted = max(1, found) if expect is None else expect
+    if wanted < 1:
+        raise ConfigError(f"--expect-workers must be at least 1, got {wanted}")
+    fillers = [host for host in hosts if host.fill_with_cpu]
+    if wanted > found and not fillers:
+        raise PreflightError(
+            f"{wanted} workers are expected, but the inventory has {found} devices; add hosts, "
+            "set motley_fill_with_cpu: true on one, or lower --expect-workers"
+        )
+    extra = dict.fromkeys((host.name for host in hosts), 0)
+    for _ in range(wanted - found):
+        # Where a further CPU worker still gets the most cores; the first such host on a tie.
+        host = max(fillers, key=lambda h: (h.cores or 1) / (counts[h.name] + extra[h.name] + 1))
+        extra[host.name] += 1
+    seats: list[_Seat] = []
+    for host in hosts:
+        devices = [*(host.devices or ()), *[Device("cpu", "cpu")] * extra[host.name]]
+        taken = devices[: wanted - len(seats)]
+        shared = share_cores(host, taken)
+        seats += [
+            _Seat(host, device, index, is_fixed=as_told.threads is not None)
+            for index, (as_told, device) in enumerate(zip(taken, shared, strict=True))
+        ]
+    return seats
+
+
+def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
+    """Divide the host's cores between its CPU processes; each GPU process keeps one for itself.
+
+    The coordinator takes little and gets no core of its own. What the inventory fixes stays.
+    """
+    open_seats = [i for i, d in enumerate(devices) if d.backend == "cpu" and d.threads is None]
+    if host.cores is None or not open_seats:
+        return list(devices)
+    fixed = sum(d.threads or 1 for i, d in enumerate(devices) if i not in open_seats)
+    each, rest = divmod(max(0, host.cores - fixed), len(open_seats))
+    result = list(devices)
+    for position, index in enumerate(open_seats):
+        threads = max(1, each + (1 if position < rest else 0))
+        result[index] = replace(devices[index], threads=threads)
+    return result
+
+
+def _bind_address(head: Host, seats: Sequence[_Seat], setting: Setting) -> str:
+    """Return the one address to listen on: explicit, loopback when alone, else by route."""
+    here = machine_of(head, setting)
+    far = sorted({s.host.name for s in seats if machine_of(s.host, setting) != here})
+    if head.bind_address is None and not far:
+        return "127.0.0.1"
+    candidate = head.bind_address or setting.routes.get(head.name)
+    if candidate is None and setting.no_route:
+        raise ConfigError(setting.no_route)
+    candidate = candidate or _literal(head.address)
+    if candidate is None:
+        raise ConfigError(
+            f"host {head.name}: set motley_bind_address to its address on the network "
+            "of the workers"
+        )
+    kind = _unreachable_kind(candidate)
+    if kind and far:
+        raise ConfigError(
+            f"host {head.name}: motley_bind_address {candidate} is {kind}; workers on "
+            f"{', '.join(far)} cannot reach it"
+        )
+    return candidate
+
+
+def _unreachable_kind(address: str) -> str:
+    """Say why no other machine can connect to an address; empty when one may."""
+    parsed = ipaddress.ip_address(address)
+    if parsed.is_loopback:
+        return "loopback"
+    # fe80:: and 169.254: each machine would need another spelling of it, with its own interface.
+    return "link-local" if parsed.is_link_local else ""
+
+
+def _connect_address(host: Host, head: Host, bind: str) -> str:
+    if host.connect_address is not None:
+        return host.connect_address
+    if host.name == head.name:
+        return bind
+    return head.connect_address or bind
+
+
+def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> ProcessPlan:
+    host, device = seat.host, seat.device
+    name = f"worker-{rank}"
+    target = endpoint(_connect_address(host, head, bind), head.port)
+    gpu = () if device.backend == "cpu" else ("--gpus", device.id)
+    # A share of the cores is the most that a worker takes, by its environment: it computes with
+    # fewer threads while something else uses them.
+    threads = ("--threads", str(device.threads)) if seat.is_fixed else ()
+    own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
+    if machine_of(host, setting) == machine_of(head, setting):
+        own.add(bind)
+    return ProcessPlan(
+        name=name,
+        role="worker",
+        rank=rank,
+        local_rank=seat.local_rank,
+        host=host.name,
+        device=device.id,
+        backend=device.backend,
+        threads=device.threads,
+        address=target,
+        argv=(
+            *_command(host, setting, name, "worker"),
+            *("--rank", str(rank), "--coordinator", target),
+            *("--gpu-backend", device.backend, *gpu, *threads),
+        ),
+        env=environment(device.threads, may_fall_back=host.auto_devices),
+        folder=process_folder(host, setting, name),
+        names=tuple(sorted(name for name in own if name)),
+    )
+
+
+def trainer_of(host: Host, setting: Setting) -> tuple[str, ...]:
+    """Return the command of a host's trainer."""
+    default = setting.trainer_command if host.is_local else REMOTE_TRAINER
+    return host.trainer_command or default
+
+
+def _command(host: Host, setting: Setting, name: str, role: str) -> tuple[str, ...]:
+    return (
+        *trainer_of(host, setting),
+        "finetune",
+        *("--config", str(PurePosixPath(run_folder(host, setting)) / "run.yaml")),
+        *("--run-id", setting.run_id),
+        *("--role", role),
+        *("--tls", str(PurePosixPath(process_folder(host, setting, name)) / "tls")),
+    )
+
+
+def process_folder(host: Host, setting: Setting, name: str) -> str:
+    """Return where a host keeps one process of this run."""
+    return str(PurePosixPath(run_folder(host, setting)) / "processes" / name)
+
+
+def environment(threads: int | None, *, may_fall_back: bool = False) -> dict[str, str]:
+    """Return what a process gets besides its command; BLAS and OpenMP follow the thread share.
+
+    PYTHONSAFEPATH is `-P` for what a library of the trainer starts: a process works in a folder
+    that it writes to itself.
+    """
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+    if may_fall_back:
+        environment[FALLBACK_VARIABLE] = "1"
+    if threads is not None:
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    return environment
+
+
+def _literal(address: str | None) -> str | None:
+    """Return an address that needs no name service; None for a host name."""
+    try:
+        return str(ipaddress.ip_address(address or ""))
+    except ValueError:
+        return None

@@ -1,0 +1,263 @@
+"""Ask every host at once for what the inventory leaves open: devices, cores, addresses, routes.
+
+A host that is not connected, or stops answering, stays as the inventory has it, and is named.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
+from launcher.facts.devices import Detection, Device
+from launcher.facts.machine import Machine
+from launcher.facts.network import Route
+from launcher.hosts.base import ASK_DEADLINE, Connection
+from launcher.hosts.fleet import at_once
+from launcher.hosts.received import receive
+from launcher.inventory.hosts import Host
+from launcher.plan import routes as routing
+
+SOFTWARE_VULKAN = "llvmpipe"
+"""The id by which an inventory asks for the CPU's Vulkan device; detection leaves it out else."""
+
+_DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+"""A UUID, a PCI address, or a name: it becomes part of a process's command on that host."""
+
+T = TypeVar("T")
+
+DEVICES_DEADLINE = 45.0
+"""Seconds: asking drivers of cards that have to wake up, each with its own deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The hosts with what was learned from them, by host name."""
+
+    hosts: tuple[Host, ...]
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Devices that are there but unusable."""
+    spare: Mapping[str, tuple[Device, ...]] = field(default_factory=dict[str, tuple[Device, ...]])
+    """Devices that work and that the inventory could list: `auto` leaves Vulkan's out."""
+    machines: Mapping[str, Machine] = field(default_factory=dict[str, Machine])
+    failures: Mapping[str, LauncherError] = field(default_factory=dict[str, LauncherError])
+    """Hosts that could not be asked, and why."""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The address of each host on the route between the coordinator and the others."""
+    ways: Mapping[str, Route] = field(default_factory=dict[str, Route])
+    """The route of each host to the coordinator's address."""
+    connections: Mapping[str, Connection] = field(default_factory=dict[str, Connection])
+    """By which they were asked, and can be asked more."""
+    no_route: str = ""
+    """Why no address of the coordinator's host could be chosen by route."""
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """What tells machines apart; two names of one machine have the same."""
+        return {name: machine.identity for name, machine in self.machines.items()}
+
+    def refuse_failures(self) -> None:
+        """Raise the first failure, with the others as its details."""
+        errors = list(self.failures.values())
+        if errors:
+            first = errors[0]
+            raise type(first)(str(first), [*first.details, *(str(e) for e in errors[1:])])
+
+
+def survey(
+    hosts: Sequence[Host],
+    connections: Mapping[str, Connection],
+    unreachable: Mapping[str, LauncherError] | None = None,
+) -> Survey:
+    """Return what the hosts say about themselves; those without a connection are left alone.
+
+    Args:
+        unreachable: the hosts that should have a connection but have none; they are failures.
+    """
+    errors = dict(unreachable or {})
+    ask = _Asking(connections, errors)
+    connected = [host.name for host in hosts if host.name in connections]
+    answers = ask.all("machine", {name: {} for name in connected})
+    machines = ask.understand(answers, _machine)
+    wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
+    open_hosts = {name: how for name, how in wanted.items() if name in machines}
+    found = ask.understand(ask.all("devices", open_hosts, DEVICES_DEADLINE), _detection)
+    learned: list[Host] = []
+    problems: dict[str, tuple[str, ...]] = {}
+    spare: dict[str, tuple[Device, ...]] = {}
+    for host in hosts:
+        if host.name in found:
+            host, problems[host.name] = with_devices(host, found[host.name])
+            spare[host.name] = _spare(host, found[host.name])
+        if host.name in machines:
+            host = _with_machine(host, machines, connections[host.name])
+        learned.append(host)
+    ways, choice, no_route = _ways(learned, machines, ask)
+    return Survey(
+        hosts=tuple(learned),
+        problems=problems,
+        spare=spare,
+        machines=machines,
+        failures=errors,
+        connections={name: connections[name] for name in machines},
+        sources=choice.sources if choice else {},
+        ways={name: routes[choice.bind] for name, routes in ways.items()} if choice else {},
+        no_route=no_route,
+    )
+
+
+def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...]]:
+    """Return a host with its devices as it detected them, and what is wrong with them.
+
+    Without a list in the inventory these are all that `auto` takes; else those that it names.
+    """
+    if host.devices is None:
+        return replace(host, devices=detection.devices, auto_devices=True), detection.problems
+    found = (*detection.devices, *detection.vulkan)
+    reasons = (*detection.problems, *detection.vulkan_problems)
+    known = [(device, _known(device, found)) for device in host.devices]
+    problems = tuple(_absence(device, reasons) for device, match in known if match is None)
+    return replace(host, devices=tuple(match or device for device, match in known)), problems
+
+
+def _spare(host: Host, detection: Detection) -> tuple[Device, ...]:
+    """Return the GPUs that were found and are not used."""
+    found = (*detection.devices, *detection.vulkan)
+    used = {device.pci or device.id for device in host.devices or ()}
+    return tuple(d for d in found if d.backend != "cpu" and (d.pci or d.id) not in used)
+
+
+def _known(device: Device, found: Sequence[Device]) -> Device | None:
+    """Return what the host knows about a device of the inventory; None when it is not there."""
+    if device.backend == "cpu":
+        return device
+    return next((o for o in found if o.backend == device.backend and o.answers_to(device.id)), None)
+
+
+def _absence(device: Device, reasons: Sequence[str]) -> str:
+    """Say why a device of the inventory is not there: in the host's words, if it has some."""
+    said = next((reason for reason in reasons if device.id.lower() in reason.lower()), "")
+    missing = f"there is no {device.backend} device {device.id}"
+    return f"{missing}: {said}" if said else missing
+
+
+def _wanted(host: Host) -> dict[str, Any] | None:
+    """Return how a host is to be asked for its devices; None when the inventory has said it all."""
+    if host.devices is None:
+        return {}
+    accelerators = [device for device in host.devices if device.backend != "cpu"]
+    if not accelerators:
+        return None
+    return {"allow_software": any(device.id == SOFTWARE_VULKAN for device in accelerators)}
+
+
+def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Connection) -> Host:
+    machine = machines[host.name]
+    names = sum(other.identity == machine.identity for other in machines.values())
+    folder = host.state_folder
+    if folder is None and not host.is_local:
+        folder = connection.state_folder
+    cores = max(1, machine.cores // names)
+    return replace(host, cores=cores, memory=machine.memory, state_folder=folder)
+
+
+def _ways(
+    hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _Asking
+) -> tuple[dict[str, dict[str, Route]], routing.Choice | None, str]:
+    """Ask the hosts that train for their routes to the coordinator's, and choose among these."""
+    head = next((host for host in hosts if host.coordinator), None)
+    if head is None or head.name not in machines:
+        return {}, None, ""
+    here = machines[head.name]
+    others = [
+        host.name
+        for host in hosts
+        if host is not head and host.name in machines and (host.devices or host.fill_with_cpu)
+    ]
+    far = [name for name in others if machines[name].identity != here.identity]
+    if not far:
+        return {}, None, ""
+    network = here.network
+    if head.bind_address is not None:
+        chosen = [entry for entry in network.addresses if entry.address == head.bind_address]
+        network = replace(network, addresses=tuple(chosen))
+    targets = [entry.address for entry in network.addresses]
+    answers = ask.all("routes", {name: {"targets": targets} for name in far})
+    ways = ask.understand(answers, _routes)
+    try:
+        return ways, routing.choose(head, network, ways), ""
+    except ConfigError as error:
+        return ways, None, str(error)
+
+
+class _Asking:
+    """One question to many hosts at once; the failure of one is noted and costs no other."""
+
+    def __init__(
+        self, connections: Mapping[str, Connection], errors: dict[str, LauncherError]
+    ) -> None:
+        self._connections = connections
+        self._errors = errors
+
+    def all(
+        self, question: str, hosts: Mapping[str, dict[str, Any]], deadline: float | None = None
+    ) -> dict[str, Any]:
+        """Return the answers by host; `hosts` maps each to the question's arguments."""
+        deadline = ASK_DEADLINE if deadline is None else deadline
+        tasks = {
+            name: partial(_ask, self._connections[name], name, question, arguments, deadline)
+            for name, arguments in hosts.items()
+        }
+        answers = at_once(tasks, deadline)
+        for name, error in answers.errors.items():
+            known = error if isinstance(error, LauncherError) else UnreachableError(str(error))
+            self._errors.setdefault(name, known)
+        return answers.found
+
+    def understand(self, answers: Mapping[str, Any], read: Callable[[Any], T]) -> dict[str, T]:
+        """Return answers as what they should be; a host that sent anything else has failed."""
+        found: dict[str, T] = {}
+        for name, answer in answers.items():
+            try:
+                found[name] = read(answer)
+            except ValueError as error:
+                self._errors[name] = PreflightError(
+                    f"host {name}: {error}; if its version is another: launch cluster push"
+                )
+        return found
+
+
+def _machine(answer: Any) -> Machine:
+    machine = receive(Machine, answer, "machine")
+    for entry in machine.network.addresses:
+        ipaddress.ip_address(entry.address)  # others of the cluster are told to connect there
+    return machine
+
+
+def _detection(answer: Any) -> Detection:
+    detection = receive(Detection, answer, "devices")
+    for device in (*detection.devices, *detection.vulkan):
+        if not _DEVICE_ID.fullmatch(device.id):
+            raise ValueError(f"devices: {device.id!r} is no id of a device")
+    return detection
+
+
+def _routes(answer: Any) -> dict[str, Route]:
+    routes = receive(dict[str, Route], answer, "routes")
+    for route in routes.values():
+        if route.source:
+            ipaddress.ip_address(route.source)
+    return routes
+
+
+def _ask(
+    connection: Connection, host: str, question: str, arguments: dict[str, Any], deadline: float
+) -> Any:
+    try:
+        return connection.ask(question, arguments, deadline)
+    except (ValueError, RuntimeError) as error:  # of another version, or a defect of its own
+        raise PreflightError(f"host {host}: {error}; update it: launch cluster push") from None

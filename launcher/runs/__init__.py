@@ -1,0 +1,1 @@
+"""A run's life: registry, up, join, status, down."""

@@ -1,0 +1,123 @@
+"""End a run, and prove that nothing of it is left on any host that answers."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from launcher.errors import PartialError, UnreachableError
+from launcher.hosts.base import Connection
+from launcher.hosts.fleet import REACH, ask_hosts, line_of
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import ProcessPlan
+from launcher.runs.registry import Run
+from launcher.runs.systemd import supervise
+from launcher.supervisor.processes import ProcessIdentity
+from launcher.supervisor.spec import LONGEST_SAVE, SessionSpec
+
+GRACE = SessionSpec.grace + 5.0
+"""Seconds for a process to end by itself: the keeper's own grace and some. Saves come on top."""
+_SETTLE = 1.0
+"""Seconds for what is already on its way out, such as a keeper that wrote its last state."""
+_SWEEP_DEADLINE = 10.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What `tear_down` did."""
+
+    run_id: str
+    stopped: tuple[str, ...]
+    """Processes that were kept running and now are not."""
+    stragglers: tuple[str, ...]
+    """What was found besides, and killed."""
+    left: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Hosts that do not answer, or where something is left: what is known of it."""
+
+    def require_all(self) -> None:
+        """Refuse to call a run ended of which a host may still run something.
+
+        Raises:
+            PartialError: names every such host and says what to do.
+        """
+        if self.left:
+            lines = list(self.left.values())
+            raise PartialError(
+                f"run {self.run_id}: not ended on {', '.join(self.left)}: {lines[0]}; what runs "
+                f"there goes on: repeat when it answers: launch cluster down --run {self.run_id}",
+                lines[1:],
+            )
+
+
+def tear_down(run: Run, grace: float = GRACE, why: str = "") -> Ending:
+    """Stop everything of a run on all hosts at once; does nothing when nothing runs.
+
+    The leader goes first: it finishes its step and saves, and a coordinator sends its workers home.
+    Whoever does not answer holds nobody up, and stands in the ending. `why` a start failed is kept.
+    """
+    answers = run.ask_to_end(why)
+    gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
+    hosts = [host for host in run.hosts if host.name not in gone]
+    stopped: set[str] = set()
+    for group in ([run.plan.leader], run.plan.followers):
+        here = {process.host for process in group}
+        stop = partial(_stop, run, group, grace)
+        deadline = REACH + grace + LONGEST_SAVE
+        ended = ask_hosts([host for host in hosts if host.name in here], stop, deadline)
+        stopped |= {name for names in ended.found.values() for name in names}
+    sweep = partial(_sweep, run)
+    swept = ask_hosts(hosts, sweep, REACH + _SWEEP_DEADLINE)
+    return Ending(
+        run.run_id,
+        tuple(process.name for process in run.plan.processes if process.name in stopped),
+        tuple(straggler for found in swept.found.values() for straggler in found),
+        {name: line_of(name, error) for name, error in {**gone, **swept.errors}.items()},
+    )
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Generator[None]:
+    """Put off signals that would end the launcher in the middle of cleaning up."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _stop(
+    run: Run, group: Sequence[ProcessPlan], grace: float, host: Host, connection: Connection
+) -> list[str]:
+    """Stop those of a group that are on a host; return who was still kept running."""
+    supervisor = supervise(connection, run.run_id, home=run.folder(host, connection))
+    here = [process for process in group if process.host == host.name]
+    living = [process.name for process in here if not supervisor.state(process).is_over]
+    supervisor.stop(here, grace)
+    return living
+
+
+def _sweep(run: Run, host: Host, connection: Connection) -> list[str]:
+    """Kill what still carries the run's id on a host, until nothing does; then remove its keys."""
+    found: dict[ProcessIdentity, str] = {}
+    patient_until = time.monotonic() + _SETTLE
+    until = patient_until + _SWEEP_DEADLINE - 1.0
+    while left := connection.find_run(run.run_id):
+        if time.monotonic() > until:
+            names = ", ".join(connection.describe(process) for process in left)
+            raise PartialError(f"cannot be ended: {names}")
+        for process in left if time.monotonic() > patient_until else ():
+            found.setdefault(process, connection.describe(process))
+            connection.send_signal(process, signal.SIGKILL)
+        time.sleep(0.05)
+    supervisor = supervise(connection, run.run_id, home=run.folder(host, connection))
+    for process in run.plan.processes:
+        if process.host == host.name:
+            keys = f"{supervisor.folder(process)}/tls"
+            for name in connection.names(keys):
+                connection.remove(f"{keys}/{name}")
+    return list(found.values())

@@ -1,0 +1,122 @@
+"""The wait for a run that has been started: until it is whole, until its first step, or why not.
+
+A process that is missing is named with its last words.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from launcher.errors import InterruptedStartError, JobFailedError, LauncherError, PartialError
+from launcher.plan.plan import ProcessPlan
+from launcher.runs.processes import POLL
+from launcher.runs.registry import Run
+from launcher.runs.status import OVER, Cockpit, RunView
+
+STEP_PATIENCE = 15.0
+"""Seconds for which `up` waits for the first step, to say how long it took."""
+
+Report = Callable[[str], None]
+
+
+def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
+    """Wait until every follower takes part and training goes on; `timeout` in seconds.
+
+    Raises:
+        PartialError: processes are missing; names them with their last log lines.
+        JobFailedError: the leader failed.
+        InterruptedStartError: somebody took the run down meanwhile.
+    """
+    cockpit = Cockpit(run)
+    until = time.monotonic() + timeout
+    said = ""
+    while True:
+        view = cockpit.observe()
+        if run.asked_to_end():
+            raise InterruptedStartError(f"run {run.run_id} was taken down while it started")
+        if view.state in ("failed", "stopped"):
+            raise job_failure(cockpit, view)
+        if view.state in ("scoring", "completed") or (_is_at_work(view) and not view.missing):
+            return
+        if (line := f"{_present(view)} have joined") != said:
+            said = line
+            report(said)
+        hopeless = [p for p in view.missing if view.processes[p.name].is_over]
+        if hopeless and view.training is not None and view.training.get("state") == "completed":
+            hopeless = []
+        if hopeless or time.monotonic() > until:
+            raise _missing_followers(cockpit, view, hopeless, timeout)
+        time.sleep(2 * POLL)
+
+
+def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE) -> bool:
+    """Wait until a step has been committed; False when that takes longer than `patience`."""
+    cockpit = Cockpit(run)
+    before: int | None = None if resumed else 0
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        view = cockpit.observe()
+        if view.state in OVER:
+            return False
+        step = (view.training or {}).get("step")
+        if isinstance(step, int):
+            if before is not None and step > before:
+                return True
+            before = step if before is None else before
+        time.sleep(2 * POLL)
+    return False
+
+
+def job_failure(cockpit: Cockpit, view: RunView) -> JobFailedError:
+    """Return the error that says why the leader is gone."""
+    leader = view.run.plan.leader
+    ending = view.processes[leader.name].ending or view.processes[leader.name].state
+    reason = f": {view.reason}" if view.reason else ""
+    return JobFailedError(
+        f"run {view.run.run_id} {view.state}: {leader.name} ended ({ending}){reason}",
+        _evidence(cockpit, view, leader),
+    )
+
+
+def _is_at_work(view: RunView) -> bool:
+    """Whether the leader does what it is there for; a student may wait long for its first shard."""
+    if view.run.plan.leader.role == "student":
+        return view.training is not None
+    return view.state == "running"
+
+
+def _present(view: RunView) -> str:
+    """Return `2 of 3 workers`."""
+    plan = view.run.plan
+    kind = "workers" if plan.workers else "processes"
+    present = sum(map(view.takes_part, plan.followers))
+    return f"{present} of {len(plan.followers)} {kind}"
+
+
+def _missing_followers(
+    cockpit: Cockpit, view: RunView, hopeless: Sequence[ProcessPlan], timeout: float
+) -> LauncherError:
+    leader = view.run.plan.leader
+    missing = view.missing or [leader]
+    names = ", ".join(f"{p.name} ({_condition(view, p)})" for p in hopeless or missing)
+    when = "" if hopeless else f" within {timeout:.0f} s"
+    details = [line for process in missing for line in _evidence(cockpit, view, process)]
+    if len(view.missing) == len(view.run.plan.followers):
+        details += _evidence(cockpit, view, leader)
+    return PartialError(
+        f"{_present(view)} joined{when}; missing: {names}; all was stopped", details
+    )
+
+
+def _condition(view: RunView, process: ProcessPlan) -> str:
+    state = view.processes[process.name]
+    return ", ".join(part for part in (state.state, state.ending) if part)
+
+
+def _evidence(cockpit: Cockpit, view: RunView, process: ProcessPlan) -> list[str]:
+    """Return a heading and the last log lines of a process."""
+    lines = cockpit.last_lines(process)
+    attempt = view.processes[process.name].attempt
+    heading = f"{process.name} on {process.host}, attempt {attempt}, {_condition(view, process)}:"
+    return [heading, *(f"  {line}" for line in lines or ["(it wrote nothing)"])]

@@ -1,0 +1,228 @@
+"""The config of a run that goes on: what this machine started it with, else what its host says.
+
+A config names files that every host reads and folders that they write. The copy on a host may have
+been changed by what ran there. So each start leaves a copy here, in `configs/` of the state folder,
+and a machine without one takes from a host only paths of places that Motley keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+import yaml
+
+from launcher.errors import ConfigError
+from launcher.files import default_state_folder, make_private_folder, write_atomically
+from launcher.hosts.received import parse, receive
+from launcher.inventory.hosts import Host
+from launcher.plan.hub import is_hub_name
+from launcher.plan.placement import REMOTE_STATE
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.runs.registry import Registry
+
+SHARE = "/srv/motley"
+"""Where the share role has it, unless the inventory says otherwise."""
+
+_RUN = {
+    "model.path": "--model DIR",
+    "data.train": "--data FILE",
+    "output": "--output DIR",
+    "data.validation": "--set data.validation=FILE",
+    "checkpoint.folder": "--set checkpoint.folder=DIR",
+}
+"""The paths in a run config, and how they are given with `--resume`."""
+_JOB = {
+    "teacher.model": "--teacher DIR",
+    "teacher.data": "--data PATH",
+    "teacher.tokenizer": "--tokenizer DIR",
+    "student.model": "--student DIR",
+    "student.output": "--output DIR",
+    "logits": "--logits DIR",
+    **{
+        key: f"--set {key}=PATH"
+        for key in (
+            *("student.config", "student.validation", "student.checkpoint.folder"),
+            *("evaluation.data", "evaluation.prompts", "evaluation.problems"),
+        )
+    },
+}
+_PRIVATE = ("ca", "configs", "inventories", "lock", "push", "runs")
+"""Names in a state folder that are the launcher's own."""
+_DEFAULT_OUTPUT = ("runs", "output")
+_TASK = re.compile(r"[\w:-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run was asked to start on, besides its config and the inventory."""
+
+    limit: str = "all"
+    extra_vars: tuple[str, ...] = ()
+    """`KEY=VALUE`, as given with -e."""
+    expect_workers: int | None = None
+
+    def over(self, earlier: Start) -> Start:
+        """Return an earlier start with what this one gives in its place."""
+        return Start(
+            earlier.limit if self.limit == "all" else self.limit,
+            (*earlier.extra_vars, *self.extra_vars),
+            self.expect_workers or earlier.expect_workers,
+        )
+
+    def __str__(self) -> str:
+        limit = ["--limit", self.limit] if self.limit != "all" else []
+        extra = [word for variable in self.extra_vars for word in ("-e", variable)]
+        workers = ["--expect-workers", str(self.expect_workers)] if self.expect_workers else []
+        return shlex.join([*limit, *extra, *workers])
+
+
+def keep_config(run_id: str, config: bytes, start: Start) -> None:
+    """Keep what a run is started with; without it `--resume` here asks for more.
+
+    Of the variables those are kept that say what runs where: others may hold a password.
+    """
+    path = _own(run_id)
+    own = tuple(text for text in start.extra_vars if text.strip().startswith("motley_"))
+    with contextlib.suppress(OSError):
+        make_private_folder(path.parent)
+        write_atomically(path, config)
+        tree = asdict(replace(start, extra_vars=own))
+        write_atomically(path.with_suffix(".start.json"), json.dumps(tree).encode())
+
+
+def start_of(run_id: str) -> Start:
+    """Return what this machine started a run on; an empty one when it did not."""
+    try:
+        data = _own(run_id).with_suffix(".start.json").read_bytes()
+        return receive(Start, parse(data, "start.json"), "start.json")
+    except (OSError, ValueError):
+        return Start()
+
+
+def differences(before: LaunchPlan, now: LaunchPlan) -> list[str]:
+    """Return what a resumed run has otherwise than before, a line each."""
+
+    def places(plan: LaunchPlan) -> dict[str, str]:
+        return {p.name: _place(p) for p in plan.processes}
+
+    old, new = places(before), places(now)
+    return [
+        f"{name}: {old.get(name, 'not there')} before, now {new.get(name, 'not there')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _place(process: ProcessPlan) -> str:
+    device = process.address if process.rank is None else process.device
+    if process.backend != "cpu":
+        device = f"{process.backend} {device}"
+    return f"{device} on {process.host}"
+
+
+def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[bytes, str]:
+    """Return the config to go on with, and what is to be said of it; empty when nothing is.
+
+    Args:
+        given: the settings that the command line has a value for.
+
+    Raises:
+        ConfigError: there is no such run, or its config names what only this machine may name.
+    """
+    registry.get(run_id)
+    own: bytes | None = None
+    with contextlib.suppress(OSError):
+        own = _own(run_id).read_bytes()
+    if own is None:
+        theirs = registry.config(run_id)
+        if not registry.is_here:
+            _refuse_what_is_elsewhere(theirs, registry.hosts, run_id, given)
+        return theirs, ""
+    with contextlib.suppress(ConfigError):
+        if registry.config(run_id) != own:
+            return own, f"the config that the hosts keep of {run_id} is another one; not used"
+    return own, ""
+
+
+def _own(run_id: str) -> Path:
+    return default_state_folder() / "configs" / f"{run_id}.yaml"
+
+
+def _refuse_what_is_elsewhere(
+    config: bytes, hosts: Sequence[Host], run_id: str, given: Collection[str]
+) -> None:
+    try:
+        tree: Any = yaml.safe_load(config)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"run {run_id}: its run.yaml is not a config; start a new run")
+    settings = cast("dict[str, Any]", tree)
+    is_job = "teacher" in settings
+    for key, flag in (_JOB if is_job else _RUN).items():
+        for path in () if key in given else _values(settings, key):
+            if not (_may_be_named(path, hosts, is_job) or (key == "model.path" and _on_hub(path))):
+                raise ConfigError(
+                    f"run {run_id} was not started from this machine, and its host's config names "
+                    f"{key} {path}, which is nothing that Motley keeps there; if that is right, "
+                    f"give it as well: {flag}"
+                )
+    code = [value for value in _values(settings, "evaluation.run_code") if value is not False]
+    tasks = [task for task in _values(settings, "evaluation.tasks") if not _is_task(task)]
+    for key, found in (("evaluation.run_code", code), ("evaluation.tasks", tasks)):
+        if found and key not in given:
+            raise ConfigError(
+                f"run {run_id} was not started from this machine, and its host's config sets {key} "
+                f"to {found[0]}; if that is right, give it as well: --set {key}=VALUE"
+            )
+
+
+def _is_task(name: object) -> bool:
+    return isinstance(name, str) and _TASK.fullmatch(name) is not None
+
+
+def _may_be_named(path: object, hosts: Sequence[Host], is_job: bool) -> bool:
+    """Whether a path lies where Motley keeps models, data and results of its own."""
+    if not isinstance(path, str) or not path.isprintable():
+        return False
+    pure = PurePosixPath(path)
+    if ".." in pure.parts or path.startswith("-"):
+        return False
+    if not pure.is_absolute():
+        return is_job and _is_open(pure)  # of a job: below a host's state folder or share
+    for host in hosts:
+        own = host.state_folder or (str(default_state_folder()) if host.is_local else REMOTE_STATE)
+        if pure.is_relative_to(host.share_folder or SHARE):
+            return True
+        if pure.is_relative_to(own):
+            return _is_open(pure.relative_to(own))
+    return False
+
+
+def _is_open(path: PurePosixPath) -> bool:
+    return path.parts[:2] == _DEFAULT_OUTPUT or path.parts[:1] not in [
+        (),
+        *[(p,) for p in _PRIVATE],
+    ]
+
+
+def _on_hub(path: object) -> bool:
+    return isinstance(path, str) and is_hub_name(path, Path("/")) and not path.startswith("inputs/")
+
+
+def _values(tree: Mapping[str, Any], key: str) -> Iterator[object]:
+    """Yield what a dotted key has: nothing, one value, or those of a list."""
+    found: Any = tree
+    for part in key.split("."):
+        found = cast("dict[str, Any]", found).get(part) if isinstance(found, dict) else None
+    if isinstance(found, list):
+        yield from cast("list[Any]", found)
+    elif found is not None:
+        yield found

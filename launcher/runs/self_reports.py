@@ -1,0 +1,76 @@
+"""What processes say of themselves in files: the leader's status.json, a teacher's heartbeat.
+
+A report is kept as it came once the parts that are used have the types they should have; one that
+does not is no report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from launcher.hosts.base import Connection
+from launcher.hosts.received import parse, receive
+from launcher.plan.plan import LaunchPlan
+
+MOST = 4 << 20
+"""Bytes that a report may have."""
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+_Text = Annotated[str, Field(max_length=4096)]
+
+
+class _Member(BaseModel):
+    """What is said of one process."""
+
+    model_config = ConfigDict(strict=True)
+
+    state: _Text | None = None
+    rank: _Count | None = None
+    pid: _Count | None = None
+    samples: _Count | None = None
+    shards: _Count | None = None
+    shards_done: _Count | None = None
+    tokens_per_second: float | None = None
+
+
+class _Report(_Member):
+    run_id: _Text | None = None
+    reason: _Text | None = None
+    step: _Count | None = None
+    total_steps: _Count | None = None
+    loss: float | None = None
+    exchange_ms: float | None = None
+    validation: dict[str, Any] | None = None
+    workers: Annotated[list[_Member], Field(max_length=65536)] | None = None
+    updated: float | None = None
+
+
+def read_training(
+    connection: Connection, plan: LaunchPlan, since: float | None
+) -> Mapping[str, Any] | None:
+    """Return what the leader wrote since its present attempt began; None when nothing.
+
+    A restarted or resumed run finds the words of its earlier life, which say nothing of this one.
+    Both times come from the leader's host, so clocks need not agree.
+    """
+    tree = read_report(connection, f"{plan.output}/status.json")
+    if tree is None or tree.get("run_id") != plan.run_id:
+        return None
+    updated = tree.get("updated")
+    if since is not None and updated is not None and updated < since:
+        return None
+    return tree
+
+
+def read_report(connection: Connection, path: str) -> Mapping[str, Any] | None:
+    """Return a report; None when there is none that can be used."""
+    try:
+        data = connection.read(path, limit=MOST)
+        tree: Any = parse(data, path)
+        receive(_Report, tree, path)
+    except (OSError, ValueError):
+        return None
+    return tree

@@ -1,0 +1,290 @@
+"""What a run is doing: the keepers' states and what the processes say of themselves, put together.
+
+Every host is asked at once and on its own. One that does not answer costs a look its deadline
+(`fleet.LOOK`), its processes are `unreachable`, and everything else is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from launcher.errors import UnreachableError
+from launcher.hosts import ssh as reaching
+from launcher.hosts.base import Connection
+from launcher.hosts.fleet import LOOK, REACH, ask_hosts, at_once, line_of
+from launcher.hosts.received import receive
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.runs.log_pages import last_lines
+from launcher.runs.processes import ProcessState, Supervisor
+from launcher.runs.registry import Place, Registry, Run
+from launcher.runs.self_reports import read_report, read_training
+from launcher.runs.systemd import supervise
+
+JOINED = frozenset({"active", "idle"})
+"""States in `status.json` of a worker that takes part."""
+OVER = ("completed", "failed", "stopped")
+"""States of a run in which nothing goes on any more."""
+_HANGING_PAUSE = 30.0
+"""Seconds for which a `status.json` that hung is not read again: each try leaves a thread there."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One look at a run."""
+
+    run: Run
+    state: str
+    """`starting`, `running`, `waiting` (the student for a teacher), `recovering` (the leader is
+    restarted), `stopping`, `scoring` (the student is done, its checkpoints are still evaluated),
+    `completed` (all steps are done), `failed`, `stopped` (asked to, before that), or `unknown`:
+    the leader's host does not answer."""
+    reason: str | None
+    processes: Mapping[str, ProcessState]
+    training: Mapping[str, Any] | None
+    """The leader's `status.json`; None until it has written one."""
+    beats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """What others say of themselves, by name: those that have a file for it."""
+    unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Hosts that did not answer, with the reason."""
+    folders: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where the processes of the hosts that answered keep state and logs, by name."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether anything of the run is kept running, as far as the hosts answer."""
+        return any(
+            not state.is_over and state.state != "unreachable" for state in self.processes.values()
+        )
+
+    @property
+    def outcome(self) -> str:
+        """The state for people: an end that is not `completed` says how far it came, or why."""
+        training = self.training or {}
+        if self.state == "stopped" and training.get("total_steps"):
+            return f"stopped at {training.get('step', 0)}/{training['total_steps']}"
+        return f"failed: {self.reason}" if self.state == "failed" and self.reason else self.state
+
+    @property
+    def joined(self) -> list[int]:
+        """The ranks that take part, by the coordinator's word."""
+        return sorted(w["rank"] for w in self.members if w.get("state") in JOINED)
+
+    @property
+    def members(self) -> list[dict[str, Any]]:
+        """What the coordinator says of each worker: `rank`, `state`, `samples`, ..."""
+        return list((self.training or {}).get("workers") or ())
+
+    def member(self, process: ProcessPlan) -> Mapping[str, Any]:
+        """What is said of a process besides that it runs: `state`, `tokens_per_second`, ..."""
+        match process.role:
+            case "worker":
+                found = [w for w in self.members if w.get("rank") == process.rank]
+                return found[0] if found else {}
+            case "student":
+                return self.training or {}
+            case _:
+                return self.beats.get(process.name, {})
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is said of workers that have no share: a line for each."""
+        if not self.is_live:
+            return []
+        why = {"idle": "idle: would slow the step", "lost": "lost, its share moved to the others"}
+        said = ((w.get("rank"), why.get(str(w.get("state")))) for w in self.members)
+        return [f"worker {rank} {words}" for rank, words in said if words]
+
+    def takes_part(self, process: ProcessPlan) -> bool:
+        """Whether a process has found its place in the run."""
+        if process.role == "worker":
+            return process.rank in self.joined
+        if process.beat:
+            return process.name in self.beats
+        return self.processes[process.name].state in ("running", "exited")
+
+    @property
+    def missing(self) -> list[ProcessPlan]:
+        """The followers that do not take part."""
+        return [process for process in self.run.plan.followers if not self.takes_part(process)]
+
+
+class Cockpit:
+    """A run's hosts: a supervisor for each, and what its processes write."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._hanging_until: dict[str, float] = {}
+        self._plans: dict[str, LaunchPlan] = {}
+
+    def supervisor(self, process: ProcessPlan) -> Supervisor:
+        """Return the supervisor of the process's host.
+
+        Raises:
+            UnreachableError: the host cannot be driven.
+        """
+        host = self.run.host(process.host)
+        return self._supervise(host, reaching.connect(host))
+
+    def _supervise(self, host: Host, connection: Connection) -> Supervisor:
+        home = self.run.folder(host, connection)
+        return supervise(connection, self.run.run_id, home=home)
+
+    def state(self, process: ProcessPlan) -> ProcessState:
+        """Return what is known about a process.
+
+        Raises:
+            UnreachableError: its host does not answer.
+        """
+        return self.supervisor(process).state(process)
+
+    def last_lines(
+        self, process: ProcessPlan, count: int = 10, attempt: int | None = None
+    ) -> list[str]:
+        """Return the end of an attempt's log; without one, of the newest that is not empty."""
+
+        def read(host: Host, connection: Connection) -> list[str]:
+            return last_lines(self._supervise(host, connection), process, count, attempt)
+
+        answers = ask_hosts([self.run.host(process.host)], read)
+        for name, error in answers.errors.items():
+            return [f"(no log: {line_of(name, error)})"]
+        return answers.found[process.host]
+
+    def observe(self, deadline: float = LOOK) -> RunView:
+        """Look once at everything; returns within the deadline, whoever answers."""
+        plan = self.run.plan
+        began = time.monotonic()
+
+        why: list[str] = []
+
+        def states_of(host: Host, connection: Connection) -> dict[str, tuple[ProcessState, str]]:
+            supervisor = self._supervise(host, connection)
+            here = [process for process in plan.processes if process.host == host.name]
+            found = {p.name: (supervisor.state(p), supervisor.folder(p)) for p in here}
+            if plan.leader.name in found and found[plan.leader.name][0].is_over:
+                why.append(self.run.undone(host, connection))
+            return found
+
+        answers = ask_hosts(self.run.hosts, states_of, deadline)
+        states: dict[str, ProcessState] = {}
+        folders: dict[str, str] = {}
+        for process in plan.processes:
+            error = answers.errors.get(process.host)
+            if error is not None:
+                states[process.name] = ProcessState(
+                    state="unreachable", message=line_of(process.host, error)
+                )
+            else:
+                found = answers.found[process.host][process.name]
+                states[process.name], folders[process.name] = found
+        words = self._words(states, max(0.5, deadline - (time.monotonic() - began)))
+        head, training = states[plan.leader.name], words.pop(plan.leader.name, None)
+        state = derive_state(head, training)
+        if plan.leader.role == "student":
+            scored = all(states[p.name].is_over for p in plan.followers if p.role == "evaluator")
+            if state == "starting" and training is not None:
+                state = "waiting"
+            elif state == "completed" and not scored:
+                state = "scoring"
+        reason = (training or {}).get("reason") or head.message
+        if state == "stopped" and any(why):  # by a start that failed
+            state, reason = "failed", why[0]
+        unreachable = {name: line_of(name, error) for name, error in answers.errors.items()}
+        return RunView(self.run, state, reason, states, training, words, unreachable, folders)
+
+    def _words(
+        self, states: Mapping[str, ProcessState], deadline: float
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return what processes say of themselves; nothing while the file it stands in hangs."""
+        plan, now = self.run.plan, time.monotonic()
+        speakers = {
+            process.name: partial(self._read_words, process, states[process.name])
+            for process in plan.processes
+            if (process is plan.leader or process.beat)
+            and states[process.name].state != "unreachable"
+            and now >= self._hanging_until.get(process.name, 0.0)
+        }
+        answers = at_once(speakers, deadline)
+        for name, error in answers.errors.items():
+            if isinstance(error, UnreachableError):
+                self._hanging_until[name] = now + _HANGING_PAUSE
+        return {name: words for name, words in answers.found.items() if words is not None}
+
+    def _read_words(self, process: ProcessPlan, state: ProcessState) -> Mapping[str, Any] | None:
+        """Return what the present attempt of a process wrote, else the last of an ended one."""
+        host = self.run.host(process.host)
+        connection = reaching.connect(host)
+        plan = self._plans.get(host.name) or self.run.plan_by(host, connection)
+        here = None if plan is None else plan.process(process.name)
+        if plan is None or here is None:
+            return None
+        self._plans[host.name] = plan
+        if process is self.run.plan.leader:
+            return read_training(connection, plan, state.started)
+        words = read_report(connection, here.beat)
+        pid = state.child.pid if state.child is not None else None
+        fresh = state.is_over or (words is not None and words.get("pid") == pid)
+        return words if fresh and state.state != "absent" else None
+
+
+def shards(member: Mapping[str, Any]) -> str:
+    """Return how many of its shards a teacher has written, as `3/12`; empty for anybody else."""
+    return f"{member.get('shards_done', 0)}/{member['shards']}" if member.get("shards") else ""
+
+
+def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> str:
+    """Return the run's state from its leader's process and that one's last words."""
+    said = str((training or {}).get("state", "waiting"))
+    match leader.state:
+        case "exited" | "stopped":
+            return said if said in OVER else "stopped"
+        case "failed" | "lost":
+            return "failed"
+        case "absent":
+            return "stopped"
+        case "unreachable":
+            return "unknown"
+        case "backoff":
+            return "recovering"
+        case "stopping":
+            return "stopping"
+        case _:
+            return {"waiting": "starting", "running": "running"}.get(said, "stopping")
+
+
+def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
+    """Return every run of which something is kept running, the oldest first.
+
+    Each host names its unfinished runs by itself, so that a long history costs no time. With
+    `surely` every host has to answer; else what those say counts that answer at once.
+
+    Raises:
+        UnreachableError: with `surely`, for a host that does not answer.
+    """
+
+    def unfinished(place: Place) -> list[str]:
+        named = place.connection.ask("unfinished_runs", {"folder": str(place.folder)})
+        return receive(list[str], named, "unfinished_runs")
+
+    deadline = REACH if surely else LOOK
+    answers = registry.ask(unfinished, deadline)
+    named = answers.require() if surely else answers.found
+    among = {run_id for ids in named.values() for run_id in ids}
+    views = [Cockpit(run).observe(deadline) for run in registry.all(among)]
+    return [view for view in views if view.is_live]
+
+
+def find_run(registry: Registry, run_id: str | None) -> Run | None:
+    """Return the named run; without a name the newest live one, else the newest at all."""
+    if run_id is not None:
+        return registry.get(run_id)
+    live = live_runs(registry)
+    if live:
+        return live[-1].run
+    runs = registry.all()
+    return runs[-1] if runs else None

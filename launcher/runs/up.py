@@ -1,0 +1,274 @@
+"""Start a run: plan, preflight, certificates, processes, and wait until everybody takes part.
+
+Whatever goes wrong on the way, nothing is left running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from launcher.certificates.authority import Authority, Credentials, identity_of
+from launcher.checks.finding import Check
+from launcher.errors import InterruptedStartError, PartialError, PreflightError
+from launcher.files import default_state_folder
+from launcher.hosts.base import Connection
+from launcher.hosts.fleet import REACH, ask_hosts
+from launcher.hosts.received import receive
+from launcher.inventory.hosts import Host
+from launcher.plan.distillation import place_distillation
+from launcher.plan.placement import Setting, place
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.preflight.inspection import inspect
+from launcher.preflight.survey import Survey, survey
+from launcher.runs.down import tear_down, uninterrupted
+from launcher.runs.join import Report, wait_until_joined
+from launcher.runs.kept_configs import Start, keep_config
+from launcher.runs.registry import Place, Registry, Run, authority_folder, new_run_id
+from launcher.runs.status import OVER, live_runs
+from launcher.runs.stopwatch import Stopwatch
+from launcher.runs.systemd import supervise
+from launcher.supervisor.spec import RestartPolicy
+from trainer.config.distill_job import DistillJob
+from trainer.config.run import RunConfig
+
+JOIN_MARGIN = 60.0
+"""Seconds on top of the exchange's join deadline: imports, model load, data."""
+
+START_DEADLINE = 60.0
+"""Seconds until the keepers of all hosts have to show a sign of life."""
+
+HEALTHY_MARGIN = 600.0
+"""Seconds on top of the join deadline that a process has to live before its earlier failures are
+forgotten: with 20 failures in a row a worker without a coordinator ends after about an hour."""
+
+FETCH_MARGIN = 7200.0
+"""Seconds on top of that when a model has to be downloaded; a process that fails ends the wait."""
+
+
+def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
+    """Ask the hosts for what the inventory leaves open; a mere plan asks none without need.
+
+    Raises:
+        UnreachableError: hosts that have to be asked do not answer; every one is named.
+    """
+    asked = [h for h in hosts if h.is_local or h.devices is None or not only_to_plan]
+    connections = ask_hosts(asked, lambda _, connection: connection, REACH).require()
+    found = survey(hosts, connections)
+    found.refuse_failures()
+    return found
+
+
+def make_plan(
+    found: Survey,
+    job: RunConfig | DistillJob,
+    expect_workers: int | None,
+    run_id: str | None = None,
+) -> LaunchPlan:
+    """Return where everything would run, under a new run id or a given one; changes nothing.
+
+    `expect_workers` is of a fine-tune; a distillation says itself how many teachers it wants.
+    """
+    script = Path(sys.executable).with_name("trainer")
+    command = (str(script),) if script.exists() else (sys.executable, "-P", "-m", "trainer.cli")
+    setting = Setting(
+        run_id=run_id or new_run_id(job.name),
+        trainer_command=command,
+        state_folder=str(default_state_folder()),
+        routes=found.sources,
+        no_route=found.no_route,
+        identities=found.identities,
+    )
+    if isinstance(job, DistillJob):
+        return place_distillation(found.hosts, job, setting)
+    return place(found.hosts, job, expect_workers, setting)
+
+
+def plan_tree(plan: LaunchPlan) -> dict[str, Any]:
+    """Return a plan for programs, as `--dry-run --json` prints it."""
+    return json.loads(plan.to_json())
+
+
+def bring_up(
+    plan: LaunchPlan,
+    job: RunConfig | DistillJob,
+    registry: Registry,
+    found: Survey,
+    report: Report,
+    timeout: float | None = None,
+    watch: Stopwatch | None = None,
+    start: Start | None = None,
+) -> Run:
+    """Start a run and return it once everybody takes part and training goes on.
+
+    Raises:
+        UnreachableError: hosts do not answer; every one is named.
+        PreflightError: a check failed, or the cluster is busy; nothing was started.
+        PartialError: processes are missing; names them with their last log lines.
+        JobFailedError: the leader failed.
+        InterruptedStartError: a signal came; whatever was started is stopped again.
+    """
+    watch = watch or Stopwatch()
+    patience = job.start_deadline if isinstance(job, DistillJob) else job.exchange.join_deadline
+    run, record = registry.record(plan)
+    begun = False
+    with _signals_interrupt():
+        try:
+            with registry.lock(f"run {plan.run_id}"):
+                _refuse_if_busy(registry, report)
+                checks = inspect(found, plan, job)
+                refuse_failures(checks, report)
+                watch.lap("preflight")
+                begun = True
+                config = job.to_yaml().encode()
+                keep_config(run.run_id, config, start or Start())
+                _deliver(run, record, config, registry)
+                watch.lap("certificates and files")
+                _start(run, patience)
+                watch.lap("start")
+            # From here on the run itself keeps others out: a link that breaks costs no lock.
+            report(f"started {run.run_id}: {_who_is_where(plan)}")
+            fetched = any(c.name == "model" and c.status == "warn" for c in checks)
+            margin = JOIN_MARGIN + (FETCH_MARGIN if fetched else 0.0)
+            wait_until_joined(run, timeout or patience + margin, report)
+            watch.lap("join")
+        except BaseException as error:
+            if begun:
+                with uninterrupted():
+                    ending = tear_down(run, grace=5.0, why=_why(error))
+                for line in ending.left.values():
+                    report(f"not undone: {line}")
+            if begun and isinstance(error, KeyboardInterrupt):
+                raise InterruptedStartError(
+                    f"interrupted; run {run.run_id} was stopped before it had begun"
+                ) from None
+            raise
+    return run
+
+
+def _why(error: BaseException) -> str:
+    """Return why a start failed; empty if it was interrupted."""
+    stopped = isinstance(error, KeyboardInterrupt | InterruptedStartError)
+    return "" if stopped else str(error) or type(error).__name__
+
+
+def refuse_failures(checks: Sequence[Check], report: Report) -> None:
+    """Raise PreflightError when a check failed: the first in its line, the rest as details.
+
+    What is merely worth knowing is reported.
+    """
+    failed = [check.line for check in checks if check.status == "fail"]
+    if failed:
+        raise PreflightError(failed[0], failed[1:])
+    for check in checks:
+        if check.status == "warn":
+            report(check.line)
+
+
+def _refuse_if_busy(registry: Registry, report: Report) -> None:
+    for view in live_runs(registry, surely=True):
+        if view.state in OVER:
+            report(f"ending what is left of run {view.run.run_id} ({view.state})")
+            tear_down(view.run)
+            continue
+        raise PreflightError(
+            f"the cluster is busy: run {view.run.run_id} is {view.state}; "
+            "see: launch cluster status, end it: launch cluster down"
+        )
+
+    def wanted(place: Place) -> list[str]:
+        if not place.connection.units:
+            return []
+        return receive(list[str], place.connection.ask("wanted_runs"), "wanted_runs")
+
+    # Runs that ended by themselves: their units need not be started at boot any more.
+    ids = registry.ask(wanted, REACH).require().values()
+    for run in registry.all({run_id for found in ids for run_id in found}):
+        tear_down(run)
+
+
+def _who_is_where(plan: LaunchPlan) -> str:
+    if plan.workers:
+        return f"coordinator on {plan.leader.address}, {len(plan.workers)} workers"
+    return ", ".join(f"{process.name} on {process.host}" for process in plan.processes)
+
+
+def _deliver(run: Run, record: bytes, config: bytes, registry: Registry) -> None:
+    """Write what a run consists of on all its hosts; `record` is the plan.json, and comes last.
+
+    Raises:
+        PreflightError: a host does not take a file; nothing was started.
+        UnreachableError: a host does not answer any more.
+    """
+    named = [process for process in run.plan.processes if process.names]
+    leafs = _leafs(run.run_id, named)
+
+    def write(host: Host, connection: Connection) -> None:
+        folder = run.folder(host, connection)
+        connection.remove(run.mark(host, connection))  # of an earlier life of a resumed run
+        if host.name == run.head.name:
+            for place in run.plan.leader.writes.values():
+                _reopen(connection, f"{place}/status.json")
+        connection.write(f"{folder}/run.yaml", config)
+        for process in run.plan.processes:
+            if process.host == host.name and process.name in leafs:
+                for name, content in leafs[process.name].files().items():
+                    connection.write(f"{process.folder}/tls/{name}", content)
+        connection.write(f"{folder}/plan.json", record)
+
+    ask_hosts(run.hosts, write, REACH).require()
+    registry.keep(run, {"run.yaml": config, "plan.json": record})
+
+
+def _reopen(connection: Connection, status: str) -> None:
+    """Take the end of an earlier life out of a status: it would send everybody home at once."""
+    with contextlib.suppress(OSError, ValueError):
+        tree: dict[str, Any] = json.loads(connection.read(status))
+        connection.write(status, json.dumps({**tree, "state": "waiting"}).encode())
+
+
+def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentials]:
+    """Return fresh certificates for those who open or accept connections."""
+    if not processes:
+        return {}
+    authority = Authority.open(authority_folder())
+    return {p.name: authority.issue(identity_of(run_id, p.rank), p.names) for p in processes}
+
+
+def _start(run: Run, join_deadline: float) -> None:
+    """Start the keepers of all hosts at once; each looks after its process from then on."""
+    # A worker gives up on an absent coordinator after the deadline: that is no healthy life, and
+    # so its keeper gives up as well at last, wherever the launcher is by then.
+    restart = RestartPolicy(healthy_after=join_deadline + HEALTHY_MARGIN)
+    leader = run.plan.leader
+
+    def start(host: Host, connection: Connection) -> None:
+        supervisor = supervise(connection, run.run_id, restart, run.folder(host, connection))
+        for process in run.plan.processes:
+            if process.host == host.name:
+                # An evaluator is not done when its student is: the last checkpoints are left.
+                serves = process.host == leader.host and process.role in ("worker", "teacher")
+                supervisor.start(process, leader if serves else None)
+
+    ask_hosts(run.hosts, start, START_DEADLINE).require(PartialError)
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Generator[None]:
+    """Make SIGTERM and SIGHUP undo a start as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""The process supervisor: starts, restarts and logs one process. Standard library only."""

@@ -1,0 +1,1 @@
+"""Models and data onto hosts by rsync."""

@@ -1,0 +1,269 @@
+"""Models, data and logits to the hosts, checkpoints from them, with rsync.
+
+Readers trust a manifest, so it travels last: what a broken transfer leaves behind is never taken
+for complete, and the same command goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast
+
+from launcher.errors import ConfigError, LauncherError, PartialError
+from launcher.hosts import ssh as connection
+from launcher.hosts.base import Connection
+from launcher.hosts.bootstrap import RUN_USER
+from launcher.hosts.fleet import REACH, ask_hosts, line_of
+from launcher.inventory.hosts import Host
+from launcher.runs.kept_configs import SHARE
+from launcher.transfer.rsync import Moved, Place, Report, transfer
+
+Kind = Literal["inputs", "logits", "checkpoints"]
+
+MANIFEST = "manifest.json"
+VOUCHERS = (MANIFEST, "config.json", "*.index.json")
+"""Files by which readers take a folder for complete."""
+
+POINTERS = ("latest", "best")
+
+_FETCHED = ".fetched-manifests"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_COPY = ("--recursive", "--copy-links")
+_READABLE = "--chmod=D755,F644"
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What became of one host."""
+
+    host: str
+    folder: str
+    moved: Moved
+    note: str = ""
+    """Why nothing was done, where nothing had to be."""
+    complete: tuple[str, ...] = ()
+    """Folders with a manifest that are whole on the receiving side."""
+
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        if self.note:
+            return f"{self.host}: {self.note}"
+        size = f"{self.moved.files} files, {self.moved.size / 1e6:.1f} MB"
+        return f"{self.host}: {self.folder}: {size if self.moved.files else 'up to date'}"
+
+
+def push_inputs(hosts: Sequence[Host], paths: Sequence[Path], report: Report) -> list[Synced]:
+    """Bring model folders and data files to `inputs/` in the state folder of every host.
+
+    Raises:
+        ConfigError: a path is missing, or two have the same name.
+        LauncherError: a host failed; the others were finished first.
+    """
+    names: dict[str, Path] = {}
+    for path in paths:
+        name = path.resolve().name
+        if not path.exists():
+            raise ConfigError(f"{path}: does not exist")
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{path}: its name may have only letters, digits and . _ + -")
+        if name in names:
+            raise ConfigError(f"{path} and {names[name]} would have the same name on the hosts")
+        names[name] = path.resolve()
+
+    def push(host: Host, there: Connection) -> Synced:
+        place = find_place(host, there, "inputs")
+        moved = Moved()
+        for name, path in names.items():
+            if path.is_dir():
+                moved += push_folder(path, place, name, there, report, delete=True)
+            else:
+                options = [*place.options, "--copy-links", _READABLE]
+                moved += transfer(host.name, [str(path)], place.address(), options, report)
+        return Synced(host.name, place.folder, moved)
+
+    return _everywhere(hosts, push)
+
+
+def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[Synced]:
+    """Bring a folder of logits to every host that does not have it by a mounted share.
+
+    Raises:
+        ConfigError: there is no such folder.
+        LauncherError: a host failed; the others were finished first.
+    """
+    if not source.is_dir():
+        raise ConfigError(f"{source}: is not a folder")
+
+    def push(host: Host, there: Connection) -> Synced:
+        place = find_place(host, there, "logits")
+        if mounted := there.ask("share_source", {"path": place.folder}):
+            return Synced(host.name, place.folder, Moved(), f"has them from {mounted}")
+        return Synced(host.name, place.folder, push_folder(source, place, "", there, report))
+
+    return _everywhere(hosts, push)
+
+
+def pull(host: Host, kind: Kind, name: str, target: Path, report: Report) -> Synced:
+    """Bring the share's folder of a host here, or only `name` in it.
+
+    Every folder with a manifest appears with its manifest last, when all its files are here; links
+    such as `latest` follow. What was removed there stays here.
+
+    Raises:
+        ConfigError: the name is not a plain one, or the target cannot be written.
+        LauncherError: the host failed.
+    """
+    if name and not _NAME.fullmatch(name):
+        raise ConfigError(f"{name}: is not the name of a folder of {kind}")
+    there = ask_hosts([host], lambda _, found: found, REACH).require()[host.name]
+    place = find_place(host, there, kind)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        moved, complete = _pull(place, name, target, report)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or target}: {error.strerror}") from None
+    return Synced(host.name, str(target), moved, "", tuple(complete))
+
+
+def push_folder(
+    source: Path, place: Place, name: str, there: Connection, report: Report, delete: bool = False
+) -> Moved:
+    """Bring one folder to a place, its vouchers last; `delete`: nothing else stays in it there."""
+    sources, target = [f"{source}/"], place.address(f"{name}/" if name else "")
+    options = [*place.options, *_COPY, _READABLE]
+    only = ["--include=*/", *(f"--include={voucher}" for voucher in VOUCHERS), "--exclude=*"]
+    changed = transfer(
+        place.host, sources, target, [*options, *only, "--dry-run", "--existing", "--checksum"]
+    )
+    for voucher in changed.names:  # from now on the old content vouches for nothing
+        there.remove(str(PurePosixPath(place.folder, name, voucher)))
+    without = [f"--exclude={voucher}" for voucher in VOUCHERS]
+    moved = transfer(place.host, sources, target, [*options, *without], report)
+    last = ["--delete-after"] if delete else []
+    return moved + transfer(place.host, sources, target, [*options, *last])
+
+
+def find_place(host: Host, there: Connection, kind: Kind) -> Place:
+    """Return where a host keeps inputs, logits or checkpoints, and how rsync gets there.
+
+    Raises:
+        ConfigError: the inventory does not say where the share of a host without the role is.
+    """
+    managed = not host.is_local and there.user == RUN_USER
+    if kind == "inputs":
+        folder = f"{host.state_folder or there.state_folder}/inputs"
+    elif host.share_folder is not None or managed:
+        folder = f"{host.share_folder or SHARE}/{kind}"
+    else:
+        raise ConfigError(f"host {host.name}: set motley_share_folder, where its {kind} are")
+    if host.is_local:
+        there.make_folder(folder)
+        return Place(host.name, folder)
+    ssh = tuple(connection.ssh_command(host))
+    destination = connection.ssh_destination(host)
+    if managed and host.user != RUN_USER:
+        return Place(host.name, folder, "module", kind, destination, ssh)
+    there.make_folder(folder)
+    return Place(host.name, folder, "login", kind, destination, ssh)
+
+
+def _everywhere(hosts: Sequence[Host], task: Callable[[Host, Connection], Synced]) -> list[Synced]:
+    """Do it on all hosts at once; all finish, then the errors of all are raised as one."""
+    found = ask_hosts(hosts, lambda _, there: there, REACH)
+    errors: dict[str, LauncherError | OSError] = dict(found.errors)
+    done: list[Synced] = []
+    reached = [host for host in hosts if host.name in found.found]
+    with ThreadPoolExecutor(max_workers=max(1, len(reached))) as pool:
+        futures = {h.name: pool.submit(task, h, found.found[h.name]) for h in reached}
+        for name, future in futures.items():
+            try:
+                done.append(future.result())
+            except (LauncherError, OSError) as error:
+                errors[name] = error
+    if not errors:
+        return done
+    lines = [line_of(name, error) for name, error in errors.items()]
+    lines += [f"done: {synced.line}" for synced in done]
+    first = next(iter(errors.values()))
+    kind = type(first) if isinstance(first, LauncherError) and not done else PartialError
+    raise kind(lines[0], lines[1:])
+
+
+def _pull(place: Place, name: str, target: Path, report: Report) -> tuple[Moved, list[str]]:
+    source = place.address(f"{name}/" if name else "")
+    fetched = target / _FETCHED
+    shutil.rmtree(fetched, ignore_errors=True)
+    kept = ["*/", MANIFEST, *POINTERS]
+    only = ["--prune-empty-dirs", *(f"--include={name}" for name in kept), "--exclude=*"]
+    options = [*place.options, "--recursive", "--links", "--checksum"]
+    # What is complete there at this moment, beside the folders here and not yet in them.
+    transfer(place.host, [source], f"{fetched}/", [*options, *only])
+    manifests = {
+        path.parent.relative_to(fetched): path
+        for path in fetched.rglob(MANIFEST)
+        if path.is_file() and not path.is_symlink()  # a link would have us read a file of our own
+    }
+    for folder, manifest in manifests.items():
+        own = target / folder / MANIFEST
+        with contextlib.suppress(FileNotFoundError):
+            if own.read_bytes() != manifest.read_bytes():
+                own.unlink()  # another one of the same name: it vouches for nothing from now on
+    names = [str(folder / file) for folder, m in manifests.items() for file in _sizes(m)]
+    moved = Moved()
+    if names:
+        moved = transfer(place.host, [source], f"{target}/", place.options, report, sorted(names))
+    complete: list[str] = []
+    for folder, manifest in sorted(manifests.items()):
+        sizes = _sizes(manifest)
+        if sizes and all(_size(target / folder / file) == size for file, size in sizes.items()):
+            manifest.replace(target / folder / MANIFEST)
+            complete.append(str(folder))
+        else:
+            report(f"{place.host}: {folder}: was removed there meanwhile, left out")
+    for link in [p for p in fetched.rglob("*") if p.is_symlink() and p.name in POINTERS]:
+        _follow_link(link, target / link.relative_to(fetched))
+    shutil.rmtree(fetched)
+    return moved, complete
+
+
+def _follow_link(link: Path, own: Path) -> None:
+    """Let a link here show what it shows there, if that is complete here."""
+    shown = link.readlink()
+    inside = _is_name(str(shown)) and (own.parent / shown / MANIFEST).is_file()
+    if not inside or (own.exists() and not own.is_symlink()):
+        return
+    fresh = own.with_name(f".link-{own.name}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(shown)
+    fresh.replace(own)
+
+
+def _sizes(manifest: Path) -> dict[str, int]:
+    """Return the files that a manifest names, with their sizes; none when it is damaged."""
+    try:
+        tree: Any = json.loads(manifest.read_bytes())
+        files = cast("dict[str, dict[str, Any]]", tree["files"])
+        sizes = {str(name): int(entry["size"]) for name, entry in files.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return sizes if all(map(_is_name, sizes)) else {}
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text names something in a folder, and nothing outside of it."""
+    return PurePosixPath(text).name == text and text not in ("", "..") and text.isprintable()
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

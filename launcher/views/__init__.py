@@ -1,0 +1,1 @@
+"""What is printed: tables, the live view, logs."""

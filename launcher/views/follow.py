@@ -1,0 +1,120 @@
+"""Views that go on: follow a run to its end, or watch it. Ctrl-C leaves the run alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from launcher.runs.down import tear_down
+from launcher.runs.failures import Failure, FailureWatch
+from launcher.runs.join import job_failure
+from launcher.runs.processes import POLL
+from launcher.runs.registry import Run
+from launcher.runs.status import OVER, Cockpit, RunView
+from launcher.views import render
+from launcher.views.keys import read_keys
+from launcher.views.live import live_view
+from launcher.views.telemetry import LOOK_EVERY, Telemetry
+
+_PROGRESS_EVERY = 2.0
+_REDRAW = 0.5
+_WATCH = "launch cluster status --watch"
+
+
+def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
+    """Report progress until the run is over, and return how it ended, nothing left running.
+
+    Raises:
+        JobFailedError: it failed, or was stopped before it had finished.
+    """
+    cockpit = Cockpit(run)
+    watch = FailureWatch(cockpit)
+    said, said_at = "", 0.0
+    with render.detaching(_WATCH, run.run_id):
+        while (view := cockpit.observe()).state not in OVER:
+            for failure in watch.news(view):
+                for text in failure.text:
+                    report(text)
+            line = render.headline(view)
+            if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
+                report(line)
+                said, said_at = line, time.monotonic()
+            time.sleep(4 * POLL)
+    if view.state != "completed":
+        failure = job_failure(cockpit, view)
+        tear_down(run)
+        raise failure
+    deadline = time.monotonic() + 10.0  # the others are told that it is over, and leave
+    while cockpit.observe().is_live and time.monotonic() < deadline:
+        time.sleep(POLL)
+    tear_down(run)
+    return cockpit.observe()
+
+
+def watch_run(run: Run, as_json: bool) -> None:
+    """Show a run until it is over, `q` or Ctrl-C; what a host does not answer holds up nothing.
+
+    A live picture on a terminal, else a line a change; JSON is one object a look.
+    """
+    with render.detaching(_WATCH, run.run_id):
+        if as_json:
+            cockpit = Cockpit(run)
+            while not is_over(view := cockpit.observe()):
+                render.print_json(render.status_tree(view))
+                time.sleep(LOOK_EVERY)
+            render.print_json(render.status_tree(view))
+        elif sys.stdout.isatty():
+            _draw(Telemetry(Cockpit(run)))
+        else:
+            _print_changes(Telemetry(Cockpit(run)))
+
+
+def is_over(view: RunView) -> bool:
+    """Whether nothing of a run goes on; while its leader's host is away nobody knows."""
+    return not view.is_live and view.state != "unknown"
+
+
+def _draw(telemetry: Telemetry) -> None:
+    from rich.live import Live
+
+    console = render.console()
+    telemetry.start()
+    with (
+        read_keys() as key,
+        Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
+        while True:
+            snapshot = telemetry.latest()
+            live.update(live_view(snapshot, console.width), refresh=True)
+            if is_over(snapshot.view) or key(_REDRAW) == "q":
+                break
+    telemetry.close()
+    if not is_over(snapshot.view):
+        render.say_detached(_WATCH, snapshot.view.run.run_id)
+
+
+def _print_changes(telemetry: Telemetry) -> None:
+    said: dict[str, str] = {}
+    shown: tuple[Failure, ...] = ()
+    telemetry.start()
+    while True:
+        snapshot = telemetry.latest()
+        view = snapshot.view
+        lines = {"run": render.headline(view)}
+        for process in view.run.plan.processes:
+            state = view.processes[process.name]
+            attempt = f", attempt {state.attempt}" if state.attempt > 1 else ""
+            lines[process.name] = f"{process.name} on {process.host}: {state.state}{attempt}"
+        for key, line in lines.items():
+            if said.get(key) != line:
+                render.say(line)
+        said = lines
+        for failure in snapshot.failures:
+            if failure not in shown:
+                for line in failure.text:
+                    render.say(line)
+        shown = snapshot.failures
+        if is_over(view):
+            return telemetry.close()
+        time.sleep(LOOK_EVERY)

@@ -1,0 +1,102 @@
+"""How lines of logs look: plain, behind the name of who wrote them, or as JSON lines."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from launcher.errors import ConfigError
+from launcher.plan.plan import ProcessPlan
+from launcher.terminal import visible_lines
+
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+"""Of the prefixes, by rank; the coordinator's is bold."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Printer:
+    """Prints lines on stdout: plain, with the name in front, or as JSON lines."""
+
+    def __init__(self, as_json: bool, chosen: Sequence[ProcessPlan]) -> None:
+        self._as_json = as_json
+        self._prefixes: dict[str, str] = {}
+        if len(chosen) > 1:
+            width = max(len(process.name) for process in chosen)
+            for process in chosen:
+                self._prefixes[process.name] = _prefix(process, width, wants_colour())
+
+    def print(self, process: ProcessPlan, attempt: int, lines: Sequence[bytes]) -> None:
+        """Print complete lines (without their ends) of one attempt."""
+        for line in lines:
+            if self._as_json:  # which escapes what a terminal would obey
+                tree = {
+                    "schema": "motley.log/1",
+                    "name": process.name,
+                    "rank": process.rank,
+                    "host": process.host,
+                    "attempt": attempt,
+                    "line": line.decode(errors="replace"),
+                }
+                self._write(json.dumps(tree))
+                continue
+            for shown in visible_lines(line):
+                self._write(self._prefixes.get(process.name, "") + shown)
+        sys.stdout.buffer.flush()
+
+    @staticmethod
+    def _write(line: str) -> None:
+        # As the terminal reads it: in another encoding the bytes of a letter may be a command.
+        data = line.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
+        sys.stdout.buffer.write(data + b"\n")
+
+
+def wants_colour() -> bool:
+    """Whether stdout shows colours and nobody has said no (https://no-color.org)."""
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+def parse_since(text: str) -> Callable[[float], float]:
+    """Return how a moment follows from the clock of a host: `10m` ago, or at an ISO 8601 time.
+
+    A time without a zone is this machine's local time.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+        seconds = float(found[1]) * _UNITS[found[2]]
+        return lambda clock: clock - seconds
+    try:
+        moment = datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"--since {text}: give an age such as 90s, 10m, 2h or 1d, or a time such as "
+            "2026-11-21T13:00"
+        ) from None
+    return lambda _: moment
+
+
+def parse_pattern(text: str) -> re.Pattern[str]:
+    """Return a regular expression.
+
+    Raises:
+        ConfigError: it is none; says where.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"--grep {text}: {error}") from None
+
+
+def _prefix(process: ProcessPlan, width: int, coloured: bool) -> str:
+    padded = f"{process.name:<{width}} | "
+    if not coloured:
+        return padded
+    colour = 1 if process.rank is None else _COLOURS[process.rank % len(_COLOURS)]
+    return f"\x1b[{colour}m{padded}\x1b[0m"

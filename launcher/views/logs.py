@@ -1,0 +1,302 @@
+"""The output of a run's processes: whole, its end, or as it grows over several attempts.
+
+Following goes on over lost connections: what counts is the offset up to which lines were printed,
+and a host that comes back is asked from there. Each process is followed by a thread of its own, so
+that one host that is away holds up no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import ConfigError, LauncherError, UnreachableError
+from launcher.hosts import ssh
+from launcher.hosts.received import receive
+from launcher.plan.plan import ProcessPlan
+from launcher.runs.failures import FailureWatch
+from launcher.runs.log_pages import LogPages, Page
+from launcher.runs.registry import Run
+from launcher.runs.status import Cockpit
+from launcher.views.log_printer import Printer
+
+POLL = 0.2
+_FIRST_RETRY = 0.5
+_LONGEST_RETRY = 15.0
+_OTHERS_EVERY = 2.0
+_LOOK = 1.0
+"""Seconds of one wait: Ctrl-C in the moment before a wait shows at its end only."""
+_AHEAD = 16
+"""Pages that may be read before they are printed."""
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which lines are wanted."""
+
+    attempt: int | None = None
+    """None: the last one, with `since` all that are as young."""
+    tail: int | None = None
+    since: Callable[[float], float] | None = None
+    """Takes the host's clock, returns the moment; both Unix seconds."""
+    grep: re.Pattern[str] | None = None
+
+    def matching(self, lines: Sequence[bytes]) -> list[bytes]:
+        """Return the lines that are looked for."""
+        if self.grep is None:
+            return list(lines)
+        return [line for line in lines if self.grep.search(line.decode(errors="replace"))]
+
+
+class ProcessLog:
+    """The logs of one process; remembers how far they were read."""
+
+    def __init__(self, cockpit: Cockpit, process: ProcessPlan, selection: Selection) -> None:
+        self.process = process
+        self._cockpit = cockpit
+        self._selection = selection
+        self._offsets: dict[int, int] = {}
+        self._moment: float | None = None
+
+    def existing(self, emit: Callable[[int, list[bytes]], None], announce: Announce) -> None:
+        """Hand over what is there and wanted.
+
+        Raises:
+            ConfigError: there is no such attempt.
+            UnreachableError: the host does not answer; calling this again goes on.
+        """
+        supervisor = self._cockpit.supervisor(self.process)
+        attempts = supervisor.attempts(self.process)
+        wanted = self._selection.attempt
+        if wanted is not None and wanted not in attempts:
+            known = ", ".join(map(str, attempts)) or "none"
+            raise ConfigError(f"{self.process.name} has no attempt {wanted} (there are: {known})")
+        for attempt in self._wanted_attempts(attempts):
+            if attempt not in self._offsets:
+                self._offsets[attempt] = self._beginning(attempt, announce)
+            self._advance(attempt, emit, whole=attempt != attempts[-1])
+
+    def follow(self, emit: Callable[[int, list[bytes]], None], announce: Announce) -> bool:
+        """Hand over what is new, from new attempts too; return whether it was the end.
+
+        Raises:
+            UnreachableError: the host does not answer; calling this again goes on.
+        """
+        state = self._cockpit.state(self.process)  # before reading: its last words are included
+        attempts = self._cockpit.supervisor(self.process).attempts(self.process)
+        latest = max(self._offsets, default=0)
+        for attempt in attempts:
+            if attempt < latest:
+                continue
+            if attempt not in self._offsets:
+                if attempt > 1:
+                    announce(f"--- {self.process.name}: attempt {attempt} ---")
+                self._offsets[attempt] = 0
+            self._advance(attempt, emit, whole=state.is_over or attempt != attempts[-1])
+        if state.is_over:
+            ending = f" ({state.ending})" if state.ending else ""
+            announce(f"--- {self.process.name} {state.state}{ending} ---")
+        return state.is_over
+
+    def last(self, emit: Callable[[int, list[bytes]], None]) -> None:
+        """Hand over the unfinished line at the end, when nothing is followed."""
+        for attempt in sorted(self._offsets)[-1:]:
+            self._advance(attempt, emit, whole=True)
+
+    def _wanted_attempts(self, attempts: list[int]) -> list[int]:
+        if self._selection.attempt is not None:
+            return [self._selection.attempt]
+        if self._selection.since is None:
+            return attempts[-1:]
+        if self._moment is None:  # by the clock of the host, which made the marks
+            host = self._cockpit.run.host(self.process.host)
+            clock = receive(float, ssh.connect(host).ask("clock"), "clock")
+            self._moment = self._selection.since(clock)
+        return attempts
+
+    def _beginning(self, attempt: int, announce: Announce) -> int:
+        """Return the offset of the first line that is wanted, but for `grep`."""
+        pages = LogPages(self._cockpit.supervisor(self.process), self.process, attempt)
+        offset = 0
+        if self._moment is not None:
+            since = pages.offset_since(self._moment)
+            if since is None:
+                announce(f"--- {self.process.name}: attempt {attempt} has no times; all of it ---")
+            offset = since or 0
+        tail = self._selection.tail
+        if tail is not None and self._selection.grep is None:
+            return max(offset, pages.offset_of_tail(tail))
+        return offset if tail is None else self._offset_of_matches(pages, offset, tail)
+
+    def _offset_of_matches(self, pages: LogPages, offset: int, count: int) -> int:
+        """Return where the last `count` matching lines begin."""
+        found: deque[int] = deque(maxlen=max(1, count))
+        end = offset
+        for page in pages.pages(offset, whole=False):
+            position = end
+            for line in page.lines:
+                if self._selection.matching([line]):
+                    found.append(position)
+                position += len(line) + 1
+            end = page.end
+        return found[0] if found and count else end
+
+    def _advance(self, attempt: int, emit: Callable[[int, list[bytes]], None], whole: bool) -> None:
+        """Hand over what is behind the remembered offset, which moves only after that."""
+        pages = LogPages(self._cockpit.supervisor(self.process), self.process, attempt)
+        page: Page
+        for page in pages.pages(self._offsets[attempt], whole):
+            if lines := self._selection.matching(page.lines):
+                emit(attempt, lines)
+            self._offsets[attempt] = page.end
+
+
+class LogReader:
+    """Prints the logs of some processes."""
+
+    def __init__(
+        self,
+        cockpit: Cockpit,
+        chosen: Sequence[ProcessPlan],
+        printer: Printer,
+        selection: Selection,
+    ) -> None:
+        self._cockpit = cockpit
+        self._logs = [ProcessLog(cockpit, process, selection) for process in chosen]
+        self._printer = printer
+
+    def print_existing(self, announce: Announce) -> None:
+        """Print what is there, one process after the other.
+
+        Raises:
+            ConfigError: there is no such attempt.
+            UnreachableError: hosts do not answer; what the others have is printed.
+        """
+        errors: dict[str, UnreachableError] = {}
+        for log in self._logs:
+            if log.process.host in errors:
+                continue
+            try:
+                log.existing(self._emitter(log.process), announce)
+                log.last(self._emitter(log.process))
+            except UnreachableError as error:
+                errors[log.process.host] = error
+        for error in errors.values():
+            raise UnreachableError(str(error), [str(e) for e in list(errors.values())[1:]])
+
+    def follow(self, announce: Announce) -> None:
+        """Print what is there and what is added, until every process is over.
+
+        A host that is lost is announced once, and asked again until it is back. When a process
+        that is not followed fails, its last lines are announced.
+
+        Raises:
+            LauncherError: a host answers that this cannot go on.
+        """
+        events: queue.Queue[_Event] = queue.Queue(_AHEAD)
+        for log in self._logs:
+            threading.Thread(target=_follow, args=(log, events), daemon=True).start()
+        open_logs = len(self._logs)
+        followed = {log.process.name for log in self._logs}
+        if len(followed) < len(self._cockpit.run.plan.processes):
+            arguments = (self._cockpit, followed, events)
+            threading.Thread(target=_watch_others, args=arguments, daemon=True).start()
+        while open_logs:
+            try:
+                event = events.get(timeout=_LOOK)
+            except queue.Empty:
+                continue
+            if event.note is not None:
+                announce(event.note)
+            elif event.error is not None:
+                raise event.error
+            elif event.process is None:
+                open_logs -= 1
+            else:
+                self._printer.print(event.process, event.attempt, event.lines)
+
+    def _emitter(self, process: ProcessPlan) -> Callable[[int, list[bytes]], None]:
+        return lambda attempt, lines: self._printer.print(process, attempt, lines)
+
+
+@dataclass(frozen=True)
+class _Event:
+    """What a thread has found: lines, something to say, an error, or (nothing) its end."""
+
+    process: ProcessPlan | None = None
+    attempt: int = 0
+    lines: Sequence[bytes] = ()
+    note: str | None = None
+    error: BaseException | None = None
+
+
+def _follow(log: ProcessLog, events: queue.Queue[_Event]) -> None:
+    """Follow one process to its end, over as many connections as that takes."""
+    process = log.process
+    lost_for = 0
+
+    def emit(attempt: int, lines: list[bytes]) -> None:
+        events.put(_Event(process, attempt, lines))
+
+    def announce(line: str) -> None:
+        events.put(_Event(note=line))
+
+    started = False
+    while True:
+        try:
+            if not started:
+                log.existing(emit, announce)
+                started = True
+            over = log.follow(emit, announce)
+            if lost_for:
+                announce(f"--- {process.name}: {process.host} is back ---")
+                lost_for = 0
+            if over:
+                return events.put(_Event())
+            pause = POLL
+        except (UnreachableError, OSError) as error:
+            if not lost_for:
+                announce(f"--- {process.name}: {error}; trying again ---")
+            pause = min(_LONGEST_RETRY, _FIRST_RETRY * 2.0 ** min(lost_for, 10))
+            lost_for += 1
+        except BaseException as error:  # the main thread raises it again
+            return events.put(_Event(error=error))
+        time.sleep(pause)
+
+
+def _watch_others(cockpit: Cockpit, followed: Collection[str], events: queue.Queue[_Event]) -> None:
+    """Announce failures of the processes that are not followed."""
+    watch = FailureWatch(cockpit, without=followed)
+    while True:
+        with contextlib.suppress(LauncherError, OSError):
+            for failure in watch.news(cockpit.observe()):
+                for line in failure.text:
+                    events.put(_Event(note=line))
+        time.sleep(_OTHERS_EVERY)
+
+
+def choose(run: Run, names: Sequence[str]) -> list[ProcessPlan]:
+    """Return the named processes of a run; all of them without a name.
+
+    Raises:
+        ConfigError: a name does not exist; lists those that do.
+    """
+    if not names:
+        return list(run.plan.processes)
+    chosen: list[ProcessPlan] = []
+    for name in names:
+        process = run.plan.process(name)
+        if process is None:
+            known = ", ".join(process.name for process in run.plan.processes)
+            raise ConfigError(f"run {run.run_id} has no process {name} (there are: {known})")
+        if process not in chosen:
+            chosen.append(process)
+    return chosen

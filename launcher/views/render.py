@@ -1,0 +1,293 @@
+"""What people see: tables on stdout, words on stderr. Programs get JSON with a schema name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from launcher.checks.finding import Check
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.processes import ProcessState
+from launcher.runs.status import RunView, shards
+from launcher.terminal import visible
+from launcher.views.tables import Column, table
+
+_COLOURS = {
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "red",
+    "running": "green",
+    "completed": "green",
+    "exited": "green",
+    "failed": "red",
+    "lost": "red",
+    "backoff": "yellow",
+    "recovering": "yellow",
+    "idle": "yellow",
+}
+
+
+_CHECKS = (
+    Column(""),
+    Column("HOST", least=10),
+    Column("CHECK"),
+    Column("FOUND", words=True, least=16),
+    Column("REMEDY", words=True, least=16),
+)
+_RUNS = (
+    Column("RUN"),
+    Column("STATE", words=True),
+    Column("STARTED", spare=1),
+    Column("WORKERS", spare=2),
+    Column("PROGRESS", words=True, least=16),
+    Column("OUTPUT", spare=3),
+)
+_STATUS = (
+    Column("NAME"),
+    Column("HOST", least=9),
+    Column("DEVICE", spare=2, least=9),
+    Column("PROCESS"),
+    Column("MEMBER"),
+    Column("ATTEMPT", spare=4),
+    Column("PID", spare=5),
+    Column("LAST EXIT", spare=1, words=True, least=11),
+    Column("SHARE"),
+    Column("TOKENS/S", spare=3),
+)
+
+
+class _Terminal(Console):
+    """A console on which texts have no effects beyond the styles that we give them."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Return what is drawn; every table, picture and line comes through here."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                text = "\n".join(map(visible, segment.text.split("\n")))
+                yield Segment(text, segment.style)
+
+
+def console() -> Console:
+    """Return stdout as rich draws on it; piped output is neither coloured nor cut nor broken."""
+    return _Terminal(
+        file=sys.stdout,
+        width=None if sys.stdout.isatty() else 10_000,
+        highlight=False,
+        soft_wrap=not sys.stdout.isatty(),
+    )
+
+
+def print_json(tree: Mapping[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    sys.stdout.write(json.dumps(tree, indent=2) + "\n")
+    sys.stdout.flush()
+
+
+def say(line: str) -> None:
+    """Print one line on stdout."""
+    sys.stdout.write(f"{visible(line)}\n")
+    sys.stdout.flush()
+
+
+def note(line: str) -> None:
+    """Print one line on stderr."""
+    sys.stderr.write(f"{visible(line)}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def detaching(again: str, run_id: str) -> Generator[None]:
+    """Turn Ctrl-C on a view into a farewell: the run goes on, and how to come back or end it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("")  # behind the ^C
+        say_detached(again, run_id)
+        raise
+
+
+def say_detached(again: str, run_id: str) -> None:
+    """Say how to come back to a run, and how to end it."""
+    note(f"detached; run {run_id} goes on. Back: {again}; end it: launch cluster down")
+
+
+def width() -> int | None:
+    """Return the columns of the terminal on stdout; None for a file or pipe: nothing is cut."""
+    return console().width if sys.stdout.isatty() else None
+
+
+def tell(line: str) -> None:
+    """Print a sentence on stdout; on a terminal it is broken between words."""
+    shown, columns = visible(line), width()
+    if columns is not None:
+        shown = textwrap.fill(shown, columns, break_long_words=False, break_on_hyphens=False)
+    sys.stdout.write(f"{shown}\n")
+    sys.stdout.flush()
+
+
+def checks_table(checks: Iterable[Check], width: int | None) -> Table:
+    """Return the table of `launch doctor`."""
+    rows = [(_styled(c.status), c.host, c.name, c.detail, c.remedy) for c in checks]
+    return table(_CHECKS, rows, width)
+
+
+def runs_table(views: Iterable[RunView], width: int | None) -> Table:
+    """Return the table of `launch runs`."""
+    rows = [
+        (
+            view.run.run_id,
+            _styled(view.outcome),
+            moment(view.run.started),
+            str(len(view.run.plan.followers)),
+            progress(view.training or {}, steps=view.state != "stopped"),
+            view.run.plan.output,
+        )
+        for view in views
+    ]
+    return table(_RUNS, rows, width)
+
+
+def check_tree(check: Check) -> dict[str, str]:
+    """Return a check for programs."""
+    return {
+        "name": check.name,
+        "host": check.host,
+        "status": check.status,
+        "detail": check.detail,
+        "remedy": check.remedy,
+    }
+
+
+def command_lines(plan: LaunchPlan) -> list[str]:
+    """Return what `--dry-run` prints: for each host the exact commands, ready for a shell."""
+    lines: list[str] = []
+    for host in plan.hosts:
+        where = "this machine" if host.is_local else f"SSH to {host.address or host.name}"
+        lines.append(f"# {host.name} ({where})")
+        for process in plan.processes:
+            if process.host == host.name:
+                env = [f"{name}={value}" for name, value in process.env.items()]
+                lines += [f"# {process.name}", shlex.join(["env", *env, *process.argv])]
+        lines.append("")
+    return lines[:-1]
+
+
+def status_tree(view: RunView) -> dict[str, Any]:
+    """Return a run's status for programs, as `motley.cluster.status/1`."""
+    plan: LaunchPlan = view.run.plan
+    processes: list[dict[str, Any]] = []
+    for process in plan.processes:
+        state: ProcessState = view.processes[process.name]
+        processes.append(
+            {
+                "name": process.name,
+                "role": process.role,
+                "rank": process.rank,
+                "host": process.host,
+                "device": process.device,
+                "backend": process.backend,
+                "threads": process.threads,
+                "address": process.address,
+                "state": state.state,
+                "joined": view.takes_part(process) if process is not plan.leader else None,
+                "says": dict(view.beats[process.name]) if process.name in view.beats else None,
+                "attempt": state.attempt,
+                "pid": state.child.pid if state.child and not state.is_over else None,
+                "keeper_pid": state.keeper.pid if state.keeper and not state.is_over else None,
+                "exit_code": state.exit_code,
+                "signal": state.signal,
+                "folder": view.folders.get(process.name),
+            }
+        )
+    return {
+        "schema": "motley.cluster.status/1",
+        "run_id": plan.run_id,
+        "state": view.state,
+        "reason": view.reason,
+        "live": view.is_live,
+        "started": view.run.started,
+        "output": plan.output,
+        "expect_workers": len(plan.workers),
+        "joined": view.joined,
+        "processes": processes,
+        "unreachable": dict(view.unreachable),
+        "training": view.training,
+    }
+
+
+def status_table(view: RunView, width: int | None) -> Table:
+    """Return the processes of a run as a table, with what is said of each besides."""
+    rows: list[tuple[str | Text, ...]] = []
+    for process in view.run.plan.processes:
+        state: ProcessState = view.processes[process.name]
+        member = view.member(process)
+        rows.append(
+            (
+                process.name,
+                process.host,
+                process.device or "-",
+                _styled(state.state),
+                _styled(str(member.get("state", "-")) if not state.is_over else "-"),
+                str(state.attempt),
+                str(state.child.pid) if state.child and not state.is_over else "-",
+                state.ending or "-",
+                shards(member) or _number(member.get("samples"), "d"),
+                _number(member.get("tokens_per_second"), ".0f"),
+            )
+        )
+    return table(_STATUS, rows, width)
+
+
+def headline(view: RunView) -> str:
+    """Return one line for a run: its state and how far training is."""
+    parts = [f"{view.run.run_id}: {view.outcome}"]
+    if view.training:
+        parts.append(progress(view.training, steps=view.state != "stopped"))
+    if view.reason and view.state != "failed":
+        parts.append(str(view.reason))
+    return ", ".join(part for part in parts if part)
+
+
+def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
+    """Return `step 12/90, loss 1.234, 4,200 tokens/s` from the leader's status."""
+    parts: list[str] = []
+    if steps and training.get("total_steps"):
+        parts.append(f"step {training.get('step', 0)}/{training['total_steps']}")
+    if isinstance(training.get("loss"), int | float):
+        parts.append(f"loss {training['loss']:.4f}")
+    if isinstance(training.get("tokens_per_second"), int | float):
+        parts.append(f"{training['tokens_per_second']:,.0f} tokens/s")
+    validation = training.get("validation")
+    if isinstance(validation, dict):
+        accuracy: object = validation.get("accuracy")  # pyright: ignore
+        if isinstance(accuracy, int | float):
+            parts.append(f"validation accuracy {accuracy:.3f}")
+    return ", ".join(parts)
+
+
+def moment(seconds: float) -> str:
+    """Return Unix seconds as local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _number(value: object, style: str) -> str:
+    return format(value, style) if isinstance(value, int | float) else "-"
+
+
+def _styled(state: str) -> Text:
+    return Text(visible(state), _COLOURS.get(state.partition(": ")[0], ""))

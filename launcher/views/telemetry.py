@@ -1,0 +1,160 @@
+"""Looks at a run and its devices in the background, so that a view never waits for a host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.facts.gauges import Gauge
+from launcher.hosts import ssh
+from launcher.hosts.received import receive
+from launcher.inventory.hosts import Host
+from launcher.runs.failures import Failure, FailureWatch
+from launcher.runs.status import Cockpit, RunView
+
+LOOK_EVERY = 1.0
+GAUGES_EVERY = 2.0
+_GAUGES_DEADLINE = 5.0
+STALE = 10.0
+"""Seconds after which what a device said counts no more."""
+_SILENT_PAUSE = 10.0
+_KEPT_LOSSES = 600
+_PACE_LOOKS = 60
+_KEPT_FAILURES = 3
+
+Gauges = Mapping[str, Mapping[str, Gauge]]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is known at one moment."""
+
+    view: RunView
+    age: float
+    """Seconds since the view was true."""
+    gauges: Gauges = field(default_factory=dict[str, Mapping[str, Gauge]])
+    """By host, then by device; only what is fresh."""
+    losses: tuple[float, ...] = ()
+    left: float | None = None
+    """Seconds to the last step, at the pace of late; None while unknown."""
+    failures: tuple[Failure, ...] = ()
+
+
+class Pace:
+    """How fast steps have come of late."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_PACE_LOOKS)
+
+    def seen(self, view: RunView, now: float) -> None:
+        """Take a look into account; what is not training says nothing about the pace."""
+        step = (view.training or {}).get("step")
+        if view.state != "running" or not isinstance(step, int):
+            self._seen.clear()
+        elif not self._seen or step > self._seen[-1][1]:
+            self._seen.append((now, step))
+        elif step < self._seen[-1][1]:  # it went on from a checkpoint
+            self._seen.clear()
+
+    def left(self, view: RunView) -> float | None:
+        """Return the seconds to the last step; None while unknown."""
+        total = (view.training or {}).get("total_steps")
+        looks = tuple(self._seen)
+        if len(looks) < 2 or not isinstance(total, int):
+            return None
+        (begin, first), (end, last) = looks[0], looks[-1]
+        return max(0.0, (total - last) * (end - begin) / (last - first))
+
+
+class Telemetry:
+    """Observes one run until it is closed."""
+
+    def __init__(self, cockpit: Cockpit) -> None:
+        self._cockpit = cockpit
+        self._watch = FailureWatch(cockpit)
+        self._view: RunView | None = None
+        self._seen = 0.0
+        self._error: BaseException | None = None
+        self._gauges: dict[str, tuple[float, dict[str, Gauge]]] = {}
+        self._losses: deque[float] = deque(maxlen=_KEPT_LOSSES)
+        self._step: object = None
+        self._pace = Pace()
+        self._failures: deque[Failure] = deque(maxlen=_KEPT_FAILURES)
+        self._first = threading.Event()
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Begin; returns once there has been a first look.
+
+        Raises:
+            LauncherError: the first look failed.
+        """
+        threading.Thread(target=self._observe, daemon=True).start()
+        for host in self._cockpit.run.hosts:
+            threading.Thread(target=self._ask, args=(host,), daemon=True).start()
+        self._first.wait()
+        self.latest()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+
+    def latest(self) -> Snapshot:
+        """Return what is known now, without waiting for anybody.
+
+        Raises:
+            LauncherError: looking has come to an end for a reason.
+        """
+        if self._error is not None:
+            raise self._error
+        assert self._view is not None
+        now = time.monotonic()
+        fresh = {
+            host: gauges for host, (at, gauges) in dict(self._gauges).items() if now - at < STALE
+        }
+        return Snapshot(
+            self._view,
+            now - self._seen,
+            fresh,
+            tuple(self._losses),
+            self._pace.left(self._view),
+            tuple(self._failures),
+        )
+
+    def _observe(self) -> None:
+        try:
+            while not self._closed.is_set():
+                view = self._cockpit.observe()
+                self._note(view)
+                self._pace.seen(view, time.monotonic())
+                self._failures.extend(self._watch.news(view))
+                self._view, self._seen = view, time.monotonic()
+                self._first.set()
+                self._closed.wait(LOOK_EVERY)
+        except BaseException as error:  # raised again by whoever looks
+            self._error = error
+            self._first.set()
+
+    def _note(self, view: RunView) -> None:
+        training: Mapping[str, Any] = view.training or {}
+        step, loss = training.get("step"), training.get("loss")
+        if step != self._step and isinstance(loss, int | float):
+            self._step = step
+            self._losses.append(float(loss))
+
+    def _ask(self, host: Host) -> None:
+        """Ask one host again and again; one that does not answer is left in peace for a while."""
+        while not self._closed.is_set():
+            pause = GAUGES_EVERY
+            try:
+                answer = ssh.connect(host).ask("gauges", {}, _GAUGES_DEADLINE)
+                gauges = receive(dict[str, Gauge], answer, "gauges")
+                self._gauges[host.name] = (time.monotonic(), gauges)
+            except (LauncherError, OSError, ValueError):  # `observe` says who is away
+                pause = _SILENT_PAUSE
+            self._closed.wait(pause)

@@ -1,0 +1,115 @@
+"""Write an adapter into its base: W + (alpha / r) B A, as an ordinary model folder. Torch-free.
+
+Tensors pass one at a time, so a model larger than memory can be merged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from trainer.checkpoint.trained_model import Trained
+from trainer.errors import InputError
+from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, companions, file_pieces
+from trainer.model.initialization import read_tensor
+from trainer.model.layout import build_layout, stored_name
+from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.storage.new_folder import check_new, write_new
+
+_PEFT_PREFIX = "base_model.model."
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def merge(trained: Trained, output: Path) -> Path:
+    """Write base and adapter as one model and return its folder; it appears whole or not at all.
+
+    Each weight keeps the base's dtype, and a new head takes that of the embedding.
+
+    Raises:
+        InputError: there is no adapter to merge, or `output` already holds something.
+        StorageError: the disk refused.
+    """
+    if trained.config.method != "lora":
+        raise InputError(f"{trained.path}: is a full model, there is no adapter to merge")
+    check_new(output)
+    plan = _Merged(trained)
+    files: dict[str, Iterable[bytes | memoryview]] = {}
+    for name, content in companions(plan.config, trained.base_dir).items():
+        if name == MODEL_CONFIG:
+            assert isinstance(content, bytes)
+            tree = {**json.loads(content), "dtype": _TORCH_NAMES[plan.dtype]}
+            content = (json.dumps(tree, indent=2) + "\n").encode()
+        files[name] = file_pieces(content) if isinstance(content, Path) else [content]
+    return write_new(output, {**files, MODEL_FILE: plan.pieces()})
+
+
+class _Merged:
+    """The tensors of the merged model, computed as they are written."""
+
+    def __init__(self, trained: Trained) -> None:
+        model = trained.config.model.model_copy(update={"quantization": "none"})
+        self.config = trained.config.model_copy(update={"method": "full", "model": model})
+        self._headers = read_headers(trained.base_dir)
+        self._scale = np.float32(trained.config.lora.lora_alpha / trained.config.lora.lora_rank)
+        self._slots = list(build_layout(trained.base_dir, self.config).tensors())
+        self._trained = {
+            slot.name: trained.weights[slot.start : slot.stop].reshape(slot.shape)
+            for slot in trained.layout.tensors()
+        }
+        self.dtype = self._stored("model.embed_tokens.weight").dtype
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """Yield a safetensors file."""
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for slot in self._slots:
+            dtype = self._dtype(slot.name)
+            end = offset + math.prod(slot.shape) * _BYTES[dtype]
+            header[slot.name] = {
+                "dtype": dtype,
+                "shape": list(slot.shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        yield len(text).to_bytes(8, "little")
+        yield text
+        for slot in self._slots:
+            yield _encode(self._values(slot.name), self._dtype(slot.name))
+
+    def _values(self, name: str) -> np.ndarray:
+        """Return a merged tensor in fp32; F16 and BF16 come back from it unchanged."""
+        head = self._trained.get(_PEFT_PREFIX + name)
+        if head is not None:
+            return head
+        values = read_tensor(self._stored(name))
+        stem = _PEFT_PREFIX + name.removesuffix(".weight")
+        down = self._trained.get(f"{stem}.lora_A.weight")
+        if name.endswith(".weight") and down is not None:
+            values = values + self._scale * (self._trained[f"{stem}.lora_B.weight"] @ down)
+        return values
+
+    def _stored(self, name: str) -> TensorHeader:
+        stored = stored_name(self._headers, name)
+        assert stored is not None, f"the layout was built on {name}"
+        return self._headers[stored]
+
+    def _dtype(self, name: str) -> str:
+        return self.dtype if _PEFT_PREFIX + name in self._trained else self._stored(name).dtype
+
+
+def _encode(values: np.ndarray, dtype: str) -> memoryview:
+    """Return little-endian bytes, rounded to nearest even."""
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+        carry = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        encoded = ((bits + carry) >> np.uint32(16)).astype("<u2")
+    else:
+        encoded = np.ascontiguousarray(values, dtype="<f4" if dtype == "F32" else "<f2")
+    return encoded.reshape(-1).view(np.uint8).data

@@ -1,0 +1,236 @@
+"""What a checkpoint folder holds, read back: progress, weights and moments.
+
+Nothing is believed that the manifest does not prove. Writing is `trainer.checkpoint.store`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from blake3 import blake3
+
+from trainer.errors import InputError, StorageError
+from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE, weight_tensors
+from trainer.model.safetensors_headers import read_file_headers
+from trainer.optimizer import TrainState
+from trainer.storage.atomic_folder import MANIFEST, read_manifest, verify
+from trainer.storage.removal import pin
+
+if TYPE_CHECKING:
+    from trainer.model.layout import GradientLayout
+
+RUN_FILE = "run.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+SCHEMA = "motley.checkpoint/1"
+FOLDER = "checkpoints"
+"""Below a run's output folder."""
+BEST_EVALUATED = "best-evaluated"
+"""The link of the eval runners; `best` is the run's own, by its own validation."""
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Where a run stands, beside the weights and moments; random numbers follow from the seed."""
+
+    run_id: str
+    step: int
+    """Applied updates."""
+    epoch: int
+    position: int
+    """Samples consumed in this epoch."""
+    generation: int
+    seed: int
+    config: dict[str, Any]
+    """The run config as `model_dump(mode="json")`."""
+    best: dict[str, Any] | None = None
+    """The best validation so far, as the caller keeps it."""
+    data_digest: str | None = None
+    """BLAKE3 of the training file: another file would change every sample order."""
+    stream: dict[str, Any] | None = None
+    """Where a student stands in its folder of logits; None for a run on a file."""
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return all checkpoints whose manifest and sizes are right, newest first."""
+    return [path for path in step_folders(folder) if is_complete(path)]
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the checkpoint that a user means by an output folder, a store or a checkpoint.
+
+    Of several the best by the run's own validation, else by an eval runner's, else the newest
+    intact one.
+
+    Raises:
+        InputError: there is none.
+    """
+    if (path / RUN_FILE).is_file():
+        return path.resolve()
+    for folder in (path / FOLDER, path):
+        best = best_checkpoint(folder), linked_checkpoint(folder, BEST_EVALUATED)
+        candidates = [*best, *complete_checkpoints(folder)]
+        for candidate in filter(None, candidates):
+            with suppress(StorageError):
+                verify(candidate)
+                return candidate
+    raise InputError(f"{path}: holds no intact checkpoint")
+
+
+def read_progress(path: Path) -> RunProgress:
+    """Return the progress that a checkpoint records.
+
+    Raises:
+        StorageError: run.json cannot be read.
+    """
+    run = read_run(path)
+    known = (entry for entry in fields(RunProgress) if entry.name in run or _required(entry))
+    try:
+        return RunProgress(**{entry.name: run[entry.name] for entry in known})
+    except KeyError as error:
+        raise StorageError(f"{path / RUN_FILE}: damaged, lacks {error.args[0]}") from None
+
+
+def load_checkpoint(path: Path, layout: GradientLayout) -> tuple[TrainState, RunProgress]:
+    """Read one checkpoint back, every byte checked against its manifest.
+
+    Raises:
+        StorageError: it is damaged; names the file.
+        InputError: it belongs to another model or another trainable set.
+    """
+    with pin(path):
+        records = verify(path)
+        missing = {RUN_FILE, OPTIMIZER_FILE} - records.keys()
+        weights_name = next((n for n in (ADAPTER_FILE, MODEL_FILE) if n in records), None)
+        if missing or weights_name is None:
+            lacks = min(missing, default="the weights")
+            raise StorageError(f"{path}: the manifest lacks {lacks}")
+        run, progress = read_run(path), read_progress(path)
+        if run.get("layout") != layout.digest:
+            raise InputError(f"{path}: is a checkpoint of another model or trainable set")
+        weights = np.empty(layout.size, dtype=np.float32)
+        _read_tensors(path / weights_name, weight_tensors(layout, weights))
+        first, second = np.empty_like(weights), np.empty_like(weights)
+        _read_tensors(path / OPTIMIZER_FILE, {"first_moment": first, "second_moment": second})
+    return TrainState(weights, first, second, progress.step), progress
+
+
+def _required(entry: Field[Any]) -> bool:
+    return entry.default is MISSING
+
+
+def _read_tensors(path: Path, targets: dict[str, np.ndarray]) -> None:
+    """Fill each target, a contiguous fp32 array, from the tensor of its name."""
+    try:
+        headers = read_file_headers(path)
+        with path.open("rb", buffering=0) as file:
+            for name, target in targets.items():
+                header = headers.get(name)
+                if header is None or header.dtype != "F32" or header.shape != target.shape:
+                    raise StorageError(f"{path}: tensor {name} is missing or has another shape")
+                file.seek(header.begin)
+                _read_into(file, target)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
+    except InputError as error:
+        raise StorageError(str(error)) from None
+
+
+def _read_into(file: Any, target: np.ndarray) -> None:
+    # A view that shares the memory: a reshape that copied would leave the target unread.
+    view = target.view()
+    view.shape = (target.size,)
+    if not target.size:
+        return
+    memory = view.view(np.uint8).data
+    while memory:
+        count = file.readinto(memory)
+        if not count:
+            raise StorageError(f"{file.name}: is truncated")
+        memory = memory[count:]
+    if sys.byteorder == "big":
+        target.byteswap(inplace=True)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Return run.json as it is.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    try:
+        run = json.loads((path / RUN_FILE).read_bytes())
+    except OSError as error:
+        raise StorageError(f"{path / RUN_FILE}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise StorageError(f"{path / RUN_FILE}: not valid JSON") from None
+    if not isinstance(run, dict) or run.get("schema") != SCHEMA:
+        raise StorageError(f"{path / RUN_FILE}: not a checkpoint of {SCHEMA}")
+    return run  # pyright: ignore[reportUnknownVariableType]
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Return the step folders, complete or not, newest first."""
+    found = [path for path in folder.glob("step-*") if path.name[5:].isdigit() and path.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step in a step folder's name."""
+    return int(path.name.removeprefix("step-"))
+
+
+def is_complete(path: Path) -> bool:
+    """Return whether the manifest and all sizes are right; the bytes are not read."""
+    try:
+        return bool(read_manifest(path))
+    except StorageError:
+        return False
+
+
+def checkpoint_digest(path: Path) -> str:
+    """Return the BLAKE3 of a checkpoint's manifest, and so of every byte in it.
+
+    Raises:
+        StorageError: the manifest cannot be read.
+    """
+    try:
+        return blake3((path / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise StorageError(f"{path / MANIFEST}: cannot be read: {error.strerror}") from None
+
+
+def owner_of(path: Path) -> str | None:
+    """Return the id of the run that wrote a checkpoint, if it can be read."""
+    try:
+        return read_progress(path).run_id
+    except StorageError:
+        return None
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return what the link `best` shows or, when that is damaged, the best of what is left."""
+    if (linked := linked_checkpoint(folder, "best")) is not None:
+        return linked
+    rated: list[tuple[float, int, Path]] = []
+    for path in complete_checkpoints(folder):
+        with suppress(StorageError):
+            metric = read_run(path).get("metric")
+            if metric is not None:
+                rated.append((metric, -step_of(path), path))
+    return max(rated)[-1] if rated else None
+
+
+def linked_checkpoint(folder: Path, pointer: str) -> Path | None:
+    """Return the checkpoint that a link of the folder shows, if it is complete."""
+    link = folder / pointer
+    try:
+        target = folder / link.readlink().name
+    except OSError:
+        return None
+    return target if is_complete(target) else None

@@ -1,0 +1,265 @@
+"""Checkpoints: what a run needs to go on as if it had never stopped, and what PEFT loads.
+
+`step-000120/` holds the trainable weights in Hugging Face form (`trainer.model.hf_export`), both
+moments (optimizer.safetensors), the progress of the run (run.json) and manifest.json. `latest` and
+`best` are links to such folders, and so is `best-evaluated`, which eval runners keep. How a folder
+becomes durable: `trainer.storage.atomic_folder`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.checkpoint.reader import (
+    BEST_EVALUATED,
+    FOLDER,
+    OPTIMIZER_FILE,
+    RUN_FILE,
+    SCHEMA,
+    RunProgress,
+    best_checkpoint,
+    complete_checkpoints,
+    find_checkpoint,
+    linked_checkpoint,
+    load_checkpoint,
+    owner_of,
+    read_progress,
+    read_run,
+    step_folders,
+    step_of,
+)
+from trainer.errors import StorageError
+from trainer.model.hf_export import (
+    companions,
+    file_pieces,
+    safetensors_pieces,
+    weight_tensors,
+    weights_file,
+)
+from trainer.optimizer import Snapshot, TrainState, weights_digest
+from trainer.storage import atomic_folder, removal
+from trainer.storage.atomic_folder import Disk, FolderWriter, verify
+
+if TYPE_CHECKING:
+    from trainer.config.run import RunConfig
+    from trainer.model.layout import GradientLayout
+    from trainer.storage.lease import Lease
+
+__all__ = [
+    "FOLDER",
+    "CheckpointStore",
+    "Restored",
+    "RunProgress",
+    "complete_checkpoints",
+    "find_checkpoint",
+    "load_checkpoint",
+    "read_progress",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read back whole, and why newer ones were not."""
+
+    path: Path
+    state: TrainState
+    progress: RunProgress
+    rejected: tuple[str, ...] = field(default=())
+
+
+class CheckpointStore:
+    """The checkpoints of one output folder; one process writes, any may read.
+
+    Args:
+        lease: makes sure of the one process; a store without only reads, or is alone in a test.
+
+    Raises:
+        InputError: the folder is not writable, or the model directory is not usable.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: GradientLayout,
+        config: RunConfig,
+        model_dir: Path,
+        *,
+        disk: Disk | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self.folder = folder
+        self.lease = lease
+        self._workspace = lease.workspace if lease else folder
+        self._layout = layout
+        self._config = config
+        self._disk = disk or Disk()
+        self._companions = companions(config, model_dir)
+        atomic_folder.prepare_folder(folder)
+        try:
+            removal.sweep(self._disk, folder)
+        except OSError as error:
+            raise StorageError(f"{folder}: cannot be tidied: {error.strerror}") from None
+
+    def save(self, snapshot: Snapshot, progress: RunProgress, metric: float | None = None) -> Path:
+        """Write a checkpoint, durably, and point `latest` (and `best`) at it.
+
+        The snapshot is closed as soon as its bytes are written, before the slow wait for the disk,
+        so that the next update seldom has to copy. `metric` decides about `best`: higher is better.
+        May run in a thread; one save at a time.
+
+        Raises:
+            StorageError: the disk refused; the older checkpoints are as they were.
+        """
+        assert snapshot.step == progress.step, (snapshot.step, progress.step)
+        if self.lease:
+            self.lease.check()
+        if metric is not None and not math.isfinite(metric):
+            metric = None
+        name = f"step-{progress.step:06d}"
+        improves = metric is not None and self._improves(metric)
+        try:
+            path = self._publish(name, snapshot, progress, metric)
+            self._point("latest", name)
+            if improves or (metric is not None and self.best() == path):
+                self._point("best", name)
+        except OSError as error:
+            if self.lease:
+                self.lease.check(at_once=True)
+            reason = error.strerror or str(error)
+            raise StorageError(
+                f"{self.folder / name}: checkpoint not saved: {reason}; older ones are intact"
+            ) from None
+        finally:
+            snapshot.close()
+        try:
+            self._prune(path, progress.run_id)
+            for folder in {self.folder, self._workspace}:  # what a failed save could not remove
+                removal.sweep(self._disk, folder)
+        except OSError as error:  # the checkpoint is safe; the next save prunes again
+            logger.warning("%s: old checkpoints not removed: %s", self.folder, error.strerror)
+        return path
+
+    def release(self) -> None:
+        """Let another process write here."""
+        if self.lease:
+            self.lease.release()
+
+    def latest(self) -> Path | None:
+        """Return the newest complete checkpoint (sizes checked, bytes not)."""
+        return next(iter(complete_checkpoints(self.folder)), None)
+
+    def best(self) -> Path | None:
+        """Return the checkpoint with the best metric, if it is complete."""
+        return best_checkpoint(self.folder)
+
+    def load(self, path: Path) -> tuple[TrainState, RunProgress]:
+        """Read one checkpoint back, every byte checked against its manifest.
+
+        Raises:
+            StorageError: it is damaged; names the file.
+            InputError: it belongs to another model or another trainable set.
+        """
+        return load_checkpoint(path, self._layout)
+
+    def restore(self, run_id: str | None = None) -> Restored | None:
+        """Return the newest intact checkpoint (of one run), or None when there is none.
+
+        Each newer one that is damaged is named in `rejected` and logged.
+        """
+        rejected: list[str] = []
+        for path in step_folders(self.folder):
+            try:
+                if run_id is not None and read_progress(path).run_id != run_id:
+                    continue
+                state, progress = self.load(path)
+            except StorageError as error:
+                rejected.append(str(error))
+                logger.warning("checkpoint left out: %s", error)
+                continue
+            return Restored(path, state, progress, tuple(rejected))
+        return None
+
+    def owner(self) -> str | None:
+        """Return the id of the run that wrote the newest complete checkpoint."""
+        newest = self.latest()
+        return owner_of(newest) if newest else None
+
+    def _publish(
+        self, name: str, snapshot: Snapshot, progress: RunProgress, metric: float | None
+    ) -> Path:
+        run = {
+            "schema": SCHEMA,
+            **asdict(progress),
+            "metric": metric,
+            "layout": self._layout.digest,
+            "weights": weights_digest(snapshot.weights),
+        }
+        if self._holds(self.folder / name, run):
+            return self.folder / name
+        writer = FolderWriter(self._disk, self.folder, name, self._workspace)
+        try:
+            writer.add(
+                weights_file(self._config),
+                safetensors_pieces(
+                    weight_tensors(self._layout, snapshot.weights), {"format": "pt"}
+                ),
+            )
+            writer.add(
+                OPTIMIZER_FILE,
+                safetensors_pieces(
+                    {
+                        "first_moment": snapshot.first_moment,
+                        "second_moment": snapshot.second_moment,
+                    },
+                    {"format": "np", "step": str(snapshot.step), "layout": self._layout.digest},
+                ),
+            )
+            snapshot.close()
+            for companion, content in self._companions.items():
+                pieces = file_pieces(content) if isinstance(content, Path) else [content]
+                writer.add(companion, pieces)
+            text = json.dumps(run, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+            writer.add(RUN_FILE, [text.encode()])
+            return writer.publish()
+        except BaseException:
+            writer.abandon()
+            raise
+
+    def _point(self, pointer: str, name: str) -> None:
+        atomic_folder.point(self._disk, self.folder, pointer, name, self._workspace)
+
+    def _holds(self, path: Path, run: dict[str, Any]) -> bool:
+        """Whether this very checkpoint was saved already, and intact."""
+        try:
+            return path.exists() and bool(verify(path)) and read_run(path) == run
+        except StorageError:
+            return False
+
+    def _improves(self, metric: float) -> bool:
+        try:
+            known = read_run(best).get("metric") if (best := self.best()) else None
+        except StorageError:
+            known = None  # a damaged best one is no rival
+        return known is None or metric > known
+
+    def _prune(self, newest: Path, run_id: str) -> None:
+        """Keep the last K of this run, what the links show, and what is pinned; drop the rest."""
+        complete = complete_checkpoints(self.folder)
+        own = [path for path in complete if owner_of(path) == run_id]
+        kept = {path.name for path in own[: self._config.checkpoint.keep_last]} | {newest.name}
+        for best in (self.best(), linked_checkpoint(self.folder, BEST_EVALUATED)):
+            if best is not None:
+                kept.add(best.name)
+        doomed = [path for path in own if path.name not in kept]
+        # A damaged one is kept for a look until a newer one is safe.
+        older = (path for path in step_folders(self.folder) if step_of(path) < step_of(newest))
+        doomed += [path for path in older if path not in complete]
+        for path in doomed:
+            removal.remove(self._disk, path, self._workspace)

@@ -1,0 +1,1 @@
+"""The strict YAML of runs and distillations."""

@@ -1,0 +1,165 @@
+"""A distillation as one YAML file: teacher, student, evaluation, and the folder between them.
+
+`launch distill up` turns it into commands of the three; each also runs by hand, without a job.
+Torch-free: the launcher reads it. Relative paths are looked up on each host (docs/distillation.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from trainer.config import section as settings
+from trainer.config.run import (
+    CheckpointConfig,
+    DistillationConfig,
+    LoraSettings,
+    Method,
+    OptimizerConfig,
+    Positive,
+    TrainingConfig,
+)
+from trainer.config.section import Section, load_settings
+
+
+class TeacherJob(Section):
+    """Who scores which texts, and how much of its scores is kept.
+
+    What is null is left to `trainer distill teacher`, whose flags have the same names.
+    """
+
+    model: str = Field(min_length=1)
+    """A local Hugging Face directory on every host that teaches."""
+    data: tuple[str, ...] = Field(min_length=1)
+    """Files and folders of the corpus, on every host that teaches."""
+    tokenizer: str | None = Field(default=None, min_length=1)
+    """A trimmed tokenizer; null takes the teacher's own. Teacher's and student's host need it."""
+    processes: Positive | None = None
+    """Teachers that split the corpus; null is one on each host that teaches."""
+    backend: Literal["cpu", "cuda"] = "cpu"
+    scheme: Literal["topk", "sampled", "full"] = "topk"
+    top_k: Positive | None = None
+    tail_samples: int | None = Field(default=None, ge=0)
+    samples: Positive | None = None
+    temperature: float | None = Field(default=None, gt=0)
+    values: Literal["float16", "float32"] | None = None
+    max_seq_len: Positive | None = None
+    shard_bytes: Positive | None = None
+    batch_tokens: Positive | None = None
+    dtype: Literal["bfloat16", "float32"] | None = None
+    seed: int | None = Field(default=None, ge=0)
+
+
+class StudentJob(Section):
+    """Who learns: the settings of a run config that concern a student."""
+
+    model: str | None = Field(default=None, min_length=1)
+    """A Hugging Face directory to go on from."""
+    config: str | None = Field(default=None, min_length=1)
+    """Shape of a new model with the job's tokenizer: `albor-350m`, or a config.json."""
+    output: str = Field(default="outputs/distill", min_length=1)
+    """Folder for metrics, status, and checkpoints where there is no share."""
+    method: Method = "full"
+    validation: str | None = None
+    """Held-out texts, JSON Lines."""
+    distillation: DistillationConfig = DistillationConfig()
+    lora: LoraSettings = LoraSettings()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    max_seq_len: Positive | None = None
+    """Tokens; longer windows are cut. Null takes the teacher's."""
+    compile: bool = False
+    teacher_timeout: float | None = Field(default=None, gt=0)
+    """Seconds without a sign of a teacher after which it is taken for dead."""
+
+    @model_validator(mode="after")
+    def _begins_somewhere(self) -> Self:
+        if (self.model is None) == (self.config is None):
+            raise ValueError("give model, or config for a new one")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Return what was set of the sections of a run config, by dotted paths."""
+        tree = self.model_dump(mode="json", exclude_unset=True)
+        found = {"method": tree["method"]} if "method" in tree else {}
+        for section in ("distillation", "lora", "optimizer", "training", "checkpoint"):
+            found |= {f"{section}.{key}": value for key, value in tree.get(section, {}).items()}
+        return found
+
+
+def is_file_name(shape: str) -> bool:
+    """Whether a student's `config` is a file, and not the name of a shape that ships."""
+    return "/" in shape or shape.endswith(".json")
+
+
+class EvaluationJob(Section):
+    """What is measured of each checkpoint."""
+
+    tasks: tuple[str, ...] = Field(default=("loss",), min_length=1)
+    """As of `trainer evaluate --watch`; the first one decides what is best."""
+    data: tuple[str, ...] = ()
+    """Held-out samples, JSON Lines, on the host that evaluates; so are prompts and problems."""
+    prompts: str | None = Field(default=None, min_length=1)
+    problems: str | None = Field(default=None, min_length=1)
+    run_code: bool = False
+    """Allow the task `code`, which runs what the model writes in namespaces of its own. The
+    recipe's units allow none: there such a runner is started by hand."""
+    samples: Positive | None = None
+    max_new_tokens: Positive | None = None
+    temperature: float | None = Field(default=None, ge=0)
+    every: float | None = Field(default=None, gt=0)
+    """Seconds between two looks for new checkpoints."""
+    backend: Literal["cpu", "cuda", "wgpu"] = "cpu"
+
+
+class DistillJob(Section):
+    """One distillation."""
+
+    name: str = Field(default="distill", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    logits: str = Field(default="distill", min_length=1)
+    """The folder between teachers and student: below `logits` on the share, or an absolute path."""
+    teacher: TeacherJob
+    student: StudentJob
+    evaluation: EvaluationJob | None = None
+    """Null: nobody evaluates."""
+    start_deadline: float = Field(default=600.0, gt=0)
+    """Seconds until every process has begun: a big teacher is read from a disk first."""
+
+    @model_validator(mode="after")
+    def _has_tokenizer(self) -> Self:
+        if self.student.config is not None and self.teacher.tokenizer is None:
+            raise ValueError("a student.config needs a teacher.tokenizer, which becomes its own")
+        return self
+
+    def to_yaml(self) -> str:
+        """Return the job as YAML that `load` reads back equal: what is not set stays so."""
+        tree = self.model_dump(mode="json", exclude_unset=True)
+        return yaml.safe_dump(tree, sort_keys=False)
+
+
+def presets() -> dict[str, Path]:
+    """Return the shipped jobs by name."""
+    folder = Path(str(resources.files("trainer.presets"))) / "distill"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def setting_keys() -> list[str]:
+    """Return the dotted paths of every setting."""
+    return settings.setting_keys(DistillJob)
+
+
+def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> DistillJob:
+    """Read a job from a YAML file or a preset's name and apply dotted overrides.
+
+    `overrides` maps paths such as `teacher.top_k` to values; None values are left out.
+
+    Raises:
+        InputError: the file cannot be read, or a key or value is wrong (names its path).
+    """
+    return load_settings(DistillJob, source, presets(), overrides)

@@ -1,0 +1,268 @@
+"""The run config: every setting of a training run, as strict YAML.
+
+A preset is a file, a flag is an override. Torch-free: the launcher and the coordinator read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast, get_args
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from trainer.config import section as settings
+from trainer.config import spelling
+from trainer.config.section import Section, load_settings
+
+Task = Literal["classify", "causal-lm"]
+Method = Literal["lora", "full"]
+Backend = Literal["auto", "cuda", "wgpu", "cpu"]
+Divergence = Literal["forward", "reverse", "jsd"]
+Positive = Annotated[int, Field(gt=0)]
+
+Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LINEARS: tuple[Linear, ...] = get_args(Linear)
+
+
+class ModelConfig(Section):
+    """The base model."""
+
+    path: str = Field(min_length=1)
+    """A local Hugging Face directory, or a hub name when online."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Storage of the frozen base weights; trainable weights are always fp32 masters."""
+    quantization: Literal["none", "nf4"] = "none"
+    """`nf4` quantises the frozen linears in blocks of 64 (QLoRA, arXiv:2305.14314)."""
+
+
+class LoraSettings(Section):
+    """Low-rank adapters (arXiv:2106.09685)."""
+
+    lora_rank: Positive = 16
+    lora_alpha: Positive = 32
+    target_modules: tuple[Linear, ...] = Field(default=LINEARS, min_length=1)
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _is_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            every = "all seven are the default: leave the setting out"
+            close = get_close_matches(value, LINEARS, n=1)
+            some = f"a list is needed, such as [{close[0] if close else 'q_proj, v_proj'}]"
+            raise ValueError(every if value.startswith("all") else some)
+        return value
+
+
+class DataConfig(Section):
+    """JSON Lines files; the shapes of a line are in `trainer.data.shapes`."""
+
+    train: str = Field(min_length=1)
+    validation: str | None = None
+    max_seq_len: Positive = 512
+    """Tokens; longer samples are cut at the end. The default is lowered to what the model knows."""
+
+
+class DistillationConfig(Section):
+    """Learning from a teacher's logits: alpha T^2 KL + (1 - alpha) CE (arXiv:1503.02531).
+
+    `data.train` is then a folder that `trainer distill teacher` wrote.
+    """
+
+    alpha: float = Field(default=0.7, ge=0, le=1)
+    """Share of the divergence; 0 is cross-entropy alone."""
+    alpha_final: float | None = Field(default=None, ge=0, le=1)
+    """Where alpha arrives in a straight line at the last step; null keeps it."""
+    temperature: float = Field(default=1.0, gt=0)
+    divergence: Divergence = "forward"
+    """KL(teacher || student), KL(student || teacher), or their mean around the mixture."""
+
+
+class OptimizerConfig(Section):
+    """AdamW (arXiv:1711.05101) with linear warmup and cosine decay."""
+
+    learning_rate: float = Field(default=1e-4, gt=0)
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
+    """Share of all steps with a rising learning rate."""
+    final_ratio: float = Field(default=0.1, ge=0, le=1)
+    """The learning rate at the last step, as a share of the peak."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Global norm above which the gradient is scaled down."""
+
+
+class TrainingConfig(Section):
+    """How long and in which portions."""
+
+    epochs: Positive = 1
+    max_steps: Positive | None = None
+    """So many steps, over as many epochs as they take; null: `epochs` decides."""
+    batch_size: Positive = 16
+    """Samples in one step, over all workers together."""
+    micro_batch_size: Positive | Literal["auto"] = "auto"
+    """Samples in one forward; `auto` finds the largest that fits the device."""
+    pack: bool = False
+    """Put several short samples of a causal-lm run into one row instead of padding each."""
+    seed: int = Field(default=0, ge=0)
+    evaluate_every: int = Field(default=0, ge=0)
+    """Steps between validations; 0 validates once at the end."""
+
+
+class ExchangeConfig(Section):
+    """How workers and coordinator agree; all durations in seconds."""
+
+    codec: Literal["fp32", "bf16"] = "fp32"
+    shares: (
+        Literal["measured", "equal"]
+        | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
+    ) = "measured"
+    """`measured` balances by speed, `equal` keeps the split plan fixed, a list weighs ranks."""
+    hash_every: Positive = 10
+    """Steps between proofs that all workers hold the same weights."""
+    heartbeat: float = Field(default=0.5, gt=0)
+    lost_after: float = Field(default=3.0, gt=0)
+    step_deadline: float = Field(default=5.0, gt=0)
+    """Least deadline of a step; the effective one is max(3 x p95, this)."""
+    join_deadline: float = Field(default=120.0, gt=0)
+    alarm_factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
+    """How many times the running median a contribution's norm may be before it is an outlier."""
+    outliers: Literal["report", "halt"] = "report"
+    """What to do about an outlier: log it, or also halt the run before the update."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.lost_after <= 2 * self.heartbeat:
+            raise ValueError("lost_after must be more than twice heartbeat")
+        return self
+
+
+class CheckpointConfig(Section):
+    """When to save and what to keep."""
+
+    every: Positive = 50
+    """Steps between checkpoints; one more is written at the end."""
+    keep_last: Positive = 3
+    folder: str | None = Field(default=None, min_length=1)
+    """Where they lie, such as a share; `output`/checkpoints when null.
+
+    Metrics and status stay in `output`: a share that hangs holds up a checkpoint, not the run.
+    """
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    name: str = Field(default="run", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    task: Task = "classify"
+    method: Method = "lora"
+    num_classes: Annotated[int, Field(ge=2, le=100)] | None = None
+    """Classes of a `classify` task; their confusion matrix must fit a control message."""
+    output: str = Field(default="runs/output", min_length=1)
+    """Folder for checkpoints, metrics and status."""
+    model: ModelConfig
+    data: DataConfig
+    lora: LoraSettings = LoraSettings()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    distillation: DistillationConfig | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.task == "classify" and self.num_classes is None:
+            raise ValueError("num_classes is required when task is classify")
+        if self.task == "causal-lm" and self.num_classes is not None:
+            raise ValueError("num_classes is only allowed when task is classify")
+        if self.method == "full" and self.model.quantization != "none":
+            raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
+        if self.distillation is not None and self.task != "causal-lm":
+            raise ValueError("distillation needs task causal-lm")
+        if self.training.pack and self.task != "causal-lm":
+            raise ValueError("training.pack needs task causal-lm: a class is one for a whole row")
+        return self
+
+    def changes(self, other: RunConfig) -> list[str]:
+        """Return what of the agreement another config has otherwise, as `key: this -> that`."""
+        mine, theirs = _leaves(self._shared()), _leaves(other._shared())
+        return [
+            f"{key}: {mine.get(key)} -> {theirs.get(key)}"
+            for key in sorted({*mine, *theirs})
+            if mine.get(key) != theirs.get(key)
+        ]
+
+    def agreement(self) -> str:
+        """Return the BLAKE2b hex digest of every setting that all members must share.
+
+        Paths, output and timers may differ between machines; model and data contents have
+        digests of their own.
+        """
+        text = json.dumps(self._shared(), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def _shared(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "method": self.method,
+            "num_classes": self.num_classes,
+            "model.dtype": self.model.dtype,
+            "model.quantization": self.model.quantization,
+            "lora": self.lora.model_dump() if self.method == "lora" else None,
+            "data.max_seq_len": self.data.max_seq_len,
+            "distillation": self.distillation and self.distillation.model_dump(),
+            "optimizer": self.optimizer.model_dump(),
+            "training.batch_size": self.training.batch_size,
+            "training.seed": self.training.seed,
+            "exchange.codec": self.exchange.codec,
+        }
+
+    def to_yaml(self) -> str:
+        """Return the config as YAML that `load` reads back equal."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def _leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of sections under their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            section = cast("dict[str, Any]", value)
+            found |= {f"{key}.{name}": setting for name, setting in section.items()}
+        else:
+            found[key] = value
+    return found
+
+
+def presets() -> dict[str, Path]:
+    """Return the shipped presets by name."""
+    folder = Path(str(resources.files("trainer.presets")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def setting_keys() -> list[str]:
+    """Return the dotted paths of every setting."""
+    return settings.setting_keys(RunConfig)
+
+
+def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> str | None:
+    """Return what an unknown option of a command that takes these settings may have meant."""
+    return spelling.nearest_option(name, options, keys)
+
+
+def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read a run config from a YAML file or a preset's name and apply dotted overrides.
+
+    `overrides` maps paths such as `training.epochs` to values; None values are left out.
+
+    Raises:
+        InputError: the file cannot be read, or a key or value is wrong (names its path).
+    """
+    return load_settings(RunConfig, source, presets(), overrides)

@@ -1,0 +1,157 @@
+"""Settings as strict YAML: a file or preset makes a tree, flags override it, a model checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from trainer.config.spelling import hint, nearest_key
+from trainer.errors import InputError
+
+
+class Section(BaseModel):
+    """A strict group of settings: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def load_settings(
+    kind: type[AnySection],
+    source: str | Path | None,
+    presets: Mapping[str, Path],
+    overrides: Mapping[str, Any] | None = None,
+) -> AnySection:
+    """Read settings of a kind from a YAML file or a preset's name and apply dotted overrides.
+
+    `overrides` maps paths such as `training.epochs` to values; None values are left out.
+
+    Raises:
+        InputError: the file cannot be read, or a key or value is wrong (names its path).
+    """
+    tree = _read(source, presets) if source is not None else {}
+    for dotted, value in (overrides or {}).items():
+        if value is not None:
+            _set(tree, dotted, value)
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(f"{source or 'flags'}: {_explain(error, kind)}") from None
+
+
+class _UniqueLoader(yaml.SafeLoader):
+    """Refuses a mapping with a key twice: YAML forbids it, and PyYAML takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping, as the base class does."""
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
+
+
+def setting_keys(kind: type[Section]) -> list[str]:
+    """Return the dotted paths of every setting of a kind."""
+    keys: list[str] = []
+    for name in kind.model_fields:
+        inner = _inner(kind, name)
+        if inner is not None and issubclass(inner, Section):
+            keys += [f"{name}.{key}" for key in setting_keys(inner)]
+        else:
+            keys.append(name)
+    return keys
+
+
+def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
+    path = Path(source)
+    if not path.exists():
+        if str(source) not in presets:
+            names = ", ".join(presets) or "none"
+            nearest = hint(next(iter(get_close_matches(str(source), presets, n=1)), None))
+            raise InputError(f"no config file and no preset '{source}' (presets: {names}){nearest}")
+        path = presets[str(source)]
+    try:
+        tree: Any = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)  # noqa: S506 - safe
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "malformed"
+        raise InputError(f"{path}{where}: not valid YAML: {problem}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: a run config is a mapping of settings, see docs/config.md")
+    return tree  # pyright: ignore[reportUnknownVariableType]
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, leaf = dotted.split(".")
+    for parent in parents:
+        branch = tree.setdefault(parent, {})
+        if not isinstance(branch, dict):
+            raise InputError(f"{parent}: must be a mapping of settings")
+        tree = branch  # pyright: ignore[reportUnknownVariableType]
+    tree[leaf] = value
+
+
+def _explain(error: ValidationError, kind: type[Section]) -> str:
+    """Return one line for the first wrong key: its path, what is wrong, what is allowed."""
+    by_path: dict[str, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        by_path.setdefault(_path(detail["loc"], kind), []).append(detail)
+    (path, details), *rest = by_path.items()
+    first = details[0]
+    if first["type"] == "extra_forbidden":
+        keys = setting_keys(kind)
+        sections = {key[:end] for key in keys for end, sign in enumerate(key) if sign == "."}
+        nearest = nearest_key(path, [*keys, *sorted(sections)])
+        allowed = ", ".join(_siblings(first["loc"], kind))
+        message = f"unknown key (allowed: {allowed}){hint(nearest)}"
+    else:
+        # A value of several allowed kinds has one message for each of them.
+        messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details)
+        message = ", or ".join(text[0].lower() + text[1:] for text in messages)
+        if first["type"] != "missing" and not isinstance(first["input"], dict):
+            message += f"; got {first['input']!r}"
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"{path}: {message}{more}"
+
+
+def _path(location: tuple[int | str, ...], kind: type[Section]) -> str:
+    """Return the dotted path of a setting, without pydantic's names for a union's branches."""
+    parts: list[str] = []
+    section: type[BaseModel] | None = kind
+    for part in location:
+        if isinstance(part, str) and section is None:
+            break
+        parts.append(str(part))
+        section = _inner(section, part)
+    return ".".join(parts) or "config"
+
+
+def _siblings(location: tuple[int | str, ...], kind: type[Section]) -> list[str]:
+    section: type[BaseModel] | None = kind
+    for part in location[:-1]:
+        section = _inner(section, part)
+    return list(section.model_fields) if section is not None else []
+
+
+def _inner(section: type[BaseModel] | None, part: int | str) -> type[BaseModel] | None:
+    """Return the group that a setting holds, also one that may be null; None for a mere value."""
+    field = section.model_fields.get(str(part)) if section is not None else None
+    if field is None:
+        return None
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)

@@ -1,0 +1,1 @@
+"""The generated data set: shell scripts with one class of defect each."""

@@ -1,0 +1,1 @@
+"""A student trains on a teacher's scores."""

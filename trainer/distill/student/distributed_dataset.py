@@ -1,0 +1,125 @@
+"""A folder of teacher logits as the samples of a run of any number of workers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from trainer.config.run import RunConfig
+from trainer.data.order import epoch_order
+from trainer.data.tokens import Encoded
+from trainer.distill.student.inputs import check_student
+from trainer.distill.student.prefetch import Preparation
+from trainer.errors import InputError
+from trainer.logits.dataset import DATASET, SHARD_FILE, LogitsFolder
+from trainer.logits.scores import Window
+from trainer.storage import atomic_folder
+
+GROUP = 4
+"""Shards whose windows are mixed with each other, and that a worker holds in memory."""
+
+
+class TaughtDataset:
+    """Every window of a folder is a sample; a shard is read when one of its samples is due.
+
+    Args:
+        prepare: makes a sample of a window.
+    """
+
+    def __init__(self, folder: LogitsFolder, prepare: Preparation) -> None:
+        self._prepare = prepare
+        sizes = [shard.windows for shard in folder.description.shards]
+        self._starts = [0, *accumulate(sizes)]
+        self._read = lru_cache(GROUP)(folder.read)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> Encoded:
+        """Return a sample.
+
+        Raises:
+            StorageError: its shard is missing or damaged.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        shard = bisect_right(self._starts, index) - 1
+        windows: Sequence[Window] = self._read(shard)
+        return self._prepare(windows[index - self._starts[shard]])
+
+    def order(self, seed: int, epoch: int, length: int) -> NDArray[np.int64]:
+        """Return the permutation of `range(length)` that an epoch visits, `[length]`.
+
+        The shards come in a drawn order, and their windows are mixed within groups of `GROUP`
+        shards, so that an epoch reads each shard once: any other order would read one a sample.
+        """
+        assert length == len(self)
+        draws = epoch * (len(self._starts) + 1)  # a stream of its own for every order that is drawn
+        shards = epoch_order(seed, draws, len(self._starts) - 1)
+        parts: list[NDArray[np.int64]] = []
+        for start in range(0, len(shards), GROUP):
+            group = np.concatenate(
+                [
+                    np.arange(self._starts[shard], self._starts[shard + 1])
+                    for shard in shards[start : start + GROUP]
+                ]
+            )
+            parts.append(group[epoch_order(seed, draws + 1 + start // GROUP, len(group))])
+        return np.concatenate(parts)
+
+
+def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
+    """Return the folder of logits that a run learns from, None for one without a teacher.
+
+    The folder must be whole: a run of several workers deals out samples that it has counted.
+
+    Raises:
+        InputError: config and data do not fit together, or shards are missing.
+        RefusedError: the logits are about another tokenizer than the model's.
+    """
+    path = Path(config.data.train)
+    described = (path / DATASET).exists()
+    if config.distillation is None:
+        if described:
+            raise InputError(
+                f"{path}: holds a teacher's logits; say how to learn from them, such as"
+                " --set distillation.alpha=0.7"
+            )
+        return None
+    if not path.is_dir():
+        raise InputError(
+            f"{path}: with a section `distillation`, data.train is a folder that `trainer distill"
+            " teacher` wrote"
+        )
+    folder = LogitsFolder(path)
+    check_student(config, folder.description, model_dir)
+    missing = folder.missing()
+    if missing:
+        raise InputError(
+            f"{path}: {len(missing)} of {len(folder.description.shards)} shards are missing or"
+            f" damaged, such as {folder.shard_path(missing[0]).name}; let `trainer distill teacher`"
+            " finish, or learn with `trainer distill student`, which waits for them"
+        )
+    return folder
+
+
+def content_digest(folder: LogitsFolder) -> str:
+    """Return the BLAKE3 hex digest of a whole folder: what is said of it, and every shard's bytes.
+
+    The bytes are those that the manifests vouch for; reading a shard compares them.
+
+    Raises:
+        StorageError: a shard is missing.
+    """
+    hasher = blake3(folder.digest.encode())
+    for shard in folder.description.shards:
+        record = atomic_folder.read_manifest(folder.shard_path(shard.number))[SHARD_FILE]
+        hasher.update(record.blake3.encode())
+    return hasher.hexdigest()

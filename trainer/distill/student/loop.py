@@ -1,0 +1,156 @@
+"""The loop of a student: one step reads from top to bottom in `Student.run`."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainer.config.run import RunConfig
+from trainer.data.metrics import mean_loss
+from trainer.data.soft_targets import alpha_at
+from trainer.data.tokens import Dataset
+from trainer.distill.stopping import Stop
+from trainer.distill.student.optimizer import StudentOptimizer
+from trainer.distill.student.prefetch import Batch, Feed
+from trainer.errors import NonFiniteError, TrainerError
+from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.logits.stream import Position
+from trainer.optimizer import learning_rate_at
+from trainer.replica.torch.replica import TorchReplica
+from trainer.tracking.run_recorder import Journal
+
+_PORTION = 64
+"""Validation samples between two looks at whether to stop."""
+
+
+@dataclass(kw_only=True)
+class Student:
+    """A model that learns from a folder of logits; `stop` ends it after the present step."""
+
+    config: RunConfig
+    plan: StepPlan
+    replica: TorchReplica
+    optimizer: StudentOptimizer
+    feed: Feed
+    journal: Journal
+    validation: Dataset | None
+    stop: Stop
+    step: int
+    """Applied updates."""
+    position: Position
+    """Where the stream stood after the last of them."""
+    generation: int
+    """How often the run was started before."""
+    _saved: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._saved = self.step
+
+    def run(self) -> str:
+        """Train until the run is over or is to stop, and return how it ended.
+
+        Raises:
+            NonFiniteError: NaN or Inf in a loss or gradient; the last checkpoint stays.
+            UnreachableError, InputError, StorageError: the teacher died, or the folder cannot be
+                read; what was learned is saved.
+        """
+        try:
+            while self.step < self.plan.total_steps:
+                began = time.monotonic()
+                batch = self.feed.take(self._tell)
+                if batch is None:
+                    break
+                self._train(batch, waited=time.monotonic() - began)
+                self._look_up()
+                if failure := self.journal.failure:
+                    raise failure
+        except NonFiniteError:
+            raise
+        except TrainerError:
+            self._save()
+            raise
+        finally:
+            self.feed.close()
+        self._save()
+        return self.stop.reason or "all steps are done"
+
+    def _train(self, batch: Batch, waited: float) -> None:
+        """Forward, backward and update over one batch."""
+        began, number = time.monotonic(), self.step + 1
+        objective = self.config.distillation
+        assert objective is not None
+        alpha = alpha_at(objective, number, self.plan.total_steps)
+        rate = learning_rate_at(self.step, self.plan.total_steps, self.config.optimizer)
+        result = self.replica.accumulate(batch.samples, alpha)
+        if not math.isfinite(result.loss_sum):
+            raise NonFiniteError(
+                f"step {number}: a loss that is not finite in one of the documents "
+                f"{sorted(set(batch.documents))}: the run is halted before the update, the last "
+                "checkpoint is intact"
+            )
+        norm = self.optimizer.apply(number, rate, result.weight)
+        self.step, self.position = number, batch.behind
+        seconds = time.monotonic() - began
+        at = self.plan.at(number - 1)
+
+        def mean(total: float | None) -> float | None:
+            return None if total is None else total / max(result.weight, 1)
+
+        self.journal.emit(
+            {
+                "event": "step",
+                "step": number,
+                "epoch": at.epoch,
+                "generation": self.generation,
+                "loss": mean(result.loss_sum),
+                "ce": mean(result.loss_sum if result.ce_sum is None else result.ce_sum),
+                "kl": mean(result.kl_sum),
+                "alpha": alpha,
+                "learning_rate": rate,
+                "grad_norm": norm,
+                "seconds": seconds,
+                "waited_seconds": waited,
+                "tokens_per_second": result.tokens / seconds,
+                "worker_tokens_per_second": {0: result.tokens / seconds},
+                "exchange_ms": 0.0,
+                "exchange_bytes": 0,
+                "shares": [[0, at.start, at.stop]],
+            }
+        )
+
+    def _look_up(self) -> None:
+        """Validate and save where that is due."""
+        every = self.config.training.evaluate_every
+        due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
+        loss = self._evaluate(self.validation) if due and self.validation is not None else None
+        if loss is not None:
+            self.journal.emit({"event": "validation", "at": self.step, "loss": loss})
+            self._save({"loss": loss})
+        elif self.step % self.config.checkpoint.every == 0:
+            self._save()
+
+    def _evaluate(self, samples: Dataset) -> float | None:
+        """Return the mean cross-entropy, None when asked to stop meanwhile."""
+        loss_sum, weight = 0.0, 0
+        for start in range(0, len(samples), _PORTION):
+            if self.stop:
+                return None
+            stop = min(start + _PORTION, len(samples))
+            part = self.replica.evaluate([samples[index] for index in range(start, stop)])
+            loss_sum += part.loss_sum
+            weight += part.weight
+        return mean_loss(loss_sum, weight)
+
+    def _save(self, scores: dict[str, Any] | None = None) -> None:
+        """Have the present step saved beside the training, unless it was."""
+        if self.step == self._saved:
+            return
+        self._saved = self.step
+        snapshot = self.optimizer.snapshot(self.step)
+        self.journal.save(Save(snapshot, self.generation, scores, asdict(self.position)))
+
+    def _tell(self, event: str, message: str) -> None:
+        self.journal.emit({"event": event, "reason": message.removeprefix("waits ")})

@@ -1,0 +1,128 @@
+"""The update of a student: torch's AdamW over flat vectors, on the device, clipped and checked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trainer.config.run import OptimizerConfig
+from trainer.errors import NonFiniteError
+from trainer.model.layout import GradientLayout
+from trainer.optimizer import Snapshot, TrainState, decaying_spans
+
+
+class StudentOptimizer:
+    """AdamW (arXiv:1711.05101) on the weights `[N]` of a replica, which lie where it trains.
+
+    As in `trainer.optimizer` weight decay falls on matrices alone. The parameters that torch sees
+    are stretches of the flat vectors that decay or do not, so a model takes a few dozen of them,
+    and both moments are vectors that a checkpoint holds as they are.
+    """
+
+    def __init__(
+        self, settings: OptimizerConfig, layout: GradientLayout, weights: Tensor, gradient: Tensor
+    ) -> None:
+        self._settings = settings
+        self._layout = layout
+        self._weights, self._gradient = weights, gradient
+        self._moments = torch.zeros_like(weights), torch.zeros_like(weights)
+        spans = _spans(layout)
+        parameters = {span: nn.Parameter(weights[span.start : span.stop]) for span in spans}
+        groups = [
+            {
+                "params": [parameters[span] for span in spans if span.decays == decays],
+                "weight_decay": settings.weight_decay if decays else 0.0,
+            }
+            for decays in (True, False)
+        ]
+        self._torch = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            fused=True,
+        )
+        first, second = self._moments
+        for span, parameter in parameters.items():
+            parameter.grad = gradient[span.start : span.stop]
+            self._torch.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=weights.device),
+                "exp_avg": first[span.start : span.stop],
+                "exp_avg_sq": second[span.start : span.stop],
+            }
+
+    @torch.no_grad()
+    def restore(self, state: TrainState) -> None:
+        """Go on from a checkpoint."""
+        pairs = (
+            (self._weights, state.weights),
+            (self._moments[0], state.first_moment),
+            (self._moments[1], state.second_moment),
+        )
+        for target, source in pairs:
+            target.copy_(torch.from_numpy(source))
+        for entry in self._torch.state.values():
+            entry["step"].fill_(state.step)
+
+    def snapshot(self, step: int) -> Snapshot:
+        """Return weights and moments as they are now, on the host; the next update may come."""
+        first, second = self._moments
+        return Snapshot(_host(self._weights), _host(first), _host(second), step)
+
+    @torch.no_grad()
+    def apply(self, step: int, learning_rate: float, weight: int) -> float:
+        """Move the weights by the gradient sum over `weight` and return the mean's norm.
+
+        Args:
+            step: of this update, from 1; only for the error.
+
+        Raises:
+            NonFiniteError: the gradient holds NaN or Inf; nothing was moved.
+        """
+        norm = float(torch.linalg.vector_norm(self._gradient)) / max(weight, 1)
+        if not math.isfinite(norm):
+            raise NonFiniteError(self._complaint(step))
+        limit = self._settings.max_grad_norm
+        self._gradient.mul_((1.0 if norm <= limit else limit / norm) / max(weight, 1))
+        for group in self._torch.param_groups:
+            group["lr"] = learning_rate
+        self._torch.step()
+        return norm
+
+    def _complaint(self, step: int) -> str:
+        halted = "the run is halted before the update, the last checkpoint is intact"
+        for block in self._layout.blocks:
+            for slot in block.tensors:
+                part = self._gradient[slot.start : slot.stop]
+                if not bool(torch.isfinite(part).all()):
+                    kind = "NaN" if bool(torch.isnan(part).any()) else "Inf"
+                    return (
+                        f"step {step}: {kind} in the gradient of block {block.name}, tensor "
+                        f"{slot.name}: {halted}"
+                    )
+        return f"step {step}: the norm of the gradient overflows: {halted}"
+
+
+@dataclass(frozen=True)
+class _Span:
+    start: int
+    stop: int
+    decays: bool
+
+
+def _spans(layout: GradientLayout) -> list[_Span]:
+    """Return the flat vector cut into stretches that decay and stretches that do not."""
+    decaying = decaying_spans(layout)
+    edges = sorted({0, layout.size, *itertools.chain.from_iterable(decaying)})
+    begins = {start for start, _ in decaying}
+    return [_Span(start, stop, decays=start in begins) for start, stop in itertools.pairwise(edges)]
+
+
+def _host(vector: Tensor) -> NDArray[np.float32]:
+    return torch.empty_like(vector, device="cpu").copy_(vector).numpy()

@@ -1,0 +1,170 @@
+"""What a student learns from, read and prepared in a thread while the device computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from trainer.config.run import DistillationConfig
+from trainer.data.encoder import IGNORED
+from trainer.data.tokens import Encoded
+from trainer.distill.stopping import Stop
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.logits.scores import Scheme, Window
+from trainer.logits.stream import Position, ShardStream
+from trainer.logits.targets import targets
+
+Tell = Callable[[str, str], None]
+"""Takes an event of `trainer.tracking.metrics` and what there is to say about it."""
+
+_AHEAD = 2
+"""Batches that wait, ready, for the device."""
+_LOOK = 0.2
+"""Seconds between two looks at whether to stop."""
+_TELL = 30.0
+"""Seconds after which a wait that goes on is told again."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The windows of one step."""
+
+    samples: list[Encoded]
+    documents: list[int]
+    """The document that each sample is from."""
+    behind: Position
+    """Where the stream stands after them."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a window of a teacher's scores becomes a sample with soft targets."""
+
+    scheme: Scheme
+    objective: DistillationConfig
+    max_seq_len: int
+
+    def __call__(self, window: Window) -> Encoded:
+        """Return a sample, cut at the student's `max_seq_len`."""
+        soft = targets(
+            window.scores, self.scheme, self.objective.temperature, self.objective.divergence
+        )
+        length = min(len(window.tokens), self.max_seq_len)
+        tokens = window.tokens[:length]
+        labels = tokens.copy()
+        labels[0] = IGNORED
+        return Encoded(tokens, labels, soft.window(0, length))
+
+
+def batches(
+    stream: ShardStream, plan: StepPlan, step: int, position: Position, prepare: Preparation
+) -> Iterator[Batch]:
+    """Yield the batches of a run from a step, counted from 0, and its position on."""
+    windows: Iterator[tuple[Window, Position]] = iter(())
+    for number in range(step, plan.total_steps):
+        at = plan.at(number)
+        if number == step or at.start == 0:
+            assert position.epoch == at.epoch, (position, at)
+            windows = stream.epoch(position)
+        samples: list[Encoded] = []
+        documents: list[int] = []
+        for _ in range(at.start, at.stop):
+            window, position = next(windows)
+            samples.append(prepare(window))
+            documents.append(window.document)
+        yield Batch(samples, documents, position)
+
+
+class Feed:
+    """Keeps a few batches ready; an error of the reading thread surfaces in `take`.
+
+    Args:
+        source: returns the batches, given this feed: it is to call `waiting` about once a second
+            while it waits, and `damaged` with what it found so.
+        stop: ends a wait.
+    """
+
+    def __init__(self, source: Callable[[Feed], Iterator[Batch]], stop: Stop) -> None:
+        self._source, self._stop = source, stop
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(_AHEAD)
+        self._waits_for = ""
+        self._damage: deque[str] = deque()
+        self._closed = False
+        self._thread = threading.Thread(target=self._fill, name="feed", daemon=True)
+        self._thread.start()
+
+    def take(self, tell: Tell) -> Batch | None:
+        """Return the next batch, or None when the run is to stop.
+
+        Args:
+            tell: hears of damage, and of what is waited for: again when that changes, and now and
+                then for how long.
+        """
+        began, told, due = time.monotonic(), "", _TELL
+        while not self._stop:
+            try:
+                item = self._ready.get(timeout=_LOOK)
+            except queue.Empty:
+                item = None
+            while self._damage:
+                tell("quarantined", self._damage.popleft())
+            if item is None:
+                message, waited = self._waits_for, time.monotonic() - began
+                if message and message != told:
+                    tell("waiting", message)
+                elif message and waited >= due:
+                    tell("waiting", f"{message}, for {waited:.0f} s")
+                    due = waited + _TELL
+                told = message
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            return item
+        return None
+
+    def waiting(self, message: str) -> None:
+        """Note what the source waits for; raises when nobody waits for the source any more."""
+        if self._closed or self._stop:
+            raise _Closed
+        self._waits_for = message
+
+    def damaged(self, message: str) -> None:
+        """Note what the source found damaged."""
+        self._damage.append(message)
+
+    @property
+    def running(self) -> bool:
+        """Whether the reading thread is still there."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """End the thread; one that a hanging share holds up is left behind."""
+        self._closed = True
+        self._thread.join(5.0)
+
+    def _fill(self) -> None:
+        with suppress(_Closed):
+            try:
+                for batch in self._source(self):
+                    self._waits_for = ""
+                    self._put(batch)
+            except _Closed:
+                raise
+            except BaseException as error:  # it belongs to who takes
+                self._put(error)
+
+    def _put(self, item: Batch | BaseException) -> None:
+        while True:
+            if self._closed:
+                raise _Closed
+            with suppress(queue.Full):
+                return self._ready.put(item, timeout=_LOOK)
+
+
+class _Closed(Exception):  # noqa: N818 - no error: the run is over
+    """Ends the reading thread."""

@@ -1,0 +1,1 @@
+"""A teacher scores a corpus."""

@@ -1,0 +1,194 @@
+"""Whether a folder's scores are still what its teacher says: a sample is scored again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.data.order import epoch_order
+from trainer.distill.teacher.rows import Rows
+from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.windows import Piece
+from trainer.distill.tokenizer.vocabulary import Vocabulary
+from trainer.errors import InputError, RefusedError
+from trainer.logits.dataset import LogitsFolder
+from trainer.logits.scores import Scheme, Scores, Window
+from trainer.model.files import model_digest
+
+LIMIT = 0.01
+"""Mean KL in nats above which another teacher spoke. Float noise is far below: bf16 against fp32
+came to less than a tenth of it at every position (`tests/trainer/distill/test_teacher.py`)."""
+
+_LEAST = 1e-9  # a probability that is zero by rounding
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What a sample came to."""
+
+    windows: int
+    positions: int
+    mean_kl: float
+    """KL(stored || live) in nats a position, with all that is not kept exactly as one token; of
+    `sampled` estimated from the draws and the stored entropy, without bias."""
+    standard_error: float
+    """Of the mean, over positions."""
+    max_kl: float | None
+    """Of one position; None of `sampled`, where one position says nothing."""
+    same_draws: float | None
+    """Share of the stored draws that come again; None where nothing is drawn."""
+
+    @property
+    def is_another_teacher(self) -> bool:
+        """Whether the mean is above `LIMIT`, and not by the chance of the sample."""
+        return self.mean_kl - 3 * self.standard_error > LIMIT
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `trainer distill audit --json` prints."""
+        return {"schema": "motley.audit/1", **asdict(self), "limit": LIMIT}
+
+
+def check_teacher(folder: LogitsFolder, model: Path, tokenizer: Path) -> Vocabulary:
+    """Return the vocabulary of a folder if model and tokenizer are those that wrote it.
+
+    Raises:
+        RefusedError: they are others; names both hashes.
+        InputError: they cannot be used.
+    """
+    description = folder.description
+    vocabulary = Vocabulary.load(tokenizer, model)
+    for name, there, here, where in (
+        ("tokenizer", description.tokenizer.digest, vocabulary.tokenizer, tokenizer),
+        ("teacher", description.teacher.digest, model_digest(model), model),
+    ):
+        if here != there:
+            raise RefusedError(
+                f"{where}: is not the {name} of {folder.path} ({here[:16]}, {there[:16]} wrote it)"
+            )
+    return vocabulary
+
+
+def audit(folder: LogitsFolder, teacher: Teacher, *, fraction: float, seed: int = 0) -> Audit:
+    """Score a sample of windows again and compare.
+
+    Args:
+        fraction: of the windows that are there; at least one is taken.
+        seed: of the sample, which depends on it and on what is there alone.
+
+    Raises:
+        InputError: nothing is there to compare.
+        StorageError: a shard is damaged.
+    """
+    description = folder.description
+    kls: list[_Floats] = []
+    again = drawn = windows = 0
+    for window in _sample(folder, fraction, seed):
+        windows += 1
+        for stored, rows, log_p in _again(teacher, window, description.scheme.temperature):
+            kls.append(_divergence(stored, log_p, teacher.teacher_ids, description.scheme))
+            again += _common_draws(stored, rows)
+            drawn += int(stored.counts.sum())
+    kl = np.concatenate(kls) if kls else np.zeros(0)
+    if not kl.size:
+        raise InputError(f"{folder.path}: no scored token among the windows drawn, take more")
+    return Audit(
+        windows=windows,
+        positions=kl.size,
+        mean_kl=float(kl.mean()),
+        standard_error=float(kl.std()) / math.sqrt(kl.size),
+        max_kl=None if description.scheme.kind == "sampled" else float(kl.max()),
+        same_draws=again / drawn if drawn else None,
+    )
+
+
+def _sample(folder: LogitsFolder, fraction: float, seed: int) -> Iterator[Window]:
+    """Yield windows of the complete shards, drawn without replacement, shard by shard."""
+    plans = [plan for plan in folder.description.shards if folder.is_complete(plan.number)]
+    bounds = np.cumsum([0, *(plan.windows for plan in plans)])
+    total = int(bounds[-1])
+    chosen = np.sort(epoch_order(seed, 0, total)[: max(1, round(fraction * total))])
+    for plan, first, stop in zip(plans, bounds[:-1], bounds[1:], strict=True):
+        inside = chosen[(chosen >= first) & (chosen < stop)] - first
+        if inside.size:
+            windows = folder.read(plan.number)
+            yield from (windows[int(index)] for index in inside)
+
+
+def _again(
+    teacher: Teacher, window: Window, temperature: float
+) -> Iterator[tuple[Scores, Rows, Tensor]]:
+    """Yield positions with what is stored, what is kept now, and the teacher's log p `[n, V]`."""
+    piece = Piece(window.document, window.start, window.tokens)
+    points = teacher.uniforms(piece)
+    done = 0
+    for logits in teacher.model.prefill([teacher.teacher_ids[window.tokens]]):
+        stop = done + len(logits)
+        rows = teacher.scorer.score(logits, points[done:stop])
+        yield _part(window.scores, done + 1, stop + 1), rows, _log_p(logits, temperature)
+        done = stop
+
+
+def _part(scores: Scores, first: int, stop: int) -> Scores:
+    """Return some positions of a window."""
+    begin, end = int(scores.offsets[first]), int(scores.offsets[stop])
+    return Scores(
+        scores.offsets[first : stop + 1] - begin,
+        scores.ids[begin:end],
+        None if scores.logprobs is None else scores.logprobs[begin:end],
+        scores.counts[begin:end],
+        scores.tail[first:stop],
+        scores.dropped[first:stop],
+        scores.entropy[first:stop],
+    )
+
+
+def _log_p(logits: Tensor, temperature: float) -> Tensor:
+    return (logits.float() / temperature).log_softmax(1)
+
+
+def _divergence(
+    stored: Scores, log_p: Tensor, teacher_ids: NDArray[np.int32], scheme: Scheme
+) -> _Floats:
+    """Return KL(stored || live) of each position, see `Audit.mean_kl`, `[n]`."""
+    count = len(stored.tail)
+    row = np.repeat(np.arange(count), np.diff(stored.offsets))
+    columns = torch.from_numpy(teacher_ids[stored.ids]).long().to(log_p.device)
+    log_q = log_p[torch.from_numpy(row).to(log_p.device), columns].double().cpu().numpy()
+
+    def total(values: NDArray[Any], of: NDArray[np.bool_] | slice = slice(None)) -> _Floats:
+        return np.bincount(row[of], values, count).astype(np.float64)
+
+    if scheme.kind == "sampled":
+        student = torch.from_numpy(teacher_ids).long().to(log_p.device)
+        mass = log_p.index_select(1, student).double().logsumexp(1).cpu().numpy()
+        surprise = total(stored.counts * (mass[row] - log_q)) / scheme.samples
+        return surprise - stored.entropy
+    assert stored.logprobs is not None
+    kept = stored.counts == 0
+    p_log = stored.logprobs[kept].astype(np.float64)
+    p, tail = np.exp(p_log), stored.tail.astype(np.float64)
+    live_tail = np.maximum(1 - total(np.exp(log_q[kept]), kept), _LEAST)
+    whole = total(p, kept) + tail  # stored in half precision it is not quite 1
+    inside = total(p * (p_log - log_q[kept]), kept)
+    outside = tail * np.log(np.maximum(tail, _LEAST) / live_tail)
+    return (inside + outside) / whole - np.log(whole)
+
+
+def _common_draws(stored: Scores, rows: Rows) -> int:
+    """Return how many of the stored draws come again."""
+    common = 0
+    for position, (first, stop) in enumerate(pairwise(stored.offsets)):
+        counts = stored.counts[first:stop]
+        now = (rows.drawn[position] == stored.ids[first:stop, None]).sum(1)
+        common += int(np.minimum(counts, now).sum())
+    return common

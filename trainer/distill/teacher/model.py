@@ -1,0 +1,95 @@
+"""A language model that only reads: logits of given tokens, a few positions at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.distill.teacher.parts import Parts
+from trainer.errors import InputError
+from trainer.model.architecture import parse_architecture
+from trainer.model.memory_plan import LOGIT_ELEMENTS
+from trainer.model.safetensors_headers import read_config
+from trainer.replica.torch import decoder
+from trainer.replica.torch.loader import load_frozen
+
+
+class TeacherModel:
+    """Any causal language model of transformers, on the CPU or one CUDA device.
+
+    Qwen3, Qwen2 and Llama are computed by `torch_decoder`, whose import is cheaper. Weights stored
+    in `dtype` are mapped from the file on the CPU, so that processes share them and a model may be
+    larger than the memory that is free.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+
+    Raises:
+        InputError: the model cannot be loaded, or its head has another size than its config says.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        device: str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        parts = _load(model_dir, dtype, self.device)
+        self.model = parts.model
+        self._backbone, self._head = parts.backbone, parts.head
+        self.vocab_size = parts.vocab_size
+
+    @torch.no_grad()
+    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+        """Yield the logits of every token but the first of each window, some rows at a time.
+
+        Args:
+            batch: teacher token ids of windows, `[T]` each.
+
+        Yields:
+            `[n, vocab_size]`, valid until the next; all together are the positions 1 to T - 1 of
+            the first window, then those of the next one.
+        """
+        lengths = torch.tensor([len(tokens) for tokens in batch])
+        ids = torch.zeros((len(batch), int(lengths.max())), dtype=torch.int64)
+        for row, tokens in enumerate(batch):
+            ids[row, : len(tokens)] = torch.from_numpy(tokens)
+        # Causal attention never looks right, so padding there needs no mask.
+        is_read = (torch.arange(ids.shape[1]) < lengths[:, None] - 1).to(self.device)
+        hidden = self._backbone(ids.to(self.device))
+        for part in hidden[is_read].split(self.rows):
+            yield self._head(part)
+
+    @property
+    def rows(self) -> int:
+        """Positions whose logits exist at once."""
+        elements = LOGIT_ELEMENTS * (1 if self.device.type == "cpu" else 8)
+        return max(1, elements // self.vocab_size)
+
+
+def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Parts:
+    if not _is_computed_here(model_dir):
+        from trainer.distill.teacher.published import load_published
+
+        return load_published(model_dir, dtype, device)
+    model = load_frozen(model_dir, dtype, device)
+
+    def backbone(ids: Tensor) -> Tensor:
+        return model.model(ids).last_hidden_state
+
+    return Parts(model, backbone, model.lm_head, model.lm_head.out_features)
+
+
+def _is_computed_here(model_dir: Path) -> bool:
+    tree = read_config(model_dir)
+    try:
+        parse_architecture(tree, str(model_dir))
+    except InputError:  # transformers may know it
+        return False
+    return decoder.is_computed_here(tree)

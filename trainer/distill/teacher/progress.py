@@ -1,0 +1,157 @@
+"""How far a teacher is: what it counts, and what people see of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from trainer.logits.description import ShardPlan
+from trainer.tracking.progress import Pace, ProgressView, ViewConsole, choose_view, duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headway:
+    """What a teacher has done of its share; what was there before counts."""
+
+    shards_done: int
+    shards: int
+    tokens_done: int
+    tokens: int
+    tokens_per_second: float | None
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        parts = [
+            f"shard {self.shards_done}/{self.shards}",
+            f"{self.tokens_done:,}/{self.tokens:,} tokens",
+        ]
+        if self.tokens_per_second is not None:
+            parts.append(f"{self.tokens_per_second:,.0f} tok/s")
+        if self.seconds_left is not None:
+            parts.append(f"{duration(self.seconds_left)} left")
+        return "  ".join(parts)
+
+
+class Tally:
+    """Counts the tokens of a teacher's share."""
+
+    def __init__(
+        self, share: Sequence[ShardPlan], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._share = share
+        self._done: set[int] = set()
+        self._reading = 0  # tokens of shards that are not on disk yet
+        self._read = 0
+        self._pace = Pace(clock)
+
+    def begin(self) -> None:
+        """Start the clock: the model is there."""
+        self._pace.seen(self._read)
+
+    def read(self, tokens: int) -> None:
+        """Count tokens that were scored."""
+        self._reading += tokens
+        self._read += tokens
+        self._pace.seen(self._read)
+
+    def written(self, plan: ShardPlan) -> None:
+        """Count a shard that was scored and is on disk."""
+        self._done.add(plan.number)
+        self._reading -= plan.tokens
+
+    def found(self, plan: ShardPlan) -> None:
+        """Count a shard that was on disk before."""
+        self._done.add(plan.number)
+
+    def lost(self, plan: ShardPlan) -> None:
+        """Count a shard out that has to be scored again."""
+        self._done.discard(plan.number)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every shard is on disk."""
+        return len(self._done) == len(self._share)
+
+    @property
+    def headway(self) -> Headway:
+        """What the counts come to."""
+        tokens = sum(plan.tokens for plan in self._share)
+        done = sum(plan.tokens for plan in self._share if plan.number in self._done)
+        done += self._reading
+        seconds = self._pace.left(self._read + 1)  # for one token
+        return Headway(
+            shards_done=len(self._done),
+            shards=len(self._share),
+            tokens_done=done,
+            tokens=tokens,
+            tokens_per_second=None if seconds is None else 1 / seconds,
+            seconds_left=self._pace.left(self._read + tokens - done),
+        )
+
+
+def open_teacher_view(stream: TextIO | None = None, *, interval: float = 5.0) -> ProgressView:
+    """Return the view that fits a stream (stderr); its `update` takes `Headway` as a mapping.
+
+    `interval` is the least time in seconds between plain lines.
+    """
+    return choose_view(LiveTeacher, lambda stream: PlainTeacher(stream, interval=interval), stream)
+
+
+class PlainTeacher:
+    """A ProgressView of lines."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream, self._interval, self._clock = stream, interval, clock
+        self._shown_at = -float("inf")
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        """Print a line when the last one is old enough, or all is done."""
+        headway = Headway(**status)
+        is_last = headway.shards_done == headway.shards
+        if is_last or self._clock() - self._shown_at >= self._interval:
+            self._shown_at = self._clock()
+            print(headway, file=self._stream, flush=True)
+
+    def event(self, event: str, step: int, **details: Any) -> None:
+        """See ProgressView; a teacher logs what happens."""
+
+    def close(self) -> None:
+        """See ProgressView."""
+
+
+class LiveTeacher:
+    """A ProgressView that redraws a bar."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._live = Live(
+            console=ViewConsole(file=stream), auto_refresh=False, redirect_stdout=False
+        )
+        self._live.start()
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        """Redraw."""
+        headway = Headway(**status)
+        bar = Table.grid()  # a bare bar ends without a line break
+        bar.add_row(ProgressBar(max(headway.tokens, 1), headway.tokens_done, width=60))
+        self._live.update(Group(Text(str(headway), style="bold"), bar), refresh=True)
+
+    def event(self, event: str, step: int, **details: Any) -> None:
+        """See ProgressView; a teacher logs what happens."""
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        self._live.stop()

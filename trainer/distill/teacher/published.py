@@ -1,0 +1,76 @@
+"""A teacher as transformers publishes it, for what `replica.torch.decoder` does not compute."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from trainer.distill.teacher.parts import Parts
+from trainer.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Parts:
+    """Return a causal language model of transformers.
+
+    Raises:
+        InputError: it cannot be loaded, or its head has another size than its config says.
+    """
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            dtype=dtype,
+            device_map={"": device},
+            local_files_only=True,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise InputError(f"{model_dir}: the model does not fit on {device}") from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{model_dir}: cannot be loaded: {reason}") from None
+    model.eval()
+
+    def hidden_states(ids: Tensor) -> Tensor:
+        return model.base_model(ids, use_cache=False).last_hidden_state
+
+    def logits(ids: Tensor) -> Tensor:
+        return model(ids, use_cache=False).logits
+
+    vocab_size: int = model.config.vocab_size
+    if _is_head_alone(model, device):
+        return Parts(model, hidden_states, model.get_output_embeddings(), vocab_size)
+    log.info("the logits of %s are more than a product with its head", model_dir)
+    return Parts(model, logits, lambda rows: rows, vocab_size)
+
+
+@torch.no_grad()
+def _is_head_alone(model: Any, device: torch.device) -> bool:
+    """Whether the head on the last hidden states gives the model's very own logits.
+
+    Some models scale or cap what their head gives. One short forward tells, since its weights
+    may have to come from a disk.
+    """
+    seen: list[Tensor] = []
+    hook = model.base_model.register_forward_hook(
+        lambda *call: seen.append(call[-1].last_hidden_state)
+    )
+    vocab_size = model.config.vocab_size
+    probe = torch.arange(8, device=device)[None] % vocab_size
+    logits = model(probe, use_cache=False).logits
+    hook.remove()
+    if logits.shape[-1] != vocab_size:
+        raise InputError(
+            f"{model.name_or_path}: gives {logits.shape[-1]} logits, its config.json"
+            f" says vocab_size {vocab_size}"
+        )
+    head = model.get_output_embeddings()
+    return head is not None and torch.equal(head(seen[0]), logits)

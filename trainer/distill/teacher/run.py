@@ -1,0 +1,166 @@
+"""A teacher's pass over its share of the shards: each once, whatever ends it in between."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.distill.teacher.assignment import Assignment
+from trainer.distill.teacher.progress import Headway, Tally
+from trainer.errors import StorageError
+from trainer.interruption import Interrupted
+from trainer.logits.description import ShardPlan
+from trainer.logits.heartbeat import INTERVAL, TeacherBeat
+
+if TYPE_CHECKING:  # torch and transformers come with it: not when all is scored already
+    from trainer.distill.teacher.scoring import Teacher
+
+log = logging.getLogger(__name__)
+
+POLL = 2.0
+"""Seconds between two looks for requests, when nothing else is to be done."""
+
+
+class Teaching:
+    """Scores an assignment's shards, or each Nth of them.
+
+    What is there and whole is left as it is; what is missing, damaged or asked for by a student is
+    scored. One thread writes a shard while the next one is scored.
+
+    Args:
+        open_teacher: loads the model; called when there is something to score.
+        share: the part's number I, from 1, and how many parts N there are.
+        name: of this teacher's heartbeat; by host and part without one.
+        over: asked between shards: whether nobody needs any more of them.
+        on_headway: called after each batch and each shard with `Headway` as a mapping.
+        check: called after each batch; may raise to end the pass.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        open_teacher: Callable[[], Teacher],
+        *,
+        share: tuple[int, int] = (1, 1),
+        name: str | None = None,
+        over: Callable[[], bool] = lambda: False,
+        on_headway: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._folder, self._windows = assignment.folder, assignment.windows
+        self._open_teacher = open_teacher
+        self._teacher: Teacher | None = None
+        index, count = share
+        self._share = self._folder.description.shards[index - 1 :: count]
+        self._name = name or f"{socket.gethostname()}-{index}-of-{count}"
+        self._over = over
+        self._on_headway, self._check = on_headway, check
+        self._tally = Tally(self._share)
+        self._writing: tuple[ShardPlan, Future[Path]] | None = None
+        self._beaten_at = -float("inf")
+
+    def run(self, *, stay: bool = False) -> Headway:
+        """Score what is missing; with `stay` then wait for students' requests until it is over.
+
+        Raises:
+            NonFiniteError: the model computes NaN or Inf.
+            StorageError: a shard could not be written; nothing half-written is left.
+            Interrupted: the pass was stopped; a shard that was scored is written first.
+        """
+        with TeacherBeat(self._folder, self._name) as beat:
+            try:
+                self._pass(beat, stay)
+            except Interrupted:
+                if self._tally.is_complete:
+                    beat.done()
+                raise
+            beat.done()
+        return self._tally.headway
+
+    def _pass(self, beat: TeacherBeat, stay: bool) -> None:
+        with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
+            for plan in self._due():
+                if self._over():
+                    break
+                self._score(plan, beat, writer)
+            self._finish_writing()
+            self._on_headway(asdict(self._tally.headway))
+            beat.beat(**self._figures())
+            while stay and not self._over():
+                beat.beat(**self._figures(), state="waiting")
+                time.sleep(POLL)
+                for plan in self._requested():
+                    self._score(plan, beat, writer)
+                self._finish_writing()
+
+    def _due(self) -> Iterator[ShardPlan]:
+        """Yield what has to be scored, in order, but first what a student waits for."""
+        for plan in self._share:
+            yield from self._requested()
+            if self._is_there(plan):
+                self._tally.found(plan)
+            else:
+                yield plan
+        yield from self._requested()
+
+    def _requested(self) -> Iterator[ShardPlan]:
+        wanted = set(self._folder.requests())
+        for plan in self._share:
+            if plan.number in wanted and not self._is_there(plan):
+                self._tally.lost(plan)
+                yield plan
+
+    def _is_there(self, plan: ShardPlan) -> bool:
+        """Whether a shard needs no scoring, after a look at its bytes."""
+        self._check()
+        if self._writing is not None and self._writing[0] is plan:
+            return True
+        if not self._folder.is_there(plan.number):
+            return False
+        try:
+            self._folder.verify(plan.number)
+        except StorageError as error:
+            log.warning("%s; it is scored again", error)
+            return False
+        return True
+
+    def _score(self, plan: ShardPlan, beat: TeacherBeat, writer: ThreadPoolExecutor) -> None:
+        if self._teacher is None:
+            self._teacher = self._open_teacher()
+            self._tally.begin()
+
+        def on_tokens(tokens: int) -> None:
+            self._check()
+            self._tally.read(tokens)
+            self._show(beat)
+
+        windows = self._teacher.score(self._windows.cut(plan), on_tokens)
+        self._finish_writing()  # at most one shard waits in memory
+        self._writing = plan, writer.submit(self._folder.write, plan.number, windows)
+
+    def _finish_writing(self) -> None:
+        if self._writing is not None:
+            plan, written = self._writing
+            written.result()
+            self._writing = None
+            self._tally.written(plan)
+
+    def _show(self, beat: TeacherBeat) -> None:
+        self._on_headway(asdict(self._tally.headway))
+        if time.monotonic() - self._beaten_at >= INTERVAL:
+            self._beaten_at = time.monotonic()
+            beat.beat(**self._figures())
+
+    def _figures(self) -> dict[str, Any]:
+        headway = self._tally.headway
+        return {
+            "shards_done": headway.shards_done,
+            "shards": headway.shards,
+            "tokens_per_second": headway.tokens_per_second,
+        }

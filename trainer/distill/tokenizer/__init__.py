@@ -1,0 +1,1 @@
+"""A student's tokenizer, cut from its teacher's."""

@@ -1,0 +1,124 @@
+"""Which teacher token each token of a student is.
+
+A trimmed tokenizer (see `trim.py`) holds a part of its teacher's tokens under compact ids; its
+`vocabulary.json` says which:
+
+    {"schema": "motley.vocabulary/1", "teacher_tokenizer": BLAKE3 of the teacher's tokenizer.json,
+     "tokenizer": BLAKE3 of the tokenizer.json beside it, "teacher_ids": [...]}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from trainer.data.encoder import load_tokenizer
+from trainer.errors import InputError, RefusedError
+from trainer.model.safetensors_headers import read_config
+
+FILE = "vocabulary.json"
+SCHEMA = "motley.vocabulary/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """A student's tokens, each of them one of the teacher's."""
+
+    teacher_ids: NDArray[np.int32]
+    """`[size]`: the teacher's id of each of the student's tokens; each id once, ascending."""
+    tokenizer: str
+    """BLAKE3 hex of the student's tokenizer.json."""
+    teacher_tokenizer: str
+    """BLAKE3 hex of the teacher's; equal to `tokenizer` when the student uses it as it is."""
+
+    @property
+    def size(self) -> int:
+        """Tokens of the student's tokenizer; its model may have more rows (a padded vocabulary)."""
+        return len(self.teacher_ids)
+
+    @classmethod
+    def load(cls, tokenizer_dir: Path, teacher_dir: Path) -> Vocabulary:
+        """Return how the tokenizer of one folder stands to that of the teacher's folder.
+
+        Raises:
+            RefusedError: the tokenizer was not made from this teacher's; names both hashes.
+            InputError: a file is missing or damaged, or the teacher's tokenizer makes tokens that
+                its model does not know.
+        """
+        theirs, ours = tokenizer_digest(teacher_dir), tokenizer_digest(tokenizer_dir)
+        teacher_size = _check_known(teacher_dir)
+        if ours == theirs:
+            return cls(np.arange(teacher_size, dtype=np.int32), ours, theirs)
+        if not (tokenizer_dir / FILE).is_file():
+            raise RefusedError(
+                f"{tokenizer_dir}: its tokenizer is not the teacher's ({ours[:16]}, that of"
+                f" {teacher_dir} is {theirs[:16]}), and no {FILE} says how they compare; make one"
+                " with `trainer distill trim-tokenizer`"
+            )
+        vocabulary = _read(tokenizer_dir / FILE)
+        if vocabulary.tokenizer != ours:
+            raise RefusedError(
+                f"{tokenizer_dir}: tokenizer.json ({ours[:16]}) is not the one that {FILE} was"
+                f" written for ({vocabulary.tokenizer[:16]})"
+            )
+        if vocabulary.teacher_tokenizer != theirs:
+            raise RefusedError(
+                f"{tokenizer_dir}: was trimmed from the tokenizer"
+                f" {vocabulary.teacher_tokenizer[:16]}, that of {teacher_dir} is {theirs[:16]}"
+            )
+        return vocabulary
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Return the BLAKE3 hex digest of a folder's tokenizer.json.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        return blake3(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def tokenizer_size(folder: Path) -> int:
+    """Return how many ids a folder's tokenizer can make: its largest one plus one.
+
+    Raises:
+        InputError: there is no usable tokenizer.json.
+    """
+    return max(load_tokenizer(folder).get_vocab().values()) + 1
+
+
+def _check_known(teacher_dir: Path) -> int:
+    """Return the size of the teacher's tokenizer, which its model must know in full."""
+    size, known = tokenizer_size(teacher_dir), read_config(teacher_dir).get("vocab_size")
+    if not isinstance(known, int) or size > known:
+        raise InputError(
+            f"{teacher_dir}: its tokenizer makes {size} tokens, its model knows {known}; take the"
+            " tokenizer that the model was trained with"
+        )
+    return size
+
+
+def _read(path: Path) -> Vocabulary:
+    try:
+        tree: Any = json.loads(path.read_bytes())
+        if tree["schema"] != SCHEMA:
+            raise InputError(f"{path}: unknown schema {tree['schema']!r}")
+        ids = np.array(tree["teacher_ids"], dtype=np.int32)
+        vocabulary = Vocabulary(ids, str(tree["tokenizer"]), str(tree["teacher_tokenizer"]))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        raise InputError(f"{path}: damaged") from None
+    if ids.ndim != 1 or not ids.size or ids[0] < 0 or np.any(np.diff(ids) <= 0):
+        raise InputError(f"{path}: damaged: teacher_ids must ascend")
+    return vocabulary

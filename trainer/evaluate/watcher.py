@@ -1,0 +1,88 @@
+"""The folder of a run that trains: which checkpoints it holds, and what became of one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer.checkpoint.reader import FOLDER, checkpoint_digest, step_folders, step_of
+from trainer.errors import StorageError
+from trainer.storage.atomic_folder import MANIFEST, read_manifest
+from trainer.tracking.status import STATUS_FILE, says_over
+
+logger = logging.getLogger(__name__)
+
+Fate = Literal["here", "gone", "away"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete one, as it was when it was found."""
+
+    path: Path
+    digest: str
+
+    @property
+    def step(self) -> int:
+        """Its step, from the folder's name."""
+        return step_of(self.path)
+
+
+class WatchedRun:
+    """A run's output folder, or only the folder of its checkpoints; it need not be there yet."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._damaged: set[str] = set()
+
+    @property
+    def store(self) -> Path:
+        """Where the step folders lie."""
+        below = self._output / FOLDER
+        return below if below.is_dir() else self._output
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return those whose manifest and sizes are right, newest first; name damaged ones once.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        found: list[Checkpoint] = []
+        for path in step_folders(self.store):
+            try:
+                read_manifest(path)
+                found.append(Checkpoint(path, checkpoint_digest(path)))
+            except StorageError as error:
+                # Without a manifest it is still on its way here, or already on its way out.
+                if (path / MANIFEST).is_file():
+                    self.left_out(str(error))
+        return found
+
+    def left_out(self, reason: str) -> None:
+        """Say once why a checkpoint is not scored."""
+        if reason not in self._damaged:
+            self._damaged.add(reason)
+            logger.error("checkpoint left out: %s", reason)
+
+    def fate(self, checkpoint: Checkpoint) -> Fate:
+        """Return whether a checkpoint is still here, or gone, or the whole folder is away.
+
+        A run always keeps its newest one, so a folder without any is not there as a whole.
+        """
+        try:
+            if checkpoint_digest(checkpoint.path) == checkpoint.digest:
+                return "here"
+            return "gone"
+        except StorageError:
+            pass
+        try:
+            return "gone" if self.checkpoints() else "away"
+        except OSError:
+            return "away"
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended for good; unknown, and so False, without its status."""
+        return says_over(self._output / STATUS_FILE)

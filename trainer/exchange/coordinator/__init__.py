@@ -1,0 +1,1 @@
+"""The coordinator's state machine. Sans-IO."""

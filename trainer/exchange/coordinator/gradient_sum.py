@@ -1,0 +1,226 @@
+"""The sum of a step's gradients: contributions come in pieces, averages go out as bytes.
+
+Contributions are added in the order of their samples, so the same split gives the same bits.
+The average leaves as encoded bytes, and everyone, the coordinator too, decodes those bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import NonFiniteError, ProtocolError
+from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.protocol.codecs import Codec
+from trainer.exchange.protocol.wire import CHUNK, MAX_WEIGHT, Frame, MessageType
+from trainer.model.layout import GradientLayout
+
+Float32 = NDArray[np.float32]
+
+_PIECE = 16 * 1024
+"""Floats squared at a time: their doubles stay in the cache and in malloc's heap."""
+_CHECKED = 64 * 1024
+"""Floats looked at in one go: the second look finds them in the cache."""
+
+
+class BlockAssembly:
+    """The bytes of one encoded block, filled strictly from front to back."""
+
+    def __init__(self, nbytes: int, weight: int) -> None:
+        self.bytes = np.empty(nbytes, dtype=np.uint8)
+        self.weight = weight
+        self._filled = 0
+
+    def add(self, frame: Frame) -> bool:
+        """Take one frame in and return whether the block is whole.
+
+        Raises:
+            ProtocolError: the frame does not continue the block.
+        """
+        end = frame.offset + len(frame.payload)
+        if frame.offset != self._filled or end > self.bytes.size or not frame.payload:
+            raise ProtocolError(
+                f"block {frame.block}: bytes {frame.offset}..{end} came, "
+                f"{self._filled} of {self.bytes.size} are here"
+            )
+        if frame.weight != self.weight:
+            raise ProtocolError(f"block {frame.block}: weight changed within the block")
+        self.bytes[frame.offset : end] = np.frombuffer(frame.payload, np.uint8)
+        self._filled = end
+        return end == self.bytes.size
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """One shard's gradient sum of one block, fp32, and what it is to be divided by."""
+
+    values: Float32
+    weight: int
+    squares: float
+    """The sum of squares, in single precision: inf where that overflows."""
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm, to about three digits."""
+        return math.sqrt(self.squares if self.squares < math.inf else _square_sum(self.values))
+
+
+@dataclass(frozen=True)
+class Average:
+    """An averaged block as it goes to everyone."""
+
+    block: int
+    encoded: NDArray[np.uint8]
+    weight: int
+
+
+class GradientSum:
+    """All contributions to one step, `[N]` fp32 when complete."""
+
+    def __init__(self, layout: GradientLayout, codec: Codec, step: int) -> None:
+        self.layout = layout
+        self.codec = codec
+        self.step = step
+        self.flat: Float32 = np.empty(layout.size, dtype=np.float32)
+        """The averaged gradient, valid in the blocks that are in `averages`."""
+        self.averages: dict[int, Average] = {}
+        self.bytes_received = 0
+        self._partial: dict[tuple[int, int], BlockAssembly] = {}
+        self._whole: dict[int, dict[int, Contribution]] = {}
+        self._square_sums: dict[int, float] = {}
+
+    @property
+    def norm(self) -> float:
+        """The global L2 norm of the averages; exact in the order in which blocks came."""
+        return math.sqrt(math.fsum(self._square_sums.values()))
+
+    def add(self, frame: Frame) -> Contribution | None:
+        """Take a gradient frame in and return its contribution if that is whole now.
+
+        Raises:
+            ProtocolError: codec, block, offset, length or weight is wrong.
+            NonFiniteError: the contribution holds a NaN or Inf.
+        """
+        if frame.codec != self.codec.id:
+            raise ProtocolError(f"codec {frame.codec} came, {self.codec.name} was agreed")
+        key = (frame.block, frame.shard)
+        assembly = self._partial.get(key)
+        if assembly is None:
+            size = self.layout.blocks[frame.block].size
+            assembly = BlockAssembly(self.codec.nbytes(size), frame.weight)
+            self._partial[key] = assembly
+        self.bytes_received += len(frame.payload)
+        if not assembly.add(frame):
+            return None
+        del self._partial[key]
+        values = self._decoded(frame.block, assembly.bytes)
+        squares = self._check(frame.block, values, f"rank {frame.rank}")
+        contribution = Contribution(values, assembly.weight, squares)
+        self._whole.setdefault(frame.block, {})[frame.shard] = contribution
+        return contribution
+
+    def forget(self, shard: int) -> None:
+        """Drop the unfinished contributions of a shard whose worker was lost."""
+        for key in [key for key in self._partial if key[1] == shard]:
+            del self._partial[key]
+
+    def average(self, block: int, order: Sequence[Shard]) -> Average:
+        """Add the contributions of `order`, divide by their weight, and encode.
+
+        Raises:
+            NonFiniteError: the sum overflowed.
+        """
+        whole = self._whole.pop(block)
+        span = self.layout.blocks[block]
+        out = self.flat[span.start : span.stop]
+        first, *rest = (whole[shard.id] for shard in order)
+        out[...] = first.values
+        with np.errstate(over="ignore"):  # an overflow is found, and named, by the check below
+            for other in rest:
+                np.add(out, other.values, out=out)
+        weight = first.weight + sum(other.weight for other in rest)
+        if weight:
+            np.divide(out, np.float32(weight), out=out)
+        encoded = out.view(np.uint8)
+        if self.codec.name != "fp32":
+            encoded = self.codec.encode(block, out)
+            self.codec.decode(encoded, out)
+        self._check(block, out, "the average")
+        self._square_sums[block] = _square_sum(out)
+        self.averages[block] = Average(block, encoded, min(weight, MAX_WEIGHT))
+        return self.averages[block]
+
+    def frames(self, average: Average, generation: int) -> Iterator[Frame]:
+        """Yield the frames that carry an average to one member."""
+        is_layer = self.layout.blocks[average.block].is_layer
+        kind = (
+            MessageType.AVERAGED_BLOCK_GRADIENT
+            if is_layer
+            else MessageType.AVERAGED_NON_BLOCK_GRADIENT
+        )
+        return block_frames(
+            kind, average.encoded, generation, self.step, average.block, self.codec, average.weight
+        )
+
+    def _decoded(self, block: int, encoded: NDArray[np.uint8]) -> Float32:
+        values = np.empty(self.layout.blocks[block].size, dtype=np.float32)
+        if self.codec.name == "fp32":
+            return encoded.view(np.float32)  # no second copy: the sums are what memory goes to
+        self.codec.decode(encoded, values)
+        return values
+
+    def _check(self, block: int, values: Float32, source: str) -> float:
+        """Return the sum of squares, inf where that overflows, of values that are all finite."""
+        squares, finite = 0.0, True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, values.size, _CHECKED):
+                piece = values[start : start + _CHECKED]
+                finite = finite and bool(np.isfinite(piece).all())
+                squares += float(np.dot(piece, piece))
+        if finite:
+            return squares
+        where = int(np.argmin(np.isfinite(values)))
+        tensor = self.layout.tensor_at(block, where)
+        raise NonFiniteError(
+            f"step {self.step + 1}: {source} sent {values[where]} in block "
+            f"{self.layout.blocks[block].name}, tensor {tensor.name}: the run is halted before "
+            "the update, the last checkpoint is intact"
+        )
+
+
+def _square_sum(values: Float32) -> float:
+    """Return the sum of squares in double precision, in pieces that cost little memory."""
+    pieces = (values[start : start + _PIECE] for start in range(0, values.size, _PIECE))
+    return math.fsum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces)
+
+
+def block_frames(
+    kind: MessageType,
+    encoded: NDArray[np.uint8],
+    generation: int,
+    step: int,
+    block: int,
+    codec: Codec,
+    weight: int,
+    rank: int = 0,
+    shard: int = 0,
+) -> Iterator[Frame]:
+    """Yield the frames of one encoded block, in order, lazily."""
+    view = encoded.data
+    for offset in range(0, encoded.size, CHUNK):
+        yield Frame(
+            kind,
+            view[offset : offset + CHUNK],
+            generation=generation,
+            step=step,
+            rank=rank,
+            block=block,
+            shard=shard,
+            weight=weight,
+            offset=offset,
+            codec=codec.id,
+        )

@@ -1,0 +1,341 @@
+"""The coordinator: the state machine that keeps all replicas of a run equal.
+
+Sans-IO: `connected`, `receive`, `disconnected`, `tick` and `stop` take an event and the time and
+return actions for a shell to carry out; no sockets, no clock, no threads. This file knows who is
+here and which phase the run is in, `training.py` runs the rounds. The message flow is drawn in
+docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from trainer.config.run import RunConfig
+from trainer.errors import GradientError, ProtocolError, TrainerError, UnprovedError
+from trainer.exchange.coordinator.joiners import Joiners
+from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.coordinator.training import Training
+from trainer.exchange.coordinator.validation import Score
+from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.actions import Action, Finish
+from trainer.exchange.protocol.members import Certified, Job, Member, RefusalError, Roster
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.model.layout import GradientLayout
+from trainer.optimizer import TrainState
+
+Phase = Literal["waiting", "running", "finishing", "over"]
+
+INTRODUCTION = 5.0
+"""Seconds that a connection has to send its JoinRequest."""
+RESUME_PATIENCE = 15.0
+"""Seconds that a resumed run waits for all of its workers before it goes on with those here."""
+STOP_PATIENCE = 10.0
+"""Seconds that a stop waits for the step under way, and for the last proofs of equal weights."""
+_GRADIENTS = (MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT)
+_WORK = (*_GRADIENTS, MessageType.SHARD_RESULT)
+
+
+class Coordinator:
+    """One run's state machine; called from one thread, times are monotonic seconds."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        job: Job,
+        layout: GradientLayout,
+        plan: StepPlan,
+        validation_samples: int,
+        state: TrainState,
+        expect_workers: int,
+        score: Score,
+        now: float,
+        generation: int = 0,
+    ) -> None:
+        self.phase: Phase = "waiting"
+        self.expect_workers = expect_workers
+        self.roster = Roster(job, generation)
+        self._outbox = Outbox()
+        self.training = Training(
+            config=config,
+            layout=layout,
+            plan=plan,
+            validation_samples=validation_samples,
+            state=state,
+            roster=self.roster,
+            outbox=self._outbox,
+            score=score,
+        )
+        self._settings = config.exchange
+        streams, patience = len(layout.blocks) + 1, self._settings.join_deadline
+        self._joiners = Joiners(self.roster, self._outbox, streams, patience)
+        self._resumed = state.step > 0
+        self._introductions: dict[int, tuple[float, Certified]] = {}
+        self._stop_reason = ""
+        self._alone_since = now
+        self._stop_by = math.inf
+        self._last_tick = now
+        self._last_beat = now
+
+    # Events
+
+    def connected(self, link: int, certified: Certified, now: float) -> list[Action]:
+        """A link opened; `certified` is what the peer's certificate says, if it showed one."""
+        self._introductions[link] = (now, certified)
+        return self._outbox.take()
+
+    def receive(self, link: int, frame: Frame, now: float) -> list[Action]:
+        """A frame came in on a link."""
+        if self.phase == "over":
+            return []
+        try:
+            if link in self._introductions:
+                self._join(link, frame, now)
+            elif member := self.roster.by_link(link):
+                self._handle(member, frame, now)
+                self._move_on(now)
+        except ProtocolError as error:
+            self._expel(link, str(error), now)
+        except GradientError as error:
+            return self.halt(error)
+        return self._outbox.take()
+
+    def heard(self, link: int, now: float) -> None:
+        """Bytes passed on a link: the peer lives, also in the middle of a long frame."""
+        if member := self.roster.by_link(link):
+            member.last_heard = now
+
+    def disconnected(self, link: int, reason: str, now: float) -> list[Action]:
+        """A link closed, or its shell gave it up."""
+        self._introductions.pop(link, None)
+        if (member := self.roster.by_link(link)) and self.phase != "over":
+            self._lose(member, reason, now)
+        return self._outbox.take()
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passed; call this several times a heartbeat."""
+        if self.phase == "over":
+            return []
+        self._forgive_own_sleep(now)
+        for link, (since, _) in list(self._introductions.items()):
+            if now - since > INTRODUCTION:
+                self._expel(link, f"no JoinRequest within {INTRODUCTION:.0f} s", now)
+        for member in list(self.roster):
+            if now - member.last_heard > self._settings.lost_after:
+                self._expel(member.link, f"silent for {self._settings.lost_after:g} s", now)
+        for member, reason in self.training.late(now):
+            self._expel(member.link, reason, now)
+        for member in self._joiners.overdue(now):
+            self._expel(member.link, self.roster.bar(member, self._settings.join_deadline), now)
+        if now - self._last_beat >= self._settings.heartbeat:
+            self._last_beat = now
+            for member in self.roster:
+                self._outbox.beat(member)
+        self._check_patience(now)
+        self._move_on(now)
+        return self._outbox.take()
+
+    def stop(self, reason: str, now: float) -> list[Action]:
+        """Save what is committed, give the step that is under way some time, and end with 0."""
+        if self.phase == "over" or self.training.stopping:
+            return []
+        self._stop_reason = reason
+        self._stop_by = now + STOP_PATIENCE
+        self.training.stopping = True
+        self._outbox.emit("stopping", reason=reason)
+        # First of all: the one who asked may not wait for a step that takes minutes.
+        self.training.save()
+        if self.phase in ("waiting", "running") and not (self._stepping and self.roster.ready()):
+            self._begin_finish()
+        return self._outbox.take()
+
+    def halt(self, error: TrainerError) -> list[Action]:
+        """End at once with an error's exit code; what is not saved is lost."""
+        if self.phase == "over":
+            return []
+        self._outbox.emit("halted", reason=str(error))
+        self._end(error.exit_code, str(error))
+        return self._outbox.take()
+
+    def fail(self, reason: str) -> list[Action]:
+        """End after a defect: leave what it had begun, and save the last committed state."""
+        self._outbox.take()
+        self.phase = "over"
+        self.training.save()
+        for member in self.roster:
+            self._outbox.close(member.link, reason)
+        self._outbox.add(Finish(1, reason))
+        return self._outbox.take()
+
+    def settle(self, now: float) -> list[Action]:
+        """Do what was left for after the commit went out: apply the update, log, save."""
+        self.training.settle()
+        self._move_on(now)
+        return self._outbox.take()
+
+    # Members
+
+    def _join(self, link: int, frame: Frame, now: float) -> None:
+        if frame.type is not MessageType.JOIN_REQUEST:
+            raise ProtocolError(f"{frame.type.name} before JoinRequest")
+        request = messages.parse(frame)
+        assert isinstance(request, messages.JoinRequest)
+        _, certified = self._introductions.pop(link)
+        state = self.training.state
+        stranger = Member(link, request.rank or 0, 0, request, now)
+        if self.phase == "finishing":
+            self._outbox.send(stranger, messages.Shutdown(reason="the run is over", exit_code=0))
+            self._outbox.close(link, "the run is over", told=True)
+            return
+        try:
+            member = self.roster.admit(link, request, certified, now)
+        except RefusalError as refusal:
+            refused = messages.JoinRefused(reason=str(refusal)[:1000], retry=refusal.retry)
+            self._outbox.send(stranger, refused)
+            self._outbox.close(link, str(refusal), told=True)
+            self._outbox.emit("refused", rank=request.rank, reason=str(refusal))
+            return
+        member.step, moments = state.step, state.step > 0
+        accepted = messages.JoinAccepted(
+            rank=member.rank,
+            generation=member.generation,
+            step=state.step,
+            moments=moments,
+            heartbeat=self._settings.heartbeat,
+            lost_after=self._settings.lost_after,
+        )
+        self._outbox.send(member, accepted)
+        frames = member.delivery.state(state.snapshot(), member.generation, moments)
+        self._outbox.stream(member, frames)
+        self.training.catch_up(member)
+
+    def _handle(self, member: Member, frame: Frame, now: float) -> None:
+        if frame.generation != member.generation:
+            raise ProtocolError(
+                f"{frame.type.name} of generation {frame.generation}, "
+                f"the member is of {member.generation}"
+            )
+        if self.phase == "finishing" and frame.type in _WORK:
+            return  # what a stop cut short: a validation, or a step that everyone left
+        if frame.type in _GRADIENTS:
+            self.training.gradient(member, frame)
+            return
+        match messages.parse(frame):
+            case messages.Heartbeat():
+                pass
+            case messages.StateLoaded() as proof:
+                member.prove(proof.digest)
+            case messages.ShardResult() as result:
+                self.training.result(member, result, now)
+            case messages.WeightsReport() as report:
+                self.training.audit.answer(member.rank, report)
+            case messages.Leave(reason=reason):
+                self._expel(member.link, reason, now)
+            case other:
+                raise ProtocolError(f"{other.type.name} is not for the coordinator")
+
+    def _welcome(self, member: Member, now: float) -> None:
+        event, details = self.roster.welcome(member)
+        self._outbox.emit(event, **details)
+        self.training.joined(member, now)
+        self._check_patience(now)
+
+    def _expel(self, link: int, reason: str, now: float) -> None:
+        self._introductions.pop(link, None)
+        self._outbox.close(link, reason)
+        if member := self.roster.by_link(link):
+            self._lose(member, reason, now)
+
+    def _lose(self, member: Member, reason: str, now: float) -> None:
+        self.roster.remove(member)
+        self._outbox.emit(
+            "lost", rank=member.rank, reason=reason, generation=self.roster.generation
+        )
+        if member.ready and self.phase == "running" and not self.roster.ready():
+            self._alone_since = now
+        self.training.lost(member, now)
+
+    def _forgive_own_sleep(self, now: float) -> None:
+        """Move all deadlines when it was this process that slept: nobody could be heard."""
+        slept = now - self._last_tick
+        self._last_tick = now
+        if slept <= self._settings.lost_after / 2:
+            return
+        self._alone_since = min(now, self._alone_since + slept)
+        for member in self.roster:
+            member.last_heard = min(now, member.last_heard + slept)
+        self.training.audit.postpone(slept)
+        if round_ := self.training.round:
+            round_.deadline += min(slept, now - round_.started)
+        for link, (since, certified) in self._introductions.items():
+            self._introductions[link] = (min(now, since + slept), certified)
+
+    # Phases
+
+    def _check_patience(self, now: float) -> None:
+        """Start when everyone is here; give up when nobody came in time."""
+        ready = [member.rank for member in self.roster.ready()]
+        waited, patience = now - self._alone_since, self._settings.join_deadline
+        gave_up = waited > patience and not self._joiners.arriving()
+        if self.phase == "waiting":
+            late = waited > min(patience, RESUME_PATIENCE)
+            if len(ready) >= self.expect_workers or (self._resumed and ready and late):
+                self.phase = "running"
+                self.training.begin(now)
+            elif gave_up:
+                missing = [r for r in range(self.expect_workers) if r not in ready]
+                listed = ", ".join(map(str, missing))
+                self._end(3, f"rank {listed} did not join within {patience:.0f} s")
+        elif self.phase == "running" and not ready and gave_up:
+            self.training.save()
+            self._end(3, f"no worker was left for {patience:.0f} s: see their logs, then resume")
+
+    def _move_on(self, now: float) -> None:
+        """Take in who has caught up, and close what is complete: a round, or the run."""
+        for member in self._joiners.caught_up():
+            self._welcome(member, now)
+        if self.phase == "running":
+            if self.training.stopping or not self._joiners.behind(now):
+                self.training.advance(now)
+            deserted = self.training.stopping and not self.roster.ready()
+            given_up = deserted or now >= self._stop_by
+            if self.training.settled and (self.training.round is None or given_up):
+                self._begin_finish()
+        if self.phase == "finishing" and (not self.training.audit.pending or now >= self._stop_by):
+            self._conclude()
+
+    @property
+    def _stepping(self) -> bool:
+        """Whether a step, and not a validation, is under way."""
+        return self.training.round is not None and self.training.round.kind == "train"
+
+    def _begin_finish(self) -> None:
+        if self._stepping:  # only a stop ends before the last step
+            step = self.training.state.step + 1
+            self._stop_reason += f"; step {step} was not done in time and is left out"
+        self.phase = "finishing"
+        self.training.round = None
+        self.training.save()
+
+    def _conclude(self) -> None:
+        """End in order: with 0 when asked to stop, else only if the last state is proved."""
+        step = self.training.state.step
+        gap = self.training.audit.gap(step)
+        if gap and step:
+            self._outbox.emit("unproved", at=step, reason=gap)
+        if gap and not self.training.stopping:
+            error = UnprovedError(gap)
+            self._end(error.exit_code, str(error))
+        else:
+            self._end(0, self._stop_reason or "done")
+
+    def _end(self, exit_code: int, reason: str) -> None:
+        self.phase = "over"
+        self.training.round = None
+        for member in self.roster:
+            shutdown = messages.Shutdown(reason=reason[:1000], exit_code=exit_code)
+            self._outbox.send(member, shutdown)
+            self._outbox.close(member.link, reason, told=True)
+        self._outbox.add(Finish(exit_code, reason))

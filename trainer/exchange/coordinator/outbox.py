@@ -1,0 +1,49 @@
+"""What one event makes the coordinator do, collected in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.actions import Action, Close, Emit, Send
+from trainer.exchange.protocol.members import Member
+from trainer.exchange.protocol.wire import Frame
+
+
+class Outbox:
+    """The actions of the event being handled."""
+
+    def __init__(self) -> None:
+        self._actions: list[Action] = []
+
+    def add(self, action: Action) -> None:
+        """Append an action."""
+        self._actions.append(action)
+
+    def send(self, member: Member, message: messages.Message, step: int = 0) -> None:
+        """Send a control message to a member."""
+        self.stream(member, [message.frame(member.generation, step, member.rank)])
+
+    def stream(self, member: Member, frames: Iterable[Frame]) -> None:
+        """Send frames to a member; those of a joiner are counted until its link took them."""
+        counted = frames if member.ready else member.delivery.counted(frames)
+        self.add(Send(member.link, counted))
+
+    def beat(self, member: Member) -> None:
+        """Send a heartbeat, unless something is on its way already."""
+        frame = messages.Heartbeat().frame(member.generation, rank=member.rank)
+        self.add(Send(member.link, [frame], if_idle=True))
+
+    def close(self, link: int, reason: str, *, told: bool = False) -> None:
+        """Close a link, or let the peer do so that was told."""
+        self.add(Close(link, reason, told))
+
+    def emit(self, event: str, **details: Any) -> None:
+        """Log an event."""
+        self.add(Emit({"event": event, **details}))
+
+    def take(self) -> list[Action]:
+        """Return the collected actions and start anew."""
+        actions, self._actions = self._actions, []
+        return actions

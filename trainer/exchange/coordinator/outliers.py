@@ -1,0 +1,107 @@
+"""Contributions that are far longer than their block's others usually are. Pure.
+
+A sum over a share of weight w has the norm n. Where samples agree n grows like w, where they are
+noise like the root of w, so n/w and n/sqrt(w) are both compared with their medians over the block's
+last contributions. Only what is more than `alarm_factor` times both is an outlier: no share is one
+for its size. Nothing is changed: a value that is odd may still be right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from trainer.config.run import ExchangeConfig
+from trainer.errors import OutlierError
+from trainer.exchange.coordinator.gradient_sum import Contribution
+from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.protocol.wire import Frame
+from trainer.model.layout import GradientLayout
+
+WINDOW = 64
+"""Contributions to a block that its medians are of."""
+FEWEST = 8
+"""Contributions before one can be an outlier."""
+
+
+def _recent() -> deque[float]:
+    return deque(maxlen=WINDOW)
+
+
+@dataclass
+class _Usual:
+    """What one block's contributions were like lately."""
+
+    by_weight: deque[float] = field(default_factory=_recent)
+    by_root: deque[float] = field(default_factory=_recent)
+
+
+class Outliers:
+    """Compares each contribution with its block's past, and says or halts what is far off."""
+
+    def __init__(self, layout: GradientLayout, settings: ExchangeConfig, outbox: Outbox) -> None:
+        self._layout = layout
+        self._factor = settings.alarm_factor
+        self._halts = settings.outliers == "halt"
+        self._outbox = outbox
+        self._usual = [_Usual() for _ in layout.blocks]
+        self._said: set[tuple[int, int]] = set()
+        """The (step, rank) of the present step that have an event."""
+
+    def check(self, frame: Frame, contribution: Contribution) -> None:
+        """Look at a contribution that the last of its frames made whole.
+
+        Raises:
+            OutlierError: it is an outlier, and the run is to halt for it.
+        """
+        norm, weight = contribution.norm, contribution.weight
+        if not norm or not weight:
+            return
+        usual = self._usual[frame.block]
+        by_weight, by_root = norm / weight, norm / math.sqrt(weight)
+        far = self._is_far(by_weight, usual.by_weight) and self._is_far(by_root, usual.by_root)
+        middle = median(usual.by_weight) if far else 0.0
+        usual.by_weight.append(by_weight)
+        usual.by_root.append(by_root)
+        if far:
+            self._report(frame, contribution, by_weight, middle)
+
+    def _is_far(self, value: float, past: deque[float]) -> bool:
+        if len(past) < FEWEST or value <= self._factor * min(past):
+            return False  # the minimum is found without sorting, and mostly says enough
+        return value > self._factor * median(past)
+
+    def _report(self, frame: Frame, contribution: Contribution, norm: float, middle: float) -> None:
+        block, step = self._layout.blocks[frame.block], frame.step + 1
+        tensor = max(
+            block.tensors,
+            key=lambda slot: np.linalg.norm(
+                contribution.values[slot.start - block.start : slot.stop - block.start].astype(
+                    np.float64
+                )
+            ),
+        )
+        if self._halts:
+            raise OutlierError(
+                f"step {step}: rank {frame.rank} sent a gradient of norm {norm:.3g} a unit of "
+                f"weight in block {block.name}, tensor {tensor.name}, where {middle:.3g} is usual: "
+                "the run is halted before the update (exchange.outliers), the last checkpoint is "
+                "intact"
+            )
+        self._said = {said for said in self._said if said[0] == step}
+        if (step, frame.rank) in self._said:
+            return
+        self._said.add((step, frame.rank))
+        self._outbox.emit(
+            "outlier",
+            rank=frame.rank,
+            step=step,
+            block=block.name,
+            tensor=tensor.name,
+            norm=norm,
+            median=middle,
+        )

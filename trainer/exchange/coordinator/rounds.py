@@ -1,0 +1,143 @@
+"""One round: a training step, or one validation, dealt to the members as shards. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainer.exchange.coordinator.gradient_sum import GradientSum
+from trainer.exchange.coordinator.ledger import Ledger, Shard
+from trainer.exchange.protocol.messages import ShardAssignment, ShardResult
+
+Kind = Literal["train", "evaluate"]
+
+
+@dataclass
+class Round:
+    """What is under way; the last column of the ledger is for results."""
+
+    kind: Kind
+    step: int
+    epoch: int
+    ledger: Ledger
+    sums: GradientSum | None
+    started: float
+    deadline: float
+    sent_at: dict[int, float] = field(default_factory=dict[int, float])
+    weights: dict[int, int] = field(default_factory=dict[int, int])
+    """Per shard the weight that its gradients came with; its result must say the same."""
+    results: dict[int, ShardResult] = field(default_factory=dict[int, ShardResult])
+    orphans: list[Shard] = field(default_factory=list[Shard])
+    """Shards of lost workers that nobody was there to take."""
+
+    @property
+    def result_column(self) -> int:
+        """The ledger's column for results."""
+        return self.ledger.columns - 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block was averaged and every sample has its result."""
+        averaged = len(self.sums.averages) if self.sums else 0
+        return averaged == self.result_column and self.ledger.complete(self.result_column)
+
+    def assignment(self, shard: Shard) -> ShardAssignment:
+        """Return what to tell the worker of a shard."""
+        missing = self.ledger.missing(shard.id)
+        whole = len(missing) == self.ledger.columns
+        return ShardAssignment(
+            kind=self.kind,
+            shard=shard.id,
+            step=self.step,
+            epoch=self.epoch,
+            start=shard.start,
+            stop=shard.stop,
+            blocks=None if whole else tuple(c for c in missing if c != self.result_column),
+        )
+
+    def counted(self) -> list[ShardResult]:
+        """Return the results that count, in the order of their samples."""
+        return [self.results[shard.id] for shard in self.ledger.counting(self.result_column)]
+
+    def loss(self) -> float:
+        """Return the mean loss over all samples or tokens; NaN when a shard's was not finite."""
+        results = self.counted()
+        weight = sum(result.weight for result in results)
+        sums = (math.nan if r.loss_sum is None else r.loss_sum for r in results)
+        return sum(sums) / weight if weight else 0.0
+
+    def confusion(self) -> list[list[int]] | None:
+        """Return the summed confusion matrix of a classifier's validation."""
+        tables = [result.confusion for result in self.counted() if result.confusion]
+        if not tables:
+            return None
+        return [
+            [sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)
+        ]
+
+
+class Pace:
+    """How long rounds take, and so how long one may take."""
+
+    def __init__(self, first: float, least: float) -> None:
+        self._first = first
+        self._least = least
+        self._patience = 1.0
+        self._seconds: dict[Kind, deque[float]] = {
+            "train": deque(maxlen=50),
+            "evaluate": deque(maxlen=50),
+        }
+
+    def finished(self, kind: Kind, seconds: float) -> None:
+        """Note the duration of a round."""
+        self._seconds[kind].append(seconds)
+        self._patience = 1.0
+
+    def missed(self) -> None:
+        """Allow twice as long until a round is finished: all may have become slower for good."""
+        self._patience *= 2
+
+    def allowance(self, kind: Kind, expected: float = 0.0) -> float:
+        """Return the seconds that a round may take: max(3 x p95, least); the first is patient.
+
+        `expected` seconds of the slowest share count like a p95: when few workers are left, each
+        takes longer than the past says.
+        """
+        seconds = sorted(self._seconds[kind])
+        if not seconds:
+            return self._patience * self._first
+        p95 = seconds[int(0.95 * (len(seconds) - 1))]
+        return self._patience * max(3 * max(p95, expected), self._least)
+
+
+def step_event(round_: Round, receivers: int, rate: float, seconds: float) -> dict[str, Any]:
+    """Return what a committed step says about itself in the log.
+
+    `shares` lists the samples that counted as [rank, start, stop] within the epoch's order;
+    `exchange_ms` is what the step took beyond the slowest worker's own computing.
+    """
+    assert round_.sums is not None
+    shards = round_.ledger.counting(round_.result_column)
+    results = round_.counted()
+    per_rank: dict[int, float] = {}
+    for shard, result in zip(shards, results, strict=True):
+        rate_of_rank = result.tokens / result.seconds if result.seconds else 0.0
+        per_rank[shard.rank] = per_rank.get(shard.rank, 0.0) + rate_of_rank
+    compute = max(result.seconds for result in results)
+    sent = sum(average.encoded.size for average in round_.sums.averages.values()) * receivers
+    return {
+        "step": round_.step + 1,
+        "epoch": round_.epoch,
+        "loss": round_.loss(),
+        "learning_rate": rate,
+        "grad_norm": round_.sums.norm,
+        "seconds": seconds,
+        "tokens": sum(result.tokens for result in results),
+        "tokens_per_second": sum(result.tokens for result in results) / max(seconds, 1e-9),
+        "worker_tokens_per_second": per_rank,
+        "exchange_ms": 1e3 * max(seconds - compute, 0.0),
+        "exchange_bytes": round_.sums.bytes_received + sent,
+        "shares": [[shard.rank, shard.start, shard.stop] for shard in shards],
+    }

@@ -1,0 +1,348 @@
+"""The rounds of a run, one after another: deal, collect, average, commit. Sans-IO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from trainer.config.run import RunConfig
+from trainer.errors import NonFiniteError, ProtocolError
+from trainer.exchange.coordinator.gradient_sum import GradientSum
+from trainer.exchange.coordinator.ledger import Ledger, Shard
+from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.coordinator.outliers import Outliers
+from trainer.exchange.coordinator.rounds import Kind, Pace, Round, step_event
+from trainer.exchange.coordinator.shares import Balancer
+from trainer.exchange.coordinator.validation import Score, Validation
+from trainer.exchange.coordinator.weight_audit import Audit
+from trainer.exchange.protocol.actions import Save, Settle
+from trainer.exchange.protocol.codecs import make_codec
+from trainer.exchange.protocol.members import Member, Roster
+from trainer.exchange.protocol.messages import ShardResult, StepCommit
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.model.layout import GradientLayout
+from trainer.optimizer import AdamW, TrainState, learning_rate_at, weights_digest
+
+_STEPS_BEHIND = 3
+"""Times a step's deadline that a proof of equal weights may take."""
+
+
+class Training:
+    """The reference replica and the round that is under way."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        layout: GradientLayout,
+        plan: StepPlan,
+        validation_samples: int,
+        state: TrainState,
+        roster: Roster,
+        outbox: Outbox,
+        score: Score,
+    ) -> None:
+        self.config = config
+        self.layout = layout
+        self.plan = plan
+        self.state = state
+        self.round: Round | None = None
+        self.stopping = False
+        """Whether to end after the step that is under way."""
+        self.audit = Audit(outbox, roster.diverged, state.step)
+        self.balancer = Balancer(config.exchange.shares)
+        self._roster = roster
+        self._outbox = outbox
+        self._optimizer = AdamW(config.optimizer, layout)
+        self._outliers = Outliers(layout, config.exchange, outbox)
+        self._validation = Validation(config, validation_samples, score)
+        self._codec = make_codec(config.exchange.codec)
+        self._pace = Pace(config.exchange.join_deadline, config.exchange.step_deadline)
+        self._next_shard = 0
+        self._unsettled: Callable[[], None] | None = None
+        self._saved_step = state.step
+
+    # One round
+
+    def begin(self, now: float) -> None:
+        """Open the next round and hand out its shards; leaves `round` None at the end."""
+        self._open_next(self.state.step, now)
+        if self.round:
+            for shard in self.round.ledger.dealt:
+                self._assign(self.round, shard, now)
+
+    def gradient(self, member: Member, frame: Frame) -> None:
+        """Take a gradient frame in; an average that it completes goes to everyone.
+
+        Raises:
+            ProtocolError: the frame belongs to nothing that this member was dealt.
+            NonFiniteError: it completes a contribution with a NaN or Inf.
+            OutlierError: it completes one that is far too long, and that is to halt the run.
+        """
+        round_, shard = self._dealt(member, frame.shard)
+        if round_.sums is None or frame.step != round_.step or frame.rank != member.rank:
+            raise ProtocolError(f"a gradient of step {frame.step}, which is not under way")
+        if frame.block >= len(self.layout.blocks):
+            raise ProtocolError(f"block {frame.block} of {len(self.layout.blocks)}")
+        is_layer = self.layout.blocks[frame.block].is_layer
+        if is_layer != (frame.type is MessageType.BLOCK_GRADIENT):
+            raise ProtocolError(f"{frame.type.name} for block {frame.block}")
+        if not round_.ledger.wanted(shard.id, frame.block):
+            raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
+        if frame.weight != round_.weights.setdefault(shard.id, frame.weight):
+            raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
+        contribution = round_.sums.add(frame)
+        if contribution is None:
+            return
+        self._outliers.check(frame, contribution)
+        round_.ledger.record(shard.id, frame.block)
+        if round_.ledger.complete(frame.block):
+            average = round_.sums.average(frame.block, round_.ledger.counting(frame.block))
+            for other in self._roster:
+                self._outbox.stream(other, round_.sums.frames(average, other.generation))
+
+    def result(self, member: Member, result: ShardResult, now: float) -> None:
+        """Take the result of a shard in, which ends the member's work on it.
+
+        Raises:
+            ProtocolError: the shard is not the member's, or its gradients are not here.
+            NonFiniteError: its loss is NaN or Inf.
+        """
+        round_, shard = self._dealt(member, result.shard)
+        if round_.ledger.missing(shard.id) != (round_.result_column,):
+            raise ProtocolError(f"a result of shard {shard.id} out of turn")
+        if result.weight != round_.weights.get(shard.id, result.weight):
+            raise ProtocolError(f"shard {shard.id}: result and gradients differ in weight")
+        if round_.kind == "evaluate":
+            self._validation.check(result)
+        if result.loss_sum is None:
+            raise NonFiniteError(
+                f"step {round_.step + 1}: rank {member.rank} computed a loss that is not finite in "
+                f"samples {shard.start}..{shard.stop}: the run is halted before the update, the "
+                "last checkpoint is intact"
+            )
+        round_.results[shard.id] = result
+        round_.ledger.record(shard.id, round_.result_column)
+        # What was dealt again waited for the member's own shard first: that is not its overhead.
+        if round_.kind == "train" and shard in round_.ledger.dealt:
+            elapsed = now - round_.sent_at[shard.id]
+            self.balancer.observe(member.rank, shard.size, result.seconds, elapsed)
+
+    def advance(self, now: float) -> None:
+        """Close the round if nothing is missing, and open the next."""
+        round_ = self.round
+        if round_ is None or not round_.complete:
+            return
+        if not math.isfinite(round_.loss()):
+            raise NonFiniteError(
+                f"step {round_.step + 1}: the sum of all workers' losses overflows: the run is "
+                "halted before the update, the last checkpoint is intact"
+            )
+        self._pace.finished(round_.kind, now - round_.started)
+        if round_.kind == "train":
+            self._commit(round_, now)
+        else:
+            self._validated(round_)
+            self.begin(now)
+
+    def settle(self) -> None:
+        """Apply the committed update here too, log it, and save when that is due."""
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled:
+            unsettled()
+
+    @property
+    def settled(self) -> bool:
+        """Whether every commit that went out was applied here too."""
+        return self._unsettled is None
+
+    # Members that come and go
+
+    def catch_up(self, member: Member) -> None:
+        """Send a joiner what the current step has averaged already."""
+        if self.round and self.round.sums:
+            for average in self.round.sums.averages.values():
+                self._outbox.stream(member, self.round.sums.frames(average, member.generation))
+
+    def joined(self, member: Member, now: float) -> None:
+        """Count the state that a joiner proved, and deal it shards that had no taker."""
+        self.audit.joined(member.rank, member.step, now + self._proof_allowance)
+        if self.round:
+            orphans, self.round.orphans = self.round.orphans, []
+            for shard in orphans:
+                self._redeal(self.round, shard, now)
+
+    def lost(self, member: Member, now: float) -> None:
+        """Deal the open shards of a lost member again; what it had sent whole stays.
+
+        One that was not ready had none; what its rank left behind earlier is with others.
+        """
+        self.audit.lost(member.rank)
+        if self.round and member.ready:
+            for shard in self.round.ledger.open_shards(member.rank):
+                if self.round.sums:
+                    self.round.sums.forget(shard.id)
+                self._redeal(self.round, shard, now)
+
+    def late(self, now: float) -> list[tuple[Member, str]]:
+        """Return who has kept the round, or a proof of its weights, waiting for too long."""
+        unproved = self.audit.late(now)
+        late = [
+            (member, f"it did not prove its weights after step {unproved[member.rank]} in time")
+            for member in self._roster.ready()
+            if member.rank in unproved
+        ]
+        if self.round is not None and now > self.round.deadline:
+            reason = "its shard was not done within the step's deadline"
+            shards = self.round.ledger.open_shards
+            slow = [(member, reason) for member in self._roster.ready() if shards(member.rank)]
+            if slow:
+                self._pace.missed()
+            late += [(member, why) for member, why in slow if member.rank not in unproved]
+        return late
+
+    # Saving
+
+    def save(self) -> None:
+        """Ask for a checkpoint of the present step unless there is one."""
+        if self.state.step == self._saved_step:
+            return
+        self._saved_step = self.state.step
+        scores = self._validation.scores(self.state.step)
+        self._outbox.add(Save(self.state.snapshot(), self._roster.generation, scores))
+
+    # Inside
+
+    def _dealt(self, member: Member, shard_id: int) -> tuple[Round, Shard]:
+        shard = self.round.ledger.shard(shard_id) if self.round else None
+        if self.round is None or shard is None or shard.rank != member.rank:
+            raise ProtocolError(f"shard {shard_id} is not with rank {member.rank} now")
+        return self.round, shard
+
+    def _open_next(self, step: int, now: float) -> None:
+        """Open what follows after `step` updates: a validation, a step, or nothing."""
+        self.round = None
+        if self.stopping:
+            return
+        if self._validation.due(step, self.plan.total_steps):
+            samples = self._validation.samples
+            shares = self.balancer.proportional(len(samples), self._ranks())
+            self._open("evaluate", step, 0, samples, shares, now)
+        elif step < self.plan.total_steps:
+            at = self.plan.at(step)
+            shares = self.balancer.divide(at.stop - at.start, self._ranks())
+            self._note_shares(shares)
+            self._open("train", step, at.epoch, range(at.start, at.stop), shares, now)
+
+    def _open(
+        self, kind: Kind, step: int, epoch: int, samples: range, shares: dict[int, int], now: float
+    ) -> None:
+        shards = self._cut(samples.start, shares)
+        sums = GradientSum(self.layout, self._codec, step) if kind == "train" else None
+        columns = 1 + (len(self.layout.blocks) if sums else 0)
+        allowance = self._pace.allowance(kind, self.balancer.expected(shares))
+        self.round = Round(kind, step, epoch, Ledger(columns, shards), sums, now, now + allowance)
+
+    def _cut(self, start: int, shares: dict[int, int]) -> list[Shard]:
+        """Return consecutive shards of the given sizes, in rank order."""
+        shards: list[Shard] = []
+        for rank in sorted(shares):
+            if shares[rank]:
+                shards.append(Shard(self._next_shard, rank, start, start + shares[rank]))
+                self._next_shard += 1
+                start += shares[rank]
+        return shards
+
+    def _note_shares(self, shares: dict[int, int]) -> None:
+        enough = sum(shares.values()) >= len(shares)
+        for member in self._roster.ready():
+            member.samples = shares[member.rank]
+            idle = enough and member.samples == 0
+            if member.rank in self.balancer.tried or idle == member.idle:
+                continue
+            member.idle = idle
+            if idle:
+                self._outbox.emit("idle", rank=member.rank, reason="would slow the step")
+            else:
+                self._outbox.emit("active", rank=member.rank)
+
+    def _assign(self, round_: Round, shard: Shard, now: float) -> None:
+        member = next(member for member in self._roster.ready() if member.rank == shard.rank)
+        round_.sent_at[shard.id] = now
+        self._outbox.send(member, round_.assignment(shard), round_.step)
+
+    def _redeal(self, round_: Round, shard: Shard, now: float) -> None:
+        ranks = self._ranks()
+        if not ranks:
+            round_.orphans.append(shard)
+            round_.deadline = math.inf
+            return
+        shares = self.balancer.proportional(shard.size, ranks)
+        pieces = self._cut(shard.start, shares)
+        round_.ledger.redeal(shard.id, pieces)
+        load = {r: sum(s.size for s in round_.ledger.open_shards(r)) for r in ranks}
+        deadline = now + self._pace.allowance(round_.kind, self.balancer.expected(load))
+        if math.isfinite(round_.deadline):
+            deadline = max(deadline, round_.deadline)
+        round_.deadline = deadline
+        self._outbox.emit(
+            "redealt", rank=shard.rank, samples=shard.size, to=[p.rank for p in pieces]
+        )
+        for piece in pieces:
+            self._assign(round_, piece, now)
+
+    def _commit(self, round_: Round, now: float) -> None:
+        """Tell everyone to apply the step and what to do next, then do the same here."""
+        assert round_.sums is not None
+        sums, done = round_.sums, round_.step + 1
+        norm, limit = sums.norm, self.config.optimizer.max_grad_norm
+        scale = 1.0 if norm <= limit else limit / norm
+        rate = learning_rate_at(round_.step, self.plan.total_steps, self.config.optimizer)
+        last = self.stopping or done == self.plan.total_steps
+        report = last or done % self.config.exchange.hash_every == 0
+        receivers = len(self._roster)
+        self._open_next(done, now)
+        shards = {shard.rank: shard for shard in self.round.ledger.dealt} if self.round else {}
+        for member in self._roster:
+            following = None
+            if self.round and (shard := shards.get(member.rank)):
+                self.round.sent_at[shard.id] = now
+                following = self.round.assignment(shard)
+            commit = StepCommit(
+                step=round_.step,
+                loss=round_.loss(),
+                grad_norm=norm,
+                clip_scale=scale,
+                learning_rate=rate,
+                report=report,
+                next=following,
+            )
+            self._outbox.send(member, commit, round_.step)
+        self._outbox.add(Settle())
+
+        def settle() -> None:
+            self._optimizer.apply(self.state, sums.flat, rate, scale)
+            if report:
+                ranks, due = self._ranks(), now + self._proof_allowance
+                self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
+            details = step_event(round_, receivers, rate, now - round_.started)
+            self._outbox.emit("step", generation=self._roster.generation, **details)
+            training_goes_on = self.round is not None and self.round.kind == "train"
+            if training_goes_on and done % self.config.checkpoint.every == 0:
+                self.save()
+
+        self._unsettled = settle
+
+    def _validated(self, round_: Round) -> None:
+        scores = self._validation.done(round_)
+        self._outbox.emit("validation", at=round_.step, **scores)
+        self.save()
+
+    @property
+    def _proof_allowance(self) -> float:
+        """Seconds for a proof: a worker without a share may be some steps behind the others."""
+        return _STEPS_BEHIND * self._pace.allowance("train")
+
+    def _ranks(self) -> list[int]:
+        return [member.rank for member in self._roster.ready()]

@@ -1,0 +1,56 @@
+"""The validations of a run: when one is due, what its results must look like, the last scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer.config.run import RunConfig
+from trainer.errors import ProtocolError
+from trainer.exchange.coordinator.rounds import Round
+from trainer.exchange.protocol.messages import ShardResult
+
+Score = Callable[[list[list[int]]], dict[str, float]]
+"""Turns the confusion matrix of a validation into named figures."""
+
+
+class Validation:
+    """What is known of the held-out samples."""
+
+    def __init__(self, config: RunConfig, samples: int, score: Score) -> None:
+        self.samples = range(samples)
+        self._every = config.training.evaluate_every
+        self._classes = config.num_classes
+        self._score = score
+        self._last: tuple[int, dict[str, Any] | None] = (-1, None)
+
+    def due(self, step: int, last_step: int) -> bool:
+        """Whether the state after `step` updates is still to be judged."""
+        regular = self._every > 0 and step > 0 and step % self._every == 0
+        return bool(self.samples) and (step == last_step or regular) and self._last[0] != step
+
+    def check(self, result: ShardResult) -> None:
+        """Refuse a result that is not of this task.
+
+        Raises:
+            ProtocolError: its confusion matrix is missing, superfluous or of another size.
+        """
+        table, classes = result.confusion, self._classes
+        if table is None or classes is None:
+            fits = table is None and classes is None
+        else:
+            fits = len(table) == classes and all(len(row) == classes for row in table)
+        if not fits:
+            raise ProtocolError(f"a confusion matrix that is not of {classes} classes")
+
+    def done(self, round_: Round) -> dict[str, Any]:
+        """Keep and return the scores of a round that is complete."""
+        scores: dict[str, Any] = {"loss": round_.loss()}
+        if confusion := round_.confusion():
+            scores |= self._score(confusion)
+        self._last = (round_.step, scores)
+        return scores
+
+    def scores(self, step: int) -> dict[str, Any] | None:
+        """Return the scores of the state after `step` updates, if it was judged."""
+        return self._last[1] if self._last[0] == step else None

@@ -1,0 +1,1 @@
+"""What travels between workers and coordinator, as bytes and messages. Sans-IO."""

@@ -1,0 +1,176 @@
+"""Who is in the run: admission, generations, and who may be dealt samples. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import ProtocolError, RefusedError
+from trainer.exchange.protocol.messages import JoinRequest
+from trainer.exchange.protocol.state_transfer import Delivery
+
+MAX_DIVERGED = 3
+"""Times a rank may prove other weights than ours before it stays out."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every member must have in common with the coordinator; hex digests."""
+
+    run_id: str
+    agreement: str
+    layout: str
+    model: str
+    data: str
+    version: str
+
+
+@dataclass
+class Member:
+    """A worker that was let in."""
+
+    link: int
+    rank: int
+    generation: int
+    """The membership epoch in which it came; frames of an earlier one are fenced off."""
+    request: JoinRequest
+    last_heard: float
+    delivery: Delivery = field(default_factory=Delivery)
+    """The state that it is sent, and what waits behind it."""
+    proved: bool = False
+    """Whether it proved that state."""
+    step: int = 0
+    """Updates that are in that state."""
+    ready: bool = False
+    """Whether it also caught up with the run since, and may be dealt samples."""
+    samples: int = 0
+    """Its share of the current step."""
+    idle: bool = False
+    """Whether it gets no samples because it would slow the step down."""
+
+    def prove(self, digest: str) -> None:
+        """Note that the worker holds a state with this digest.
+
+        Raises:
+            ProtocolError: it is not the one that was sent, or was proved before.
+        """
+        if self.proved or not digest or digest != self.delivery.digest:
+            raise ProtocolError("the state that it proves is not the one it was sent")
+        self.proved = True
+
+
+class RefusalError(RefusedError):
+    """Why a worker is not let in; `retry` says whether trying again can help."""
+
+    def __init__(self, reason: str, retry: bool = False) -> None:
+        super().__init__(reason)
+        self.retry = retry
+
+
+Certified = int | RefusalError | None
+"""The rank in a peer's certificate, why that does not count, or None on plaintext loopback."""
+
+
+class Roster:
+    """The members by rank, and the generation."""
+
+    def __init__(self, job: Job, generation: int) -> None:
+        self.job = job
+        self.generation = generation
+        self.diverged: dict[int, int] = {}
+        self.slow: set[int] = set()
+        """Ranks that the run waited for in vain."""
+        self.seen: set[int] = set()
+        """Ranks that were ever ready."""
+        self._members: dict[int, Member] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(sorted(self._members.values(), key=lambda member: member.rank))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def ready(self) -> list[Member]:
+        """Return the members that can be dealt samples, by rank."""
+        return [member for member in self if member.ready]
+
+    def by_link(self, link: int) -> Member | None:
+        """Return the member on a link."""
+        return next((member for member in self._members.values() if member.link == link), None)
+
+    def admit(self, link: int, request: JoinRequest, certified: Certified, now: float) -> Member:
+        """Let a worker in under a new generation.
+
+        Raises:
+            RefusalError: it runs another job, claims another rank than its certificate, or the rank
+                is taken or was barred.
+        """
+        if isinstance(certified, RefusalError):
+            raise certified
+        self._compare(request)
+        rank = request.rank if request.rank is not None else certified
+        if rank is None:
+            rank = next(rank for rank in range(len(self._members) + 1) if rank not in self._members)
+        if certified is not None and rank != certified:
+            raise RefusalError(
+                f"the certificate is of rank {certified}, the worker claims rank {rank}"
+            )
+        if self.diverged.get(rank, 0) >= MAX_DIVERGED:
+            raise RefusalError(
+                f"rank {rank} computed other weights {MAX_DIVERGED} times: check its memory and "
+                "packages, then restart the run"
+            )
+        if rank in self.slow:
+            raise RefusalError(
+                f"rank {rank} could not catch up while the run waited for it: its link is too slow "
+                "for this model; give it more time with exchange.join_deadline, or leave it out"
+            )
+        if taken := self._members.get(rank):
+            raise RefusalError(
+                f"rank {rank} is already here, from {taken.request.host}", retry=True
+            )
+        self.generation += 1
+        member = Member(link, rank, self.generation, request, now)
+        self._members[rank] = member
+        return member
+
+    def bar(self, member: Member, seconds: float) -> str:
+        """Keep a rank out that cannot catch up, and return why."""
+        self.slow.add(member.rank)
+        return f"still behind after the run waited for it for {seconds:g} s: its link is too slow"
+
+    def welcome(self, member: Member) -> tuple[str, dict[str, Any]]:
+        """Let a member that has caught up take part; return the event that says so."""
+        member.ready = True
+        event = "rejoined" if member.rank in self.seen else "joined"
+        self.seen.add(member.rank)
+        request = member.request
+        return event, {
+            "rank": member.rank,
+            "host": request.host,
+            "backend": request.backend,
+            "device": request.device,
+            "backend_reason": request.backend_reason,
+            "generation": member.generation,
+        }
+
+    def remove(self, member: Member) -> None:
+        """Take a member out; the generation fences off whatever it still sends."""
+        del self._members[member.rank]
+        self.generation += 1
+
+    def _compare(self, request: JoinRequest) -> None:
+        ours, theirs = self.job, request
+        for what, mine, other in (
+            ("run", ours.run_id, theirs.run_id),
+            ("version of Motley", ours.version, theirs.version),
+            ("config", ours.agreement, theirs.agreement),
+            ("model", ours.model, theirs.model),
+            ("gradient layout", ours.layout, theirs.layout),
+            ("data", ours.data, theirs.data),
+        ):
+            if mine != other:
+                raise RefusalError(
+                    f"another {what}: the worker has {other[:16]}, the run {mine[:16]}"
+                )

@@ -1,0 +1,185 @@
+"""The control messages: strict JSON, at most 64 KiB, checked field by field.
+
+Tensors travel in frames of their own (`wire.TENSOR_TYPES`); their shapes come from the layout
+agreed at join, never from a message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainer.errors import ProtocolError
+from trainer.exchange.protocol.wire import Frame, MessageType
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Rank = Annotated[int, Field(ge=0, lt=2**16)]
+Seconds = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(max_length=1000)]
+
+
+class Message(BaseModel):
+    """A control message; subclasses name their type on the wire."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    type: ClassVar[MessageType]
+
+    def frame(self, generation: int, step: int = 0, rank: int = 0) -> Frame:
+        """Return the message as a frame."""
+        return Frame(self.type, self.model_dump_json().encode(), generation, step, rank)
+
+
+class JoinRequest(Message):
+    """A worker asks to be a member and proves that it runs the same job."""
+
+    type = MessageType.JOIN_REQUEST
+    run_id: Text
+    rank: Rank | None
+    """None asks for the lowest free rank."""
+    version: Text
+    agreement: Text
+    layout: Text
+    model: Text
+    data: Text
+    host: Text
+    backend: Text
+    device: Text
+    backend_reason: Text = ""
+    """Why no earlier backend of the chain serves; empty for the first."""
+
+
+class JoinAccepted(Message):
+    """The worker is in; weights and, past step 0, optimizer moments follow as STATE frames."""
+
+    type = MessageType.JOIN_ACCEPTED
+    rank: Rank
+    generation: Count
+    step: Count
+    moments: bool
+    heartbeat: Seconds
+    lost_after: Seconds
+
+
+class JoinRefused(Message):
+    """The worker is not in; `retry` says whether trying again can help."""
+
+    type = MessageType.JOIN_REFUSED
+    reason: Text
+    retry: bool
+
+
+class StateLoaded(Message):
+    """The joiner proves that it holds the coordinator's weights and moments."""
+
+    type = MessageType.STATE_LOADED
+    step: Count
+    digest: Text
+
+
+class ShardAssignment(Message):
+    """The samples that one worker takes: positions `start..stop` of this step's order."""
+
+    type = MessageType.SHARD_ASSIGNMENT
+    kind: Literal["train", "evaluate"]
+    shard: Count
+    step: Count
+    epoch: Count
+    start: Count
+    stop: Count
+    blocks: tuple[Count, ...] | None = None
+    """Only these blocks are still missing (a re-dealt shard); None for all."""
+
+
+class ShardResult(Message):
+    """A shard is computed; its gradients went before."""
+
+    type = MessageType.SHARD_RESULT
+    shard: Count
+    loss_sum: float | None
+    """None when the loss is NaN or Inf, which JSON cannot say."""
+    weight: Count
+    tokens: Count
+    seconds: Seconds
+    """Seconds in forward and backward, without waiting and exchange."""
+    confusion: tuple[tuple[Count, ...], ...] | None = None
+    """`confusion[label][prediction]`, for evaluation of a classifier."""
+
+
+class StepCommit(Message):
+    """The step is complete: apply the averaged gradient with these scalars."""
+
+    type = MessageType.STEP_COMMIT
+    step: Count
+    loss: float
+    grad_norm: Seconds
+    clip_scale: Seconds
+    learning_rate: Seconds
+    report: bool
+    """Whether to answer with a WeightsReport."""
+    next: ShardAssignment | None
+
+
+class WeightsReport(Message):
+    """The digest of a worker's weights after a step."""
+
+    type = MessageType.WEIGHTS_REPORT
+    step: Count
+    digest: Text
+
+
+class Heartbeat(Message):
+    """Still here."""
+
+    type = MessageType.HEARTBEAT
+
+
+class Leave(Message):
+    """A worker says goodbye after finishing its step."""
+
+    type = MessageType.LEAVE
+    reason: Text
+
+
+class Shutdown(Message):
+    """The run is over for everyone."""
+
+    type = MessageType.SHUTDOWN
+    reason: Text
+    exit_code: Annotated[int, Field(ge=0, le=255)]
+
+
+_BY_TYPE: dict[MessageType, type[Message]] = {
+    message.type: message
+    for message in (
+        JoinRequest,
+        JoinAccepted,
+        JoinRefused,
+        StateLoaded,
+        ShardAssignment,
+        ShardResult,
+        StepCommit,
+        WeightsReport,
+        Heartbeat,
+        Leave,
+        Shutdown,
+    )
+}
+
+
+def parse(frame: Frame) -> Message:
+    """Return the control message of a frame.
+
+    Raises:
+        ProtocolError: the payload is not exactly such a message.
+    """
+    try:
+        return _BY_TYPE[frame.type].model_validate_json(bytes(frame.payload))
+    except KeyError:
+        raise ProtocolError(f"{frame.type.name} is not a control message") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        # The place may hold names that the peer made up: short, and no line breaks.
+        where = ".".join(str(part) for part in first["loc"])[:80]
+        where = where.encode("unicode_escape").decode()
+        raise ProtocolError(f"{frame.type.name}: {where}: {first['msg']}") from None

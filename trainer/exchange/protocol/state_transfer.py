@@ -1,0 +1,117 @@
+"""Weights and optimizer state on their way to a joining worker."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from trainer.errors import ProtocolError
+from trainer.exchange.protocol.wire import CHUNK, Frame, MessageType
+from trainer.optimizer import Snapshot, TrainState
+
+
+def state_frames(snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:
+    """Yield a state as frames, lazily; `block` numbers weights, first and second moment.
+
+    The snapshot lives as long as the iterator, so training goes on beside the transfer.
+    """
+    arrays = [snapshot.weights]
+    if moments:
+        arrays += [snapshot.first_moment, snapshot.second_moment]
+    for index, array in enumerate(arrays):
+        view = array.view(np.uint8).data
+        for offset in range(0, len(view), CHUNK):
+            yield Frame(
+                MessageType.STATE,
+                view[offset : offset + CHUNK],
+                generation=generation,
+                step=snapshot.step,
+                block=index,
+                offset=offset,
+            )
+
+
+class _Digest:
+    """The BLAKE3 of a state as it travels: weights, moments if they are sent, and the step.
+
+    Both sides feed it frame by frame: hashing a state of 7 GB at once would silence either for
+    seconds.
+    """
+
+    def __init__(self) -> None:
+        self._hasher = blake3()
+
+    def add(self, frame: Frame) -> None:
+        self._hasher.update(frame.payload)
+
+    def finish(self, step: int) -> str:
+        return self._hasher.update(struct.pack("<Q", step)).hexdigest()
+
+
+class Delivery:
+    """What a joiner is sent: its state, and behind it what the run does meanwhile."""
+
+    def __init__(self) -> None:
+        self.digest = ""
+        """The state's, once its last frame was drawn."""
+        self.waiting = 0
+        """Streams of frames that the link did not take whole yet."""
+
+    def state(self, snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:
+        """Yield a state's frames; what they amount to is known just before the last one leaves."""
+        digest = _Digest()
+        left = snapshot.weights.nbytes * (3 if moments else 1)
+        for frame in state_frames(snapshot, generation, moments):
+            digest.add(frame)
+            left -= len(frame.payload)
+            if not left:
+                self.digest = digest.finish(snapshot.step)
+            yield frame
+
+    def counted(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+        """Return the frames as a stream that counts as waiting until the last one was drawn."""
+        self.waiting += 1
+        return self._drawn(frames)
+
+    def _drawn(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+        yield from frames
+        self.waiting -= 1
+
+
+class StateAssembly:
+    """A state being received, `size` fp32 elements an array."""
+
+    def __init__(self, size: int, step: int, moments: bool) -> None:
+        self.digest = ""
+        """The state's, once it is whole."""
+        self._step = step
+        self._arrays = [np.zeros(size, np.float32) for _ in range(3)]
+        self._bytes: list[NDArray[np.uint8]] = [array.view(np.uint8) for array in self._arrays]
+        self._due = 3 if moments else 1
+        self._block: int = 0
+        self._filled = 0
+        self._digest = _Digest()
+
+    def add(self, frame: Frame) -> TrainState | None:
+        """Take one frame in and return the state when it is whole.
+
+        Raises:
+            ProtocolError: the frame does not continue the state.
+        """
+        end = frame.offset + len(frame.payload)
+        in_turn = frame.block == self._block < self._due and frame.offset == self._filled
+        if not in_turn or frame.step != self._step or end > self._bytes[self._block].size:
+            raise ProtocolError(f"state {frame.block}: bytes {frame.offset}..{end} out of turn")
+        self._bytes[frame.block][frame.offset : end] = np.frombuffer(frame.payload, np.uint8)
+        self._digest.add(frame)
+        self._filled = end
+        if end == self._bytes[frame.block].size:
+            self._block, self._filled = self._block + 1, 0
+        if self._block < self._due:
+            return None
+        self.digest = self._digest.finish(self._step)
+        return TrainState(*self._arrays, step=self._step)

@@ -1,0 +1,29 @@
+"""What keeps the record of a run: the door from the exchange to disk and screen."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from trainer.errors import TrainerError
+from trainer.exchange.protocol.actions import Save
+
+
+class Keeper(Protocol):
+    """Takes events and checkpoints; must not block the exchange."""
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Log an event."""
+        ...
+
+    @property
+    def failure(self) -> TrainerError | None:
+        """Why the run must halt: what was to be kept is not kept."""
+        ...
+
+    def save(self, save: Save) -> None:
+        """Write a checkpoint, later."""
+        ...
+
+    def close(self, exit_code: int, reason: str) -> int:
+        """Wait for what is being written and return the exit code, worse if that failed."""
+        ...

@@ -1,0 +1,277 @@
+"""The WorkerClient: a worker's connection to the coordinator, in a thread of its own.
+
+The thread sends and receives while the worker's main thread computes, and comes back with
+jittered backoff when the connection is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import ssl
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import RefusedError, TrainerError, UnreachableError
+from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.members import RefusalError
+from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssignment, Shutdown
+from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
+from trainer.exchange.transport import tls
+from trainer.exchange.transport.link import FLUSH, HANDSHAKE, Link
+from trainer.exchange.worker_session import Event, Session
+from trainer.model.layout import GradientLayout
+
+CONNECT = 5.0
+"""Seconds that one attempt to connect may take."""
+_TRANSIENT = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""A connection that merely broke during TLS: the coordinator may be restarting."""
+_FIRST_BACKOFF, _MAX_BACKOFF = 0.1, 3.0
+_WAIT = 1.0
+"""Seconds of one wait of the main thread: a signal in the moment before shows at its end only."""
+_LOOK = 0.1
+
+
+class WorkerClient:
+    """The Exchange of `--role worker`."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        request: JoinRequest,
+        layout: GradientLayout,
+        *,
+        codec: str,
+        folder: Path | None,
+        patience: float,
+    ) -> None:
+        """Connect to `address`; give up after `patience` seconds without the coordinator."""
+        host, _ = address
+        if folder is None and not tls.is_loopback(host):
+            raise RefusedError(
+                f"--coordinator {host}: gradients do not leave this machine without TLS; give "
+                "--tls DIR with this worker's certificate"
+            )
+        self._address = address
+        self._request = request
+        self._layout = layout
+        self._codec = codec
+        self._context = tls.context(folder, server=False) if folder else None
+        self._patience = patience
+        self._events: queue.SimpleQueue[tuple[Session | None, Event | Exception | None]]
+        self._events = queue.SimpleQueue()
+        self._session: Session | None = None
+        self._served: Session | None = None
+        """The membership that the loop's last event was of; its answers belong there."""
+        self._link: Link | None = None
+        self._lost: asyncio.Future[str] | None = None
+        self._last_heard = time.monotonic()
+        self._over = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread.start()
+
+    # The loop's side
+
+    def next_event(self) -> Event | None:
+        """Wait for the next event of the present membership."""
+        while True:
+            try:
+                session, event = self._events.get(timeout=_WAIT)
+            except queue.Empty:
+                continue
+            if isinstance(event, Exception):
+                raise event
+            if session is None:
+                return event
+            if session is self._session or isinstance(event, Shutdown):
+                self._served = session
+                return event
+
+    def send_block(
+        self, shard: ShardAssignment, index: int, gradient: NDArray[np.float32], weight: int
+    ) -> None:
+        """Queue a block's gradient sum; dropped when the membership it belongs to is gone."""
+        if session := self._current():
+            self._post(session, session.block(shard, index, gradient, weight))
+
+    def send(self, message: Message, step: int) -> None:
+        """Queue a result or a report."""
+        if session := self._current():
+            self._post(session, [session.message(message, step)])
+
+    def interrupt(self, reason: str) -> None:
+        """Wake the loop."""
+        del reason
+        self._events.put((None, None))
+
+    def close(self, reason: str) -> None:
+        """Say goodbye, send what is queued, and end the thread."""
+        self.send(messages.Leave(reason=reason), 0)
+        self._loop.call_soon_threadsafe(self._goodbye, reason)
+        self._thread.join(timeout=2 * FLUSH)
+
+    def _current(self) -> Session | None:
+        """Return the membership that the loop works for, unless it is gone."""
+        return self._served if self._served is self._session else None
+
+    def _post(self, session: Session, frames: Iterable[Frame]) -> None:
+        self._loop.call_soon_threadsafe(self._transmit, session, frames)
+
+    # The thread's side
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._stay_connected())
+        except Exception as error:  # a defect: the loop must not wait for what never comes
+            self._fail(error)
+        finally:
+            self._loop.close()
+
+    async def _stay_connected(self) -> None:
+        backoff = _FIRST_BACKOFF
+        reason = "no attempt was made"
+        while not self._over:
+            refused = False
+            try:
+                reason = await self._connect()
+                if self._session and self._session.accepted:
+                    backoff = _FIRST_BACKOFF
+            except RefusalError as refusal:
+                reason, refused = str(refusal), True
+                if not refusal.retry:
+                    self._fail(refusal)
+                    return
+            except RefusedError as error:
+                self._fail(error)
+                return
+            except (OSError, TimeoutError) as error:
+                reason = str(error) or type(error).__name__
+                if isinstance(error, ssl.SSLError) and not isinstance(error, _TRANSIENT):
+                    self._fail(RefusedError(f"{self._where}: TLS failed: {reason}"))
+                    return
+            finally:
+                self._session = self._link = None
+            if self._over:
+                return
+            if time.monotonic() - self._last_heard > self._patience:
+                missing = "not let in" if refused else "no coordinator"
+                what = f"{missing} for {self._patience:.0f} s ({reason})"
+                self._fail(UnreachableError(f"{self._where}: {what}"))
+                return
+            # Jitter keeps workers that were cut off together from returning together.
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+            backoff = min(2 * backoff, _MAX_BACKOFF)
+
+    async def _connect(self) -> str:
+        """Be a member for as long as it lasts and return why it ended."""
+        host, port = self._address
+        loop = asyncio.get_running_loop()
+        self._lost = loop.create_future()
+        self._session = Session(self._request, self._layout, self._codec)
+        async with asyncio.timeout(CONNECT + HANDSHAKE):
+            await loop.create_connection(
+                lambda: Link(
+                    run_tag(self._request.run_id),
+                    opened=self._opened,
+                    frame=self._frame,
+                    heard=self._hear,
+                    closed=self._closed,
+                    max_queued=1_000_000,
+                ),
+                host,
+                port,
+                ssl=self._context,
+                server_hostname="" if self._context else None,
+                ssl_handshake_timeout=HANDSHAKE if self._context else None,
+                ssl_shutdown_timeout=FLUSH if self._context else None,
+            )
+        self._heard = time.monotonic()
+        while not self._lost.done():
+            accepted = self._session.accepted
+            # Not yet in: look often, for the first beat is due soon after being let in.
+            beat = accepted.heartbeat if accepted else _LOOK
+            # Twice the coordinator's own limit: it, not we, decides who is out.
+            limit = 2 * accepted.lost_after if accepted else CONNECT + HANDSHAKE
+            await asyncio.wait([self._lost], timeout=beat)
+            if self._link and time.monotonic() - self._heard > limit:
+                self._link.abort(f"the coordinator was silent for {limit:g} s")
+            elif accepted and self._link and self._link.idle:
+                self._transmit(self._session, [self._session.message(messages.Heartbeat())])
+        return await self._lost
+
+    def _opened(self, link: Link) -> None:
+        self._link = link
+        try:
+            if certificates := link.certificates:
+                tls.check_coordinator(certificates, self._request.run_id)
+        except RefusalError as refusal:
+            self._end_link(refusal)
+            return
+        assert self._session is not None
+        link.admit()
+        link.send([self._session.hello()])
+
+    def _hear(self, link: Link) -> None:
+        """Note that bytes pass: on a slow line one frame can take longer than silence may last."""
+        del link
+        self._heard = time.monotonic()
+
+    def _frame(self, link: Link, frame: Frame) -> None:
+        assert self._session is not None
+        try:
+            events, answers = self._session.receive(frame)
+        except RefusalError as refusal:
+            reason = f"the coordinator refused this worker: {refusal}"
+            self._end_link(RefusalError(reason, refusal.retry))
+            return
+        self._last_heard = time.monotonic()
+        if answers:
+            link.send(answers)
+        for event in events:
+            if isinstance(event, Shutdown):
+                self._over = True
+                link.abort(event.reason)
+            self._events.put((self._session, event))
+
+    def _closed(self, link: Link, reason: str) -> None:
+        if self._lost is None or self._lost.done():
+            return
+        introduced = self._session is not None and self._session.accepted is not None
+        if isinstance(link.error, ssl.SSLError) and not introduced:
+            # In TLS 1.3 the refusal of our certificate comes after our handshake succeeded.
+            self._lost.set_exception(link.error)
+        elif isinstance(link.error, IncompatibleError) and not introduced:
+            self._lost.set_exception(RefusedError(f"{self._where}: {link.error}"))
+        else:
+            self._lost.set_result(reason)
+
+    def _end_link(self, error: TrainerError) -> None:
+        assert self._link is not None
+        assert self._lost is not None
+        if not self._lost.done():
+            self._lost.set_exception(error)
+        self._link.abort(str(error))
+
+    def _transmit(self, session: Session, frames: Iterable[Frame]) -> None:
+        if self._link and session is self._session:
+            self._link.send(frames)
+
+    def _goodbye(self, reason: str) -> None:
+        self._over = True
+        if self._link:
+            self._link.close(reason)
+
+    def _fail(self, error: Exception) -> None:
+        self._over = True
+        self._events.put((None, error))
+
+    @property
+    def _where(self) -> str:
+        return f"{self._address[0]}:{self._address[1]}"

@@ -1,0 +1,200 @@
+"""Accepts connections, and bounds what they may cost before it is known who they are.
+
+Until a peer is a member it is a stranger, with or without a certificate: it counts against a limit
+in all, one for its address, and the descriptors that are left. Over a limit the oldest stranger of
+the most crowded address gives way, so a worker gets in beside any number of idle connections, also
+from its own address. That happens at a bounded rate, because each handshake costs the coordinator
+signatures; what comes faster is closed before TLS begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.exchange.transport.link import FLUSH, HANDSHAKE, Link
+from trainer.exchange.transport.refusals import Refusals
+
+STRANGERS = 64
+"""Connections that are not members yet, in all."""
+STRANGERS_OF_ADDRESS = 32
+"""Of one address: twice the workers that a machine may start at once."""
+REPLACE = 0.005
+"""Seconds between two strangers that give way: each has 0.16 s at least to become a member."""
+RESERVED = 64
+"""Descriptors kept back for checkpoints and logs."""
+_LEAST = 8
+"""Connections that are allowed however few descriptors there are."""
+_BATCH = 16
+"""Connections accepted before others get their turn."""
+_BACKLOG = 512
+_REST = 1.0
+"""Seconds without accepting after the system failed to."""
+
+
+@dataclass(eq=False)
+class _Stranger:
+    host: str
+    beginning: asyncio.Task[None]
+
+
+class Listener:
+    """The listening sockets of one address."""
+
+    def __init__(
+        self,
+        bind: tuple[str, int],
+        context: ssl.SSLContext | None,
+        make_link: Callable[[], Link],
+        refusals: Refusals,
+    ) -> None:
+        """Bind; `start` accepts.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self._context = context
+        self._make_link = make_link
+        self._refusals = refusals
+        self._strangers: dict[Link, _Stranger] = {}
+        self._members: set[Link] = set()
+        self._replaced = 0.0
+        host, port = bind
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        places = {(family, place[:2]) for family, _, _, _, place in found}
+        self._sockets: list[socket.socket] = []
+        try:
+            for family, place in sorted(places):
+                made = socket.create_server(place, family=family, backlog=_BACKLOG)
+                made.setblocking(False)
+                self._sockets.append(made)
+        except OSError:
+            self.close()
+            raise
+        self._room = max(_LEAST, _descriptors_left() - RESERVED)
+
+    @property
+    def port(self) -> int:
+        """The port in use."""
+        return self._sockets[0].getsockname()[1]
+
+    def start(self) -> None:
+        """Accept from now on."""
+        loop = asyncio.get_running_loop()
+        for listening in self._sockets:
+            loop.add_reader(listening, self._accept, listening)
+
+    def close(self) -> None:
+        """Accept no more, and end what never became a member."""
+        for listening in self._sockets:
+            if listening.fileno() >= 0:
+                asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        for link in list(self._strangers):
+            self._dismiss(link)
+
+    def admit(self, link: Link) -> None:
+        """Count a link as a member's from now on."""
+        if self._strangers.pop(link, None):
+            self._members.add(link)
+
+    def closed(self, link: Link) -> None:
+        """Forget a link."""
+        self._strangers.pop(link, None)
+        self._members.discard(link)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_BATCH):
+            try:
+                connection, (host, *_) = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor or memory; without a rest this would spin
+                reason = f"not accepted ({os.strerror(error.errno or 0)})"
+                self._refusals.count("this machine", reason)
+                self._rest(listening)
+                return
+            if self._make_room(host):
+                self._begin(connection, host)
+            else:
+                connection.close()
+                self._refusals.count(host, "closed at once, too many at a time")
+
+    def _rest(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+
+        def go_on() -> None:
+            if listening.fileno() >= 0:
+                loop.add_reader(listening, self._accept, listening)
+
+        loop.call_later(_REST, go_on)
+
+    def _make_room(self, host: str) -> bool:
+        """Return whether one more connection may begin, after another gave way if need be."""
+        crowds = Counter(stranger.host for stranger in self._strangers.values())
+        in_all = min(STRANGERS, self._room // 2)
+        crowded = crowds[host] >= min(STRANGERS_OF_ADDRESS, in_all)
+        full = len(self._strangers) >= in_all
+        if not crowded and not full:
+            return len(self._strangers) + len(self._members) < self._room
+        now = asyncio.get_running_loop().time()
+        if now - self._replaced < REPLACE:
+            return False
+        self._replaced = now
+        most = host if crowded else crowds.most_common(1)[0][0]
+        oldest = next(link for link, who in self._strangers.items() if who.host == most)
+        self._dismiss(oldest)
+        self._refusals.count(most, "gave way to a newer one")
+        return True
+
+    def _begin(self, connection: socket.socket, host: str) -> None:
+        link = self._make_link()
+        begun: list[bool] = []
+
+        async def begin() -> None:
+            begun.append(True)  # from here on asyncio closes the socket
+            await self._shake_hands(link, connection, host)
+
+        def end(_: asyncio.Task[None]) -> None:
+            if not begun:
+                connection.close()
+
+        self._strangers[link] = _Stranger(host, asyncio.create_task(begin()))
+        self._strangers[link].beginning.add_done_callback(end)
+
+    async def _shake_hands(self, link: Link, connection: socket.socket, host: str) -> None:
+        limits = {"ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FLUSH}
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: link, connection, ssl=self._context, **(limits if self._context else {})
+            )
+        except ssl.SSLCertVerificationError as error:
+            self._strangers.pop(link, None)
+            reason = f"{host}: its certificate is not accepted: {error.verify_message}"
+            self._refusals.say({"event": "refused", "reason": reason})
+        except Exception as error:  # whatever a stranger does to TLS ends the stranger alone
+            self._strangers.pop(link, None)
+            silent = isinstance(error, ConnectionAbortedError)
+            said = f"no TLS handshake within {HANDSHAKE:g} s" if silent else "no TLS handshake"
+            self._refusals.count(host, said)
+
+    def _dismiss(self, link: Link) -> None:
+        stranger = self._strangers.pop(link)
+        if link.opened:
+            link.abort("it did not join in time")
+        else:
+            stranger.beginning.cancel()
+
+
+def _descriptors_left() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = sum(1 for _ in Path("/dev/fd").iterdir())
+    return limit - in_use if limit != resource.RLIM_INFINITY else 2**20

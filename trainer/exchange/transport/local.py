@@ -1,0 +1,92 @@
+"""A run of one worker without a network: the same state machine, called directly."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
+from trainer.exchange.protocol.messages import Message, ShardAssignment
+from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.recorder import Keeper
+from trainer.exchange.worker_session import Event, Session
+
+_LINK = 1
+
+
+class LocalExchange:
+    """The Exchange of `--role local`; there is no time in it, so nobody can be late."""
+
+    def __init__(self, coordinator: Coordinator, session: Session, keeper: Keeper) -> None:
+        self._coordinator = coordinator
+        self._session = session
+        self._keeper = keeper
+        self._events: deque[Event] = deque()
+        self._outgoing: deque[Frame] = deque([session.hello()])
+        self._stop_reason: str | None = None
+        self.finish: Finish | None = None
+        """How the run ended."""
+        self._perform(coordinator.connected(_LINK, None, time.monotonic()))
+
+    def next_event(self) -> Event | None:
+        """Return the next event; the machine always has one until the run is over."""
+        self._drain()
+        self._look_up()
+        return self._events.popleft() if self._events else None
+
+    def send_block(
+        self, shard: ShardAssignment, index: int, gradient: NDArray[np.float32], weight: int
+    ) -> None:
+        """Hand a block's gradient sum to the coordinator."""
+        self._outgoing.extend(self._session.block(shard, index, gradient, weight))
+        self._drain()
+        self._look_up()  # what is committed is saved without waiting for the rest of the step
+
+    def send(self, message: Message, step: int) -> None:
+        """Hand a result or a report to the coordinator."""
+        self._outgoing.append(self._session.message(message, step))
+        self._drain()
+
+    def interrupt(self, reason: str) -> None:
+        """Have what is committed saved, and the run end after the step that is under way."""
+        self._stop_reason = reason
+
+    def close(self, reason: str) -> None:
+        """Nothing is held."""
+
+    def _look_up(self) -> None:
+        """Stop when asked to, and halt when nothing can be saved."""
+        if self._stop_reason is not None:
+            reason, self._stop_reason = self._stop_reason, None
+            self._perform(self._coordinator.stop(reason, time.monotonic()))
+        if failure := self._keeper.failure:
+            self._perform(self._coordinator.halt(failure))
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._outgoing:
+            frame = self._outgoing.popleft()
+            self._perform(self._coordinator.receive(_LINK, frame, time.monotonic()))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(frames=frames):
+                    for frame in frames:
+                        events, answers = self._session.receive(frame)
+                        self._events.extend(events)
+                        self._outgoing.extend(answers)
+                case Settle():
+                    self._perform(self._coordinator.settle(time.monotonic()))
+                case Save():
+                    self._keeper.save(action)
+                case Emit(event=event):
+                    self._keeper.emit(event)
+                case Finish():
+                    self.finish = action
+                case Close():
+                    pass

@@ -1,0 +1,245 @@
+"""The GradientServer: sockets and TLS around the coordinator's state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+from trainer.errors import InputError, ProtocolError, TrainerError
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
+from trainer.exchange.protocol.members import RefusalError
+from trainer.exchange.protocol.messages import JoinRefused
+from trainer.exchange.protocol.wire import Frame, run_tag
+from trainer.exchange.recorder import Keeper
+from trainer.exchange.transport import tls
+from trainer.exchange.transport.link import FLUSH, Link
+from trainer.exchange.transport.listener import Listener
+from trainer.exchange.transport.malloc import return_freed_arrays
+from trainer.exchange.transport.refusals import Refusals
+
+log = logging.getLogger(__name__)
+
+_STEPS_BEHIND = 8
+_Words = ParamSpec("_Words")
+_Callback = Callable[Concatenate["GradientServer", _Words], None]
+
+
+def _ends_the_run_if_it_fails(callback: _Callback[_Words]) -> _Callback[_Words]:
+    """Let a defect in a callback end the run: asyncio would log it, and serve on without sense."""
+
+    @functools.wraps(callback)
+    def guarded(self: GradientServer, /, *words: _Words.args, **named: _Words.kwargs) -> None:
+        try:
+            callback(self, *words, **named)
+        except Exception as error:
+            self.fail(error)
+
+    return guarded
+
+
+class GradientServer:
+    """Runs one coordinator on one address until its run is over."""
+
+    def __init__(
+        self, coordinator: Coordinator, keeper: Keeper, bind: tuple[str, int], folder: Path | None
+    ) -> None:
+        host, _ = bind
+        if folder is None and not tls.is_loopback(host):
+            raise InputError(
+                f"--bind {host}: other machines can reach this address, so TLS is needed; give "
+                "--tls DIR, or let `launch cluster up` start the run"
+            )
+        self._coordinator = coordinator
+        self._keeper = keeper
+        self._bind = bind
+        self._context = tls.context(folder, server=True) if folder else None
+        self._run = run_tag(coordinator.roster.job.run_id)
+        blocks = len(coordinator.training.layout.blocks)
+        self._max_queued = _STEPS_BEHIND * (blocks + 4)
+        self._refusals = Refusals(keeper.emit, time.monotonic())
+        self._listener: Listener | None = None
+        self._links: dict[int, Link] = {}
+        self._numbers: dict[Link, int] = {}
+        self._count = 0
+        self._finished: asyncio.Future[Finish] | None = None
+
+    def run(self, on_listening: Callable[[], None] = lambda: None) -> int:
+        """Serve until the run is over and return its exit code.
+
+        Raises:
+            InputError: the address cannot be bound.
+        """
+        return_freed_arrays()
+        return asyncio.run(self._serve(on_listening))
+
+    @property
+    def port(self) -> int:
+        """The port in use, also when 0 was asked for; valid while serving."""
+        return self._bind[1]
+
+    async def _serve(self, on_listening: Callable[[], None]) -> int:
+        loop = asyncio.get_running_loop()
+        self._finished = loop.create_future()
+        host, port = self._bind
+        try:
+            listener = Listener(self._bind, self._context, self._link, self._refusals)
+        except OSError as error:
+            raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
+        self._listener = listener
+        self._bind = (host, listener.port)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, f"stopped by {number.name}")
+        self._keeper.emit({"event": "listening", "address": f"{host}:{self.port}"})
+        listener.start()
+        on_listening()
+        ticker = asyncio.create_task(self._tick())
+        try:
+            finish = await self._finished
+        finally:
+            ticker.cancel()
+            listener.close()
+        await self._flush()
+        self._refusals.sum_up(time.monotonic(), at_once=True)
+        return await asyncio.to_thread(self._keeper.close, finish.exit_code, finish.reason)
+
+    def halt(self, error: TrainerError) -> None:
+        """End the run with an error's exit code; to be called from any thread while it serves."""
+        assert self._finished is not None
+        self._finished.get_loop().call_soon_threadsafe(self._halt, error)
+
+    def fail(self, error: Exception) -> None:
+        """End the run after a defect: loudly, and with a last checkpoint if that is possible."""
+        assert self._finished is not None
+        if self._finished.done():
+            log.error("a defect after the run was over", exc_info=error)
+            return
+        reason = f"a defect in Motley: {type(error).__name__}: {error}"
+        log.critical("the run ends: %s", reason, exc_info=error)
+        try:
+            self._perform(self._coordinator.fail(reason))
+        except Exception:
+            log.exception("no last checkpoint could be saved")
+        if not self._finished.done():
+            self._finished.set_result(Finish(1, reason))
+
+    async def _tick(self) -> None:
+        interval = self._coordinator.training.config.exchange.heartbeat / 4
+        while True:
+            await asyncio.sleep(interval)
+            self._pass_time()
+
+    @_ends_the_run_if_it_fails
+    def _pass_time(self) -> None:
+        now = time.monotonic()
+        self._refusals.sum_up(now)
+        self._perform(self._coordinator.tick(now))
+        if failure := self._keeper.failure:
+            self._perform(self._coordinator.halt(failure))
+
+    async def _flush(self) -> None:
+        """Give the last messages the time to leave."""
+        deadline = time.monotonic() + FLUSH
+        while self._links and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for link in list(self._links.values()):
+            link.abort("the run is over")
+
+    @_ends_the_run_if_it_fails
+    def _halt(self, error: TrainerError) -> None:
+        self._perform(self._coordinator.halt(error))
+
+    @_ends_the_run_if_it_fails
+    def _stop(self, reason: str) -> None:
+        self._perform(self._coordinator.stop(reason, time.monotonic()))
+
+    def _link(self) -> Link:
+        return Link(
+            self._run,
+            opened=self._opened,
+            frame=self._frame,
+            heard=self._heard,
+            closed=self._closed,
+            max_queued=self._max_queued,
+            incompatible=self._incompatible,
+        )
+
+    @_ends_the_run_if_it_fails
+    def _opened(self, link: Link) -> None:
+        try:
+            run_id = self._coordinator.roster.job.run_id
+            chain = link.certificates
+            certified = tls.certified_rank(chain, run_id) if chain else None
+        except RefusalError as refusal:
+            certified = refusal
+        except ProtocolError as error:
+            self._refusals.say({"event": "refused", "reason": f"{link.peer}: {error}"})
+            link.abort(str(error))
+            return
+        self._count += 1
+        self._links[self._count] = link
+        self._numbers[link] = self._count
+        self._perform(self._coordinator.connected(self._count, certified, time.monotonic()))
+
+    @_ends_the_run_if_it_fails
+    def _frame(self, link: Link, frame: Frame) -> None:
+        number = self._numbers[link]
+        self._perform(self._coordinator.receive(number, frame, time.monotonic()))
+        if self._coordinator.roster.by_link(number):
+            link.admit()
+            self._door.admit(link)
+
+    @_ends_the_run_if_it_fails
+    def _heard(self, link: Link) -> None:
+        if number := self._numbers.get(link):
+            self._coordinator.heard(number, time.monotonic())
+
+    @_ends_the_run_if_it_fails
+    def _incompatible(self, link: Link, reason: str) -> None:
+        """Tell a peer of another version or run: what cannot read the reason sees our header."""
+        self._refusals.say({"event": "refused", "reason": f"{link.peer}: {reason}"})
+        link.send([JoinRefused(reason=reason, retry=False).frame(0)])
+
+    @_ends_the_run_if_it_fails
+    def _closed(self, link: Link, reason: str) -> None:
+        self._door.closed(link)
+        number = self._numbers.pop(link, None)
+        if number is not None:
+            del self._links[number]
+            self._perform(self._coordinator.disconnected(number, reason, time.monotonic()))
+
+    @property
+    def _door(self) -> Listener:
+        assert self._listener is not None
+        return self._listener
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(link=number, frames=frames, if_idle=if_idle):
+                    link = self._links.get(number)
+                    if link and (link.idle or not if_idle):
+                        link.send(frames)
+                case Close(link=number, reason=reason, told=told):
+                    if link := self._links.get(number):
+                        link.close(reason, told=told)
+                case Settle():
+                    self._perform(self._coordinator.settle(time.monotonic()))
+                case Save():
+                    self._keeper.save(action)
+                case Emit(event=event):
+                    self._tell(event)
+                case Finish():
+                    assert self._finished is not None
+                    if not self._finished.done():
+                        self._finished.set_result(action)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        tell = self._refusals.say if event["event"] == "refused" else self._keeper.emit
+        tell(event)

@@ -1,0 +1,207 @@
+"""A worker's side of the exchange: frames in, events for its loop out. Sans-IO.
+
+One session lasts from a JoinRequest to the loss of the link; a returning worker starts a new one
+and whatever the old one still held is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import ProtocolError
+from trainer.exchange.coordinator.gradient_sum import BlockAssembly, block_frames
+from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.codecs import make_codec
+from trainer.exchange.protocol.members import RefusalError
+from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
+from trainer.exchange.protocol.state_transfer import StateAssembly
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.model.layout import GradientLayout
+from trainer.optimizer import TrainState
+
+Float32 = NDArray[np.float32]
+
+_AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The worker is in, with this state; it replaces whatever the worker had."""
+
+    rank: int
+    state: TrainState
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Apply the averaged gradient, `[N]` fp32, with the scalars of the commit."""
+
+    commit: StepCommit
+    gradient: Float32
+
+
+Event = Restored | ShardAssignment | Committed | Shutdown
+
+
+class Session:
+    """The protocol of one membership."""
+
+    def __init__(self, request: messages.JoinRequest, layout: GradientLayout, codec: str) -> None:
+        self.request = request
+        self.accepted: messages.JoinAccepted | None = None
+        self._layout = layout
+        self._codec = make_codec(codec)
+        self._state: StateAssembly | None = None
+        self._partial: dict[int, BlockAssembly] = {}
+        self._averaged: set[int] = set()
+        self._gradient = np.empty(layout.size, np.float32)
+        self._dealt: dict[int, ShardAssignment] = {}
+
+    def hello(self) -> Frame:
+        """Return the request to join."""
+        return self.request.frame(0)
+
+    def receive(self, frame: Frame) -> tuple[list[Event], list[Frame]]:
+        """Take a frame in; return events for the loop and frames to answer with.
+
+        Raises:
+            ProtocolError: the coordinator sent what makes no sense here.
+            RefusalError: it does not let this worker in.
+        """
+        if self.accepted is None:
+            return self._answer(frame), []
+        if frame.generation != self.accepted.generation:
+            raise ProtocolError(f"{frame.type.name} of another generation")
+        if frame.type is MessageType.STATE:
+            return self._restore(frame)
+        if frame.type in _AVERAGES:
+            self._average(frame)
+            return [], []
+        match messages.parse(frame):
+            case messages.Heartbeat():
+                return [], []
+            case StepCommit() as commit:
+                committed = Committed(commit, self._take_gradient(commit))
+                self._dealt.clear()
+                if commit.next is None:
+                    return [committed], []
+                self._dealt[commit.next.shard] = commit.next
+                return [committed, commit.next], []
+            case ShardAssignment() as shard:
+                self._dealt[shard.shard] = shard
+                return [shard], []
+            case Shutdown() as end:
+                return [end], []
+            case other:
+                raise ProtocolError(f"{other.type.name} is not for a worker")
+
+    def block(
+        self, shard: ShardAssignment, index: int, gradient: Float32, weight: int
+    ) -> Iterator[Frame]:
+        """Return the frames of one block's gradient sum; the array may change after the call.
+
+        Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
+        of the coordinator its number may stand for other samples.
+        """
+        if self._dealt.get(shard.shard) != shard:
+            return iter(())
+        is_layer = self._layout.blocks[index].is_layer
+        kind = MessageType.BLOCK_GRADIENT if is_layer else MessageType.NON_BLOCK_GRADIENT
+        encoded = self._codec.encode(index, gradient)
+        return block_frames(
+            kind,
+            encoded,
+            self.generation,
+            shard.step,
+            index,
+            self._codec,
+            weight,
+            self.rank,
+            shard.shard,
+        )
+
+    def message(self, message: messages.Message, step: int = 0) -> Frame:
+        """Return a control message as a frame of this session."""
+        return message.frame(self.generation, step, self.rank)
+
+    @property
+    def generation(self) -> int:
+        """The membership epoch that this worker was let in with."""
+        assert self.accepted is not None
+        return self.accepted.generation
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        assert self.accepted is not None
+        return self.accepted.rank
+
+    def _answer(self, frame: Frame) -> list[Event]:
+        match messages.parse(frame):
+            case messages.JoinAccepted() as accepted:
+                self.accepted = accepted
+                self._state = StateAssembly(self._layout.size, accepted.step, accepted.moments)
+                return []
+            case Shutdown() as end:
+                return [end]  # it came when the run was over already
+            case messages.JoinRefused(reason=reason, retry=retry):
+                raise RefusalError(reason, retry)
+            case other:
+                raise ProtocolError(f"{other.type.name} before JoinAccepted")
+
+    def _restore(self, frame: Frame) -> tuple[list[Event], list[Frame]]:
+        assert self.accepted is not None
+        if self._state is None:
+            raise ProtocolError("a state came that was not due")
+        state = self._state.add(frame)
+        if state is None:
+            return [], []
+        proof = messages.StateLoaded(step=state.step, digest=self._state.digest)
+        self._state = None
+        return [Restored(self.rank, state)], [self.message(proof, state.step)]
+
+    def _average(self, frame: Frame) -> None:
+        if frame.block >= len(self._layout.blocks) or frame.block in self._averaged:
+            raise ProtocolError(f"an average of block {frame.block}, which is not due")
+        if frame.codec != self._codec.id:
+            raise ProtocolError(f"codec {frame.codec} came, {self._codec.name} was agreed")
+        span = self._layout.blocks[frame.block]
+        assembly = self._partial.get(frame.block)
+        if assembly is None:
+            assembly = BlockAssembly(self._codec.nbytes(span.size), frame.weight)
+            self._partial[frame.block] = assembly
+        if assembly.add(frame):
+            del self._partial[frame.block]
+            self._codec.decode(assembly.bytes, self._gradient[span.start : span.stop])
+            self._averaged.add(frame.block)
+
+    def _take_gradient(self, commit: StepCommit) -> Float32:
+        if len(self._averaged) != len(self._layout.blocks):
+            raise ProtocolError(f"step {commit.step} was committed before all averages were here")
+        # A worker without a share can be a step ahead of its loop: each step has its own array.
+        gradient, self._gradient = self._gradient, np.empty(self._layout.size, np.float32)
+        self._averaged.clear()
+        return gradient
+
+
+def result_message(
+    shard: ShardAssignment,
+    loss_sum: float,
+    weight: int,
+    tokens: int,
+    seconds: float,
+    confusion: list[list[int]] | None = None,
+) -> ShardResult:
+    """Return the result of a shard as a message; JSON cannot carry a loss that is not finite."""
+    return ShardResult(
+        shard=shard.shard,
+        loss_sum=float(loss_sum) if np.isfinite(loss_sum) else None,
+        weight=weight,
+        tokens=tokens,
+        seconds=seconds,
+        confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
+    )

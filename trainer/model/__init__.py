@@ -1,0 +1,1 @@
+"""Facts of a model without its weights: files, architecture, parameter layout, memory."""

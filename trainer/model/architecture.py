@@ -1,0 +1,170 @@
+"""The decoder shapes that Motley trains, as facts from config.json.
+
+Qwen3, Qwen2 and Llama are one family: RMSNorm, rotary attention with grouped keys and values,
+SwiGLU. They differ in biases and in Qwen3's normalised queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config.run import LINEARS, RunConfig
+from trainer.errors import InputError
+from trainer.model.safetensors_headers import read_config
+
+SUPPORTED = ("qwen3", "qwen2", "llama")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One decoder; sizes in elements."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool
+    """The language-model head is the embedding itself."""
+    biased: frozenset[str]
+    """The linears that have a bias."""
+    normalised_heads: bool
+    """Queries and keys pass an RMSNorm each (Qwen3)."""
+
+    def linear_shape(self, linear: str) -> tuple[int, int]:
+        """Return `[out, in]` of one of `config.LINEARS`."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "q_proj": (queries, hidden),
+            "k_proj": (keys, hidden),
+            "v_proj": (keys, hidden),
+            "o_proj": (hidden, queries),
+            "gate_proj": (inner, hidden),
+            "up_proj": (inner, hidden),
+            "down_proj": (hidden, inner),
+        }[linear]
+
+    def layer_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield name (below `layers.N.`) and shape of every tensor of a layer, in our order."""
+        for linear in LINEARS:
+            shape = self.linear_shape(linear)
+            yield f"{module_of(linear)}.weight", shape
+            if linear in self.biased:
+                yield f"{module_of(linear)}.bias", shape[:1]
+        if self.normalised_heads:
+            yield "self_attn.q_norm.weight", (self.head_dim,)
+            yield "self_attn.k_norm.weight", (self.head_dim,)
+        yield "input_layernorm.weight", (self.hidden_size,)
+        yield "post_attention_layernorm.weight", (self.hidden_size,)
+
+
+def module_of(linear: str) -> str:
+    """Return where a linear lies below its layer, such as `self_attn.q_proj`."""
+    part = "self_attn" if linear in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+    return f"{part}.{linear}"
+
+
+def read_architecture(model_dir: Path) -> Architecture:
+    """Return the architecture of a model directory.
+
+    Raises:
+        InputError: no usable config.json, an unsupported architecture, or a quantised model.
+    """
+    return parse_architecture(read_config(model_dir), str(model_dir / "config.json"))
+
+
+def read_positions(model_dir: Path) -> int | None:
+    """Return how many tokens in a row a model knows; None where its config does not say.
+
+    Raises:
+        InputError: no usable config.json.
+    """
+    config = read_config(model_dir)
+    scaling: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    known = [config.get("max_position_embeddings")]
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    if isinstance(original, int) and isinstance(factor, int | float):
+        known.append(int(original * factor))  # YaRN's, which the first need not follow
+    return max((count for count in known if isinstance(count, int)), default=None)
+
+
+def fit_length(config: RunConfig, model_dir: Path) -> RunConfig:
+    """Return the config with a `data.max_seq_len` that a model knows.
+
+    A default that is too long is lowered.
+
+    Raises:
+        InputError: what was asked for is too long.
+    """
+    length, limit = config.data.max_seq_len, read_positions(model_dir)
+    if limit is None or length <= limit:
+        return config
+    if "max_seq_len" in config.data.model_fields_set:
+        raise InputError(
+            f"data.max_seq_len {length}: {model_dir} knows {limit} positions, take no more"
+        )
+    data = config.data.model_copy(update={"max_seq_len": limit})
+    return config.model_copy(update={"data": data})
+
+
+def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
+    """Return the architecture that a config.json describes; `where` names it in errors.
+
+    Raises:
+        InputError: a size is missing or wrong, or the architecture is unsupported.
+    """
+    model_type = config.get("model_type")
+    if model_type not in SUPPORTED:
+        names = config.get("architectures")
+        shown = names[0] if isinstance(names, list) and names else model_type
+        raise InputError(
+            f"{where}: architecture {shown} is not supported (supported: {', '.join(SUPPORTED)})"
+        )
+    if config.get("quantization_config") is not None:
+        raise InputError(
+            f"{where}: the model is stored quantised; take the original weights and set"
+            " model.quantization instead"
+        )
+    if config.get("use_sliding_window"):
+        raise InputError(f"{where}: use_sliding_window is not supported; set it to false")
+
+    def size(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        value = default if value is None else value
+        if type(value) is not int or value <= 0:
+            raise InputError(f"{where}: {key} must be a positive integer, got {value!r}")
+        return value
+
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    return Architecture(
+        model_type=model_type,
+        hidden_size=hidden,
+        intermediate_size=size("intermediate_size"),
+        num_layers=size("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=size("num_key_value_heads", heads),
+        # Qwen3 widens its heads to 128 whatever the hidden size; the others divide it.
+        head_dim=size("head_dim", 128 if model_type == "qwen3" else hidden // heads),
+        vocab_size=size("vocab_size"),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        biased=_biased(model_type, config),
+        normalised_heads=model_type == "qwen3",
+    )
+
+
+def _biased(model_type: str, config: Mapping[str, Any]) -> frozenset[str]:
+    if model_type == "qwen2":
+        return frozenset(("q_proj", "k_proj", "v_proj"))
+    biased: set[str] = set()
+    if config.get("attention_bias"):
+        biased.update(("q_proj", "k_proj", "v_proj", "o_proj"))
+    if model_type == "llama" and config.get("mlp_bias"):
+        biased.update(("gate_proj", "up_proj", "down_proj"))
+    return frozenset(biased)

@@ -1,0 +1,75 @@
+"""Where a model lies on this machine, and whether two machines hold the same one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blake3 import blake3
+
+from trainer.errors import InputError
+from trainer.model.formats import way_in
+from trainer.model.safetensors_headers import read_headers
+
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
+_DIGESTED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def resolve_model(name: str) -> Path:
+    """Return the folder of a model: a local one, or a hub name such as `Qwen/Qwen3-0.6B`.
+
+    A hub model is downloaded into the Hugging Face cache unless it is there already.
+
+    Raises:
+        InputError: there is no such folder, or the hub cannot give the model.
+    """
+    local = Path(name).expanduser()
+    if local.is_dir():
+        return local.resolve()
+    if local.exists():
+        other = way_in(local) or "is a file, a model is a folder with config.json"
+        raise InputError(f"{name}: {other}")
+    owner, _, model = name.partition("/")
+    if name.startswith((".", "/", "~")) or not owner or not model or "/" in model:
+        raise InputError(f"{name}: no such model folder")
+    return _from_hub(name)
+
+
+def model_digest(model_dir: Path) -> str:
+    """Return the BLAKE3 hex digest of a model folder: config, weights and tokenizer.
+
+    The tokenizer counts, since another one would turn the same data into other samples.
+
+    Raises:
+        InputError: a file is missing or cannot be read.
+    """
+    files = {model_dir / name for name in _DIGESTED if (model_dir / name).is_file()}
+    files |= {header.file for header in read_headers(model_dir).values()}
+    hasher = blake3(max_threads=blake3.AUTO)
+    for path in sorted(files, key=lambda path: path.name):
+        try:
+            # Framed by name and size, so that bytes cannot move from one file to the next.
+            hasher.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            hasher.update_mmap(path)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return hasher.hexdigest()
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    except ImportError:
+        raise InputError(
+            f"{name}: no such model folder, and this machine has no huggingface_hub to download it"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES), etag_timeout=5.0))
+    except (RepositoryNotFoundError, HFValidationError):
+        raise InputError(f"{name}: no such model folder, and the hub has no such model") from None
+    except Exception as error:  # the hub's client raises dozens of kinds for "cannot reach it"
+        reason = type(error).__name__
+        raise InputError(
+            f"{name}: no such model folder, and the hub cannot be reached ({reason}); download the"
+            " model first or give a local folder"
+        ) from None

@@ -1,0 +1,167 @@
+"""How a checkpoint looks to Hugging Face libraries, written without any of them.
+
+`lora` gives a PEFT adapter, `full` a transformers model. The tensors already carry the names that
+those libraries save, so what is left is the safetensors framing and the JSON files beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.errors import InputError
+from trainer.model.formats import ADAPTER_CONFIG
+from trainer.model.safetensors_headers import read_config
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainer.config.run import RunConfig
+    from trainer.model.layout import GradientLayout
+
+ADAPTER_FILE = "adapter_model.safetensors"
+MODEL_FILE = "model.safetensors"
+MODEL_CONFIG = "config.json"
+
+_CLASS_PREFIX = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
+# What AutoTokenizer may look for, and what generate() needs.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def weights_file(config: RunConfig) -> str:
+    """Return the name of the file with the trainable weights."""
+    return ADAPTER_FILE if config.method == "lora" else MODEL_FILE
+
+
+def companions(config: RunConfig, model_dir: Path) -> dict[str, bytes | Path]:
+    """Return the files that lie beside the weights: their bytes, or the file to copy.
+
+    Raises:
+        InputError: the model directory has no usable config.json.
+    """
+    if config.method == "lora":
+        return {ADAPTER_CONFIG: _pretty(adapter_config(config, model_dir))}
+    files: dict[str, bytes | Path] = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
+    return {**files, **tokenizer_files(model_dir)}
+
+
+def tokenizer_files(model_dir: Path) -> dict[str, Path]:
+    """Return the files that a model's tokenizer and `generate()` are read from, by name."""
+    return {name: model_dir / name for name in _TOKENIZER_FILES if (model_dir / name).is_file()}
+
+
+def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
+    """Return the content of adapter_config.json for PEFT's `LoraConfig` (peft 0.21)."""
+    classify = config.task == "classify"
+    base = str(model_dir.resolve()) if model_dir.is_dir() else config.model.path
+    return {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if classify else "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.lora.lora_rank,
+        "lora_alpha": config.lora.lora_alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(config.lora.target_modules),
+        # The head is trained whole; without this PEFT would keep the base's random one.
+        "modules_to_save": ["score"] if classify else None,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "use_dora": False,
+        "use_rslora": False,
+        "inference_mode": True,
+    }
+
+
+def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
+    """Return the base's config.json, changed to what was trained: task, classes, fp32."""
+    tree = read_config(model_dir)
+    family = _CLASS_PREFIX.get(tree.get("model_type", ""))
+    if family is None:
+        raise InputError(f"{model_dir}: model type {tree.get('model_type')!r} is not supported")
+    tree.pop("torch_dtype", None)  # the name before transformers 5
+    tree["dtype"] = "float32"
+    if config.num_classes is None:
+        return {**tree, "architectures": [f"{family}ForCausalLM"]}
+    labels = tree.get("id2label")
+    if not isinstance(labels, dict) or len(labels) != config.num_classes:
+        labels = {str(index): f"LABEL_{index}" for index in range(config.num_classes)}
+    return {
+        **tree,
+        "architectures": [f"{family}ForSequenceClassification"],
+        "id2label": labels,
+        "label2id": {label: int(index) for index, label in labels.items()},
+        "problem_type": "single_label_classification",
+        # Without one, transformers classifies a batch of one only.
+        "pad_token_id": _pad_token(model_dir) if (pad := tree.get("pad_token_id")) is None else pad,
+    }
+
+
+def weight_tensors(
+    layout: GradientLayout, flat: NDArray[np.float32]
+) -> dict[str, NDArray[np.float32]]:
+    """Return views of the flat vector by tensor name; nothing is copied."""
+    return {
+        slot.name: flat[slot.start : slot.stop].reshape(slot.shape) for slot in layout.tensors()
+    }
+
+
+def safetensors_pieces(
+    tensors: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file of fp32 tensors piece by piece, without a copy of them.
+
+    Not `safetensors.numpy.save_file`: that opens the path itself, so the bytes could be neither
+    hashed in the same pass nor synced and failed at will.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, array in tensors.items():
+        assert array.dtype == np.float32, (name, array.dtype)
+        span = [offset, offset + array.nbytes]
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": span}
+        offset = span[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the first tensor to eight bytes
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for array in tensors.values():
+        flat = np.ascontiguousarray(array, dtype="<f4").reshape(-1)
+        if flat.size:
+            yield flat.view(np.uint8).data
+
+
+def file_pieces(path: Path) -> Iterator[bytes]:
+    """Yield a file's bytes."""
+    with path.open("rb") as file:
+        while piece := file.read(1024 * 1024):
+            yield piece
+
+
+def _pad_token(model_dir: Path) -> int | None:
+    """Return the id of the tokenizer's padding token, if it has one."""
+    try:
+        pad = json.loads((model_dir / "tokenizer_config.json").read_bytes())["pad_token"]
+        pad = pad["content"] if isinstance(pad, dict) else pad
+        known = json.loads((model_dir / "tokenizer.json").read_bytes())["added_tokens"]
+        return next((entry["id"] for entry in known if entry["content"] == pad), None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _pretty(tree: Mapping[str, Any]) -> bytes:
+    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,62 @@
+"""The trainable weights that a run starts from, the same on every machine.
+
+Drawn by the coordinator in NumPy, never by a backend. Only the integers of Philox (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC11) are random, and they reach fp32 by exact and
+correctly rounded operations; NumPy's normal generator would call libm in its tails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+
+from trainer.config.run import RunConfig
+from trainer.model.layout import GradientLayout, stored_name
+from trainer.model.safetensors_headers import TensorHeader, read_headers
+
+HEAD_STD = 0.02
+"""Standard deviation of a new head, as transformers' `initializer_range`."""
+
+
+def initial_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) -> np.ndarray:
+    """Return the flat fp32 vector `[layout.size]` that step 0 starts from.
+
+    LoRA: A is U(-1/sqrt(in), 1/sqrt(in)) as PEFT draws it, B is zero. Everything that the model
+    directory stores is read from there; a head that it lacks is uniform with `HEAD_STD`.
+    """
+    headers = read_headers(model_dir)
+    flat = np.zeros(layout.size, dtype=np.float32)
+    for slot in layout.tensors():
+        part = flat[slot.start : slot.stop]
+        stored = stored_name(headers, slot.name)
+        if stored is not None:
+            part[:] = read_tensor(headers[stored]).reshape(-1)
+        elif slot.name.endswith(".lora_A.weight"):
+            bound = 1.0 / math.sqrt(slot.shape[1])
+            part[:] = uniform(config.training.seed, slot.name, slot.size, bound)
+        elif not slot.name.endswith(".lora_B.weight"):
+            bound = HEAD_STD * math.sqrt(3.0)
+            part[:] = uniform(config.training.seed, slot.name, slot.size, bound)
+    return flat
+
+
+def uniform(seed: int, name: str, size: int, bound: float) -> np.ndarray:
+    """Return fp32 `[size]` of U(-bound, bound), a stream of its own for each seed and name."""
+    key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
+    integers = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(size)
+    # 24 bits are what an fp32 mantissa holds, so the conversion is exact.
+    unit = (integers >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23)
+    return (unit - np.float32(1.0)) * np.float32(bound)
+
+
+def read_tensor(header: TensorHeader) -> np.ndarray:
+    """Return a stored F32, F16 or BF16 tensor as fp32 in its shape."""
+    dtype = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[header.dtype]
+    count = math.prod(header.shape)
+    raw = np.fromfile(header.file, dtype=dtype, count=count, offset=header.begin)
+    if header.dtype == "BF16":
+        raw = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return raw.astype(np.float32, copy=False).reshape(header.shape)

@@ -1,0 +1,156 @@
+"""What a model directory holds, read from its config.json and safetensors headers alone.
+
+The safetensors format: eight bytes of little-endian header length, a JSON header of that length,
+then the tensors' bytes (https://huggingface.co/docs/safetensors). Nothing here reads a weight.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.model.formats import way_in
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_MAX_HEADER = 100 * 1024 * 1024  # the format's own limit
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_ctx",
+)
+"""What families call the tokens that a model can read at once: most, GPT-2, MPT, ..."""
+_ELEMENT_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """One stored tensor; its bytes are `file[begin:end]`, offsets counted from the file's start."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    begin: int
+    end: int
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """Return the directory's config.json.
+
+    Raises:
+        InputError: the directory or the file is missing or not a JSON object.
+    """
+    if not model_dir.is_dir():
+        raise InputError(f"{model_dir}: no such model directory")
+    path = model_dir / "config.json"
+    if not path.is_file():
+        other = way_in(model_dir) or "no config.json, so this is not a Hugging Face model"
+        raise InputError(f"{model_dir}: {other}")
+    return _read_object(path)
+
+
+def read_headers(model_dir: Path) -> dict[str, TensorHeader]:
+    """Return every tensor of a model directory by name, from one file or a sharded index.
+
+    Raises:
+        InputError: a file is missing, truncated or damaged.
+    """
+    index = model_dir / INDEX_FILE
+    if not index.is_file():
+        if not (model_dir / SINGLE_FILE).exists() and (other := way_in(model_dir)):
+            raise InputError(f"{model_dir}: {other}")
+        return read_file_headers(model_dir / SINGLE_FILE)
+    weight_map = _read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: no weight_map, download the model again")
+    shards: dict[str, dict[str, TensorHeader]] = {}
+    headers: dict[str, TensorHeader] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise InputError(f"{index}: {name} points outside the model directory")
+        if shard not in shards:
+            shards[shard] = read_file_headers(model_dir / shard)
+        if name not in shards[shard]:
+            raise InputError(f"{model_dir / shard}: {name} is missing, download the model again")
+        headers[name] = shards[shard][name]
+    return headers
+
+
+def read_file_headers(path: Path) -> dict[str, TensorHeader]:
+    """Return every tensor of one safetensors file by name.
+
+    Raises:
+        InputError: the file is missing, truncated or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            # Checked before the read: the length is the file's claim, the size is a fact.
+            if size < 8 or length > min(size - 8, _MAX_HEADER):
+                raise InputError(f"{path}: damaged or truncated safetensors file")
+            raw = file.read(length)
+        tree = json.loads(raw)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; weights must be in safetensors format") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: damaged safetensors header") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: damaged safetensors header")
+    return {
+        name: _tensor(path, name, entry, 8 + length, size)
+        for name, entry in tree.items()
+        if name != "__metadata__"
+    }
+
+
+def _tensor(path: Path, name: str, entry: Any, origin: int, file_size: int) -> TensorHeader:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        expected = math.prod(shape) * _ELEMENT_BYTES[dtype]
+    except (TypeError, KeyError, ValueError):
+        raise InputError(f"{path}: damaged safetensors header at {name}") from None
+    if not whole or end - begin != expected:
+        raise InputError(f"{path}: damaged safetensors header at {name}")
+    if origin + end > file_size:
+        raise InputError(f"{path}: truncated inside {name}, download or copy it again")
+    return TensorHeader(dtype, tuple(shape), path, origin + begin, origin + end)
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a model of this config.json reads at once; None: it does not say."""
+    trees: list[Any] = [config, config.get("text_config")]
+    for tree in trees:
+        for name in _POSITIONS:
+            if isinstance(tree, dict) and type(tree.get(name)) is int and tree[name] > 0:  # pyright: ignore
+                return tree[name]  # pyright: ignore[reportUnknownVariableType]
+    return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: not valid JSON") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: not a JSON object")
+    return tree  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,1 @@
+"""The replica that PyTorch computes."""

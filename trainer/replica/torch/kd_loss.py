@@ -1,0 +1,277 @@
+"""What a language model learns from: the next token, and what a teacher expected in its place.
+
+    L = sum over target tokens of  alpha T^2 D(p, q) + (1 - alpha) CE
+
+with p the teacher's and q = softmax(logits / T) the student's distribution, and T^2 so that the
+scale of the gradient does not depend on T (Hinton et al., arXiv:1503.02531, section 2). D compares
+buckets: each token that the teacher names is one, and all others together are another, `rest`.
+
+    forward   KL(p || q)
+    reverse   KL(q || p)
+    jsd       KL(p || m) / 2 + KL(q || m) / 2,  m = (p + q) / 2   (arXiv:2306.13649, equation 1)
+
+With g_b = dD/dq_b, which is -p_b / q_b, log(q_b / p_b) or log(q_b / m_b) / 2 up to a constant that
+cancels, the gradient to the logit of token j in bucket b is  q_j (g_b - sum_c q_c g_c) / T.
+
+Logits and their gradient exist for a few rows at a time: both are made in one pass over the head,
+whose weight gradient adds up on the way (as arXiv:2410.10989 does for the cross-entropy).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.config.run import Divergence
+from trainer.model.memory_plan import LOGIT_ELEMENTS
+from trainer.replica.torch.batch import SoftChunk, SoftRows
+
+_ENTRY_COST = 4  # an entry's indices and weights take about as much as so many logits
+_LEAST = 1e-30  # stands for a probability that was rounded to zero
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How two losses become one."""
+
+    alpha: float
+    """Share of the divergence."""
+    temperature: float
+    divergence: Divergence
+
+
+class Sums(NamedTuple):
+    """Summed over target tokens; fp64 `[]`."""
+
+    loss: Tensor
+    """What has a gradient."""
+    ce: Tensor
+    kl: Tensor
+    """The divergence without alpha and T^2; 0 without a teacher."""
+
+
+def token_losses(
+    hidden: Tensor,
+    head: Tensor,
+    wanted: Tensor,
+    soft: SoftRows | None = None,
+    mix: Mix | None = None,
+) -> Sums:
+    """Return the losses of N target tokens, with matmuls in the dtype of autocast or of `hidden`.
+
+    Args:
+        hidden: `[N, D]`, from which the tokens are predicted.
+        head: `[V, D]`.
+        wanted: int64 `[N]` tokens.
+        soft: what a teacher expected, with `mix`; None for cross-entropy alone.
+    """
+    assert (soft is None) == (mix is None)
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        found: Any = _TokenLosses.apply(
+            hidden, head, wanted, soft, mix, dtype, torch.is_grad_enabled()
+        )
+    return Sums(*found)
+
+
+class _TokenLosses(torch.autograd.Function):
+    """The gradients are made in forward, where the logits are, and scaled in backward."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        wanted: Tensor,
+        soft: SoftRows | None,
+        mix: Mix | None,
+        dtype: torch.dtype,
+        trains: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        to_hidden, to_head = (needed and trains for needed in ctx.needs_input_grad[:2])
+        hidden_gradient = torch.empty_like(hidden) if to_hidden else None
+        head_gradient = torch.zeros_like(head) if to_head else None
+        weight = head.to(dtype)
+        ce, kl = hidden.new_zeros(2, dtype=torch.float64)
+        for part in _chunks(len(wanted), len(weight), soft):
+            rows = hidden[part].to(dtype)
+            logits = torch.mm(rows, weight.T)
+            logits = logits.to(torch.promote_types(dtype, torch.float32))
+            teacher = soft.chunk(part, logits) if soft is not None else None
+            losses = row_losses(logits, wanted[part], teacher, mix)
+            ce += losses.ce.sum(dtype=torch.float64)
+            kl += losses.kl.sum(dtype=torch.float64)
+            gradient = losses.gradient.to(dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[part] = torch.mm(gradient, weight)
+            if head_gradient is not None:
+                _add_product(head_gradient, gradient.T, rows)
+        ctx.gradients = hidden_gradient, head_gradient
+        ctx.mark_non_differentiable(ce, kl)
+        return _mixed(ce, kl, mix), ce, kl
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, scale: Tensor, *_: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        assert ctx.gradients is not None, "backward runs once: it gives its buffers away"
+        found = [part if part is None else part.mul_(scale) for part in ctx.gradients]
+        ctx.gradients = None
+        return *found, None, None, None, None, None
+
+
+def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
+    if to.dtype == left.dtype:
+        to.addmm_(left, right)
+    else:  # the sum keeps more digits than the factors
+        to += torch.mm(left, right)
+
+
+def _chunks(count: int, vocabulary: int, soft: SoftRows | None) -> Iterator[slice]:
+    """Yield rows whose logits may be held at once."""
+    entries = 0 if soft is None else -(-len(soft.ids) // max(1, count))
+    rows = max(1, LOGIT_ELEMENTS // (vocabulary + _ENTRY_COST * entries))
+    for start in range(0, count, rows):
+        yield slice(start, min(start + rows, count))
+
+
+class RowLosses(NamedTuple):
+    """Of n target tokens."""
+
+    ce: Tensor
+    """`[n]`"""
+    kl: Tensor
+    """`[n]`, or `[]` zero without a teacher."""
+    gradient: Tensor
+    """`[n, V]`, of the mixed loss to the logits, in their place."""
+
+
+def row_losses(
+    logits: Tensor, wanted: Tensor, teacher: SoftChunk | None, mix: Mix | None
+) -> RowLosses:
+    """Return the losses of n rows and use up their logits `[n, V]`."""
+    rows, vocabulary = logits.shape
+    target = torch.arange(rows, device=logits.device) * vocabulary + wanted
+    chosen = logits.view(-1)[target]
+    if teacher is None or mix is None:
+        student = _softmax(logits)
+        gradient = student.powers.mul_((1 / student.total)[:, None])
+        gradient.view(-1)[target] -= 1
+        return RowLosses(-student.log(chosen), gradient.new_zeros(()), gradient)
+
+    scaled = mix.temperature != 1
+    log_named = teacher.get(logits) / mix.temperature
+    plain = _softmax(logits.clone()) if scaled else None
+    student = _softmax(logits.div_(mix.temperature) if scaled else logits, teacher)
+    ce = -(plain or student).log(chosen)
+    for part in (student.peak, student.total.log()):
+        log_named.sub_(teacher.spread(part))
+    buckets = _Buckets(log_named.exp(), log_named, student.rest / student.total)
+    kl, pull, slope = _DIVERGENCES[mix.divergence](teacher, buckets)
+
+    strength, hard = mix.alpha * mix.temperature, 1 - mix.alpha
+    shared = 0.0 if scaled else hard  # at temperature 1 both losses have one softmax
+    gradient = student.powers.mul_(((strength * slope + shared) / student.total)[:, None])
+    teacher.put(gradient, pull.mul_(strength).add_(buckets.named, alpha=shared))
+    if plain is not None:
+        gradient.add_(plain.powers.mul_((hard / plain.total)[:, None]))
+    gradient.view(-1)[target] -= hard
+    return RowLosses(ce, kl, gradient)
+
+
+class _Softmax(NamedTuple):
+    """exp(logits - peak) of n rows and its sums."""
+
+    powers: Tensor
+    """`[n, V]`, with zeros for the tokens that a teacher names."""
+    peak: Tensor
+    """`[n]`"""
+    total: Tensor
+    """`[n]`, with those tokens."""
+    rest: Tensor
+    """`[n]`, without them: summed up for itself, 1 less the others would leave no digit of it."""
+
+    def log(self, chosen: Tensor) -> Tensor:
+        """Return the log-probabilities `[n]` of logits `[n]`."""
+        return chosen - self.peak - self.total.log()
+
+
+def _softmax(logits: Tensor, teacher: SoftChunk | None = None) -> _Softmax:
+    peak = logits.amax(-1)
+    powers = logits.sub_(peak[:, None]).exp_()
+    if teacher is None:
+        total = powers.sum(-1)
+        return _Softmax(powers, peak, total, total)
+    named = teacher.sum(teacher.get(powers))
+    teacher.put(powers, 0)
+    rest = powers.sum(-1)
+    return _Softmax(powers, peak, rest + named, rest)
+
+
+class _Buckets(NamedTuple):
+    """What a student gives to the e tokens that a teacher names at n positions, and to others."""
+
+    named: Tensor
+    """`[e]`"""
+    log_named: Tensor
+    """`[e]`"""
+    rest: Tensor
+    """`[n]`"""
+
+
+_Slopes = tuple[Tensor, Tensor, Tensor]
+"""A divergence `[n]`; of its gradient `q_j (g_j - c)` that of the named tokens `[e]`, and the
+factor of q_j for all others `[n]`. Temperature and alpha are not in them. They use up
+`log_named`: of whole distributions every further matrix costs as much as an exponential."""
+
+
+def _forward(teacher: SoftChunk, student: _Buckets) -> _Slopes:
+    rest = student.rest.clamp(min=_LEAST)
+    named = teacher.sum(student.log_named.mul_(teacher.weights))
+    kl = -named - teacher.rest * rest.log() - teacher.entropy
+    mass = teacher.sum(teacher.weights) + teacher.rest
+    pull = (student.named * teacher.spread(mass)).sub_(teacher.weights)
+    return kl, pull, mass - teacher.rest / rest
+
+
+def _reverse(teacher: SoftChunk, student: _Buckets) -> _Slopes:
+    g = student.log_named - _log(teacher.weights)
+    g_rest = _log(student.rest) - _log(teacher.rest)
+    kl = teacher.sum(student.named * g) + student.rest * g_rest
+    return kl, g.sub_(teacher.spread(kl)).mul_(student.named), g_rest - kl
+
+
+def _jsd(teacher: SoftChunk, student: _Buckets) -> _Slopes:
+    log_p, log_p_rest, log_q_rest = map(_log, (teacher.weights, teacher.rest, student.rest))
+    log_m = torch.logaddexp(log_p, student.log_named) - math.log(2)
+    log_m_rest = torch.logaddexp(log_p_rest, log_q_rest) - math.log(2)
+    g, g_rest = (student.log_named - log_m) / 2, (log_q_rest - log_m_rest) / 2
+    to_student = teacher.sum(student.named * g) + student.rest * g_rest
+    to_teacher = teacher.sum(teacher.weights * (log_p - log_m)) + teacher.rest * (
+        log_p_rest - log_m_rest
+    )
+    pull = g.sub_(teacher.spread(to_student)).mul_(student.named)
+    return to_student + to_teacher / 2, pull, g_rest - to_student
+
+
+_DIVERGENCES: dict[Divergence, Callable[[SoftChunk, _Buckets], _Slopes]] = {
+    "forward": _forward,
+    "reverse": _reverse,
+    "jsd": _jsd,
+}
+
+
+def _log(probability: Tensor) -> Tensor:
+    return probability.clamp(min=_LEAST).log_()
+
+
+def _mixed(ce: Tensor, kl: Tensor, mix: Mix | None) -> Tensor:
+    if mix is None:
+        return ce.clone()  # autograd wants outputs apart
+    return mix.alpha * mix.temperature**2 * kl + (1 - mix.alpha) * ce

@@ -1,0 +1,91 @@
+"""A model directory becomes a model that trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from trainer.config.run import RunConfig
+from trainer.model.architecture import read_architecture
+from trainer.model.layout import check_stored, stored_name
+from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.replica.torch import decoder
+from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.linear import Linear, nf4_linear
+from trainer.replica.torch.model import compute_dtype, prepared, reading
+
+
+def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.Module:
+    """Return the model in train mode on `device`, with trainable parameters as the method says.
+
+    It has no dropout: gradients must not depend on who computes them. The frozen base has
+    `config.model.dtype` or NF4; what trains is fp32.
+
+    Raises:
+        InputError: the weights cannot be loaded.
+    """
+    tree, architecture = read_config(model_dir), read_architecture(model_dir)
+    if not decoder.is_computed_here(tree):
+        from trainer.replica.torch.published import load_published
+
+        return load_published(model_dir, config, device)
+    dtype = torch.float32 if config.method == "full" else getattr(torch, config.model.dtype)
+    nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
+    with reading(model_dir, device):
+        stored = StoredWeights(model_dir, dtype, device, nf4)
+        where = str(model_dir / "config.json")
+        model = Decoder(architecture, tree, where, stored, config.num_classes)
+    return prepared(model, model_dir, config, device)
+
+
+def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Return a language model that only reads, where `torch_decoder.is_computed_here`.
+
+    Raises:
+        InputError: the weights are incomplete or cannot be loaded.
+    """
+    tree, architecture = read_config(model_dir), read_architecture(model_dir)
+    check_stored(model_dir, architecture, read_headers(model_dir))
+    with reading(model_dir, device):
+        stored = StoredWeights(model_dir, dtype, device)
+        model = Decoder(architecture, tree, str(model_dir / "config.json"), stored, None)
+    return model.requires_grad_(False).eval()
+
+
+class StoredWeights:
+    """A model directory's weights as `torch_decoder.Stored`: mapped from the file on the CPU where
+    they are stored as they are used, so that processes share them.
+
+    Args:
+        nf4: the dtype of products whose weights are quantised to NF4; None quantises nothing.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        nf4: torch.dtype | None = None,
+    ) -> None:
+        self._headers = read_headers(model_dir)
+        self._dtype, self._device, self._nf4 = dtype, device, nf4
+        self._files: dict[Path, Any] = {}
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor; the layout has checked that it is there and has its shape."""
+        stored = stored_name(self._headers, name)
+        assert stored is not None, f"{name}: the layout would have refused this"
+        path = self._headers[stored].file
+        if path not in self._files:
+            self._files[path] = safe_open(path, framework="pt")
+        return self._files[path].get_tensor(stored).to(self._device, self._dtype)
+
+    def linear(self, name: str, *, biased: bool) -> nn.Module:
+        """Return the product with `name.weight`."""
+        weight = self.tensor(f"{name}.weight")
+        bias = self.tensor(f"{name}.bias") if biased else None
+        return Linear(weight, bias) if self._nf4 is None else nf4_linear(weight, bias, self._nf4)

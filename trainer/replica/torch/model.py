@@ -1,0 +1,127 @@
+"""A loaded model made ready to train: adapted, what trains in one flat tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from trainer.config.run import RunConfig
+from trainer.errors import InputError
+from trainer.model.layout import GradientLayout
+from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.linear import add_adapters
+
+NF4_BLOCK = 64
+"""Consecutive weights that share a scale."""
+
+
+@contextmanager
+def reading(model_dir: Path, device: torch.device) -> Iterator[None]:
+    """Turn what goes wrong when a model is loaded into one line for people."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise InputError(
+                f"{model_dir}: the base model alone does not fit on {device}"
+            ) from None
+        raise InputError(f"{model_dir}: cannot be loaded: {_first_line(error)}") from None
+
+
+def prepared(
+    model: nn.Module, model_dir: Path, config: RunConfig, device: torch.device
+) -> nn.Module:
+    """Return a loaded base as it trains: what is frozen, adapters, train mode.
+
+    Raises:
+        InputError: bitsandbytes computes other products than those of the weights.
+    """
+    if config.model.quantization == "nf4" and device.type == "cpu":
+        _check_nf4_widths(model, model_dir)
+    full = config.method == "full"
+    model.requires_grad_(full)
+    if not full:
+        lora = config.lora
+        scale = lora.lora_alpha / lora.lora_rank
+        add_adapters(model, lora.target_modules, lora.lora_rank, scale, device)
+        if config.task == "classify":
+            model.get_submodule("score").requires_grad_(True)
+    for module in model.modules():
+        # On CPUs with AVX512-BF16 an eval-mode forward of bitsandbytes repacks NF4 weights in
+        # place, and every later gradient is wrong while the loss looks right.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # a plain flag
+    return model.train()
+
+
+def recompute_activations(model: Any) -> None:
+    """Keep only layer inputs in forward and compute the rest again in backward."""
+    if isinstance(model, Decoder):
+        model.model.recompute = True
+    else:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+
+
+def compile_layers(model: Any) -> None:
+    """Let torch compile each layer when it first runs; all are alike, so it compiles once a shape.
+
+    Not the model as a whole: its loops and caches would be compiled again and again.
+    """
+    for layer in model.model.layers:
+        layer.compile()
+
+
+def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of matmuls: bf16 on CUDA, else that of the stored base."""
+    if device.type == "cuda" or config.model.dtype == "bfloat16":
+        return torch.bfloat16
+    return torch.float32
+
+
+def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield trainable parameters by their layout names: PEFT's saved ones under LoRA."""
+    adapted = any(".lora_A." in name for name, _ in model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield f"base_model.model.{name}" if adapted else name, parameter
+
+
+def flatten(model: nn.Module, layout: GradientLayout, device: torch.device) -> Tensor:
+    """Move the trainable parameters into one fp32 tensor `[layout.size]` and return it.
+
+    Afterwards each parameter is a view of its slot, so that writing weights is one copy.
+    """
+    parameters = dict(trainable_parameters(model))
+    expected = {slot.name: slot.shape for slot in layout.tensors()}
+    found = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    assert found == expected, f"layout and model differ: {found.items() ^ expected.items()}"
+    flat = torch.empty(layout.size, dtype=torch.float32, device=device)
+    for slot in layout.tensors():
+        view = flat[slot.start : slot.stop].view(slot.shape)
+        view.copy_(parameters[slot.name].detach())
+        parameters[slot.name].data = view
+    return flat
+
+
+def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
+    """Refuse what bitsandbytes 0.50 misreads on CPUs: rows that do not end with a block.
+
+    It packs them right and unpacks other weights, off by more than the largest of a block.
+    """
+    for name, module in model.named_modules():
+        width = getattr(module, "in_features", 0)
+        if hasattr(module, "support_avx512bf16_for_cpu") and width % NF4_BLOCK:
+            raise InputError(
+                f"{model_dir}: {name} is {width} wide; nf4 on the CPU needs a multiple"
+                f" of {NF4_BLOCK}: set model.quantization none, or take a GPU"
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,311 @@
+"""The torch replica: full, LoRA or LoRA on NF4, on the CPU or one CUDA device."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.config.run import RunConfig
+from trainer.errors import InputError
+from trainer.model.architecture import read_architecture
+from trainer.model.layout import GradientLayout, read_headers
+from trainer.model.memory_plan import (
+    CPU_TOKENS,
+    check_fits,
+    fitting_tokens,
+    must_recompute,
+    plan_memory,
+)
+from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.replica.microbatch import Limit, pack, split
+from trainer.replica.torch import objective
+from trainer.replica.torch.batch import MicroBatch, collate
+from trainer.replica.torch.gradient_stream import GradientStream
+from trainer.replica.torch.kd_loss import Mix, Sums
+from trainer.replica.torch.loader import load_model
+from trainer.replica.torch.model import (
+    compile_layers,
+    compute_dtype,
+    flatten,
+    recompute_activations,
+    trainable_parameters,
+)
+from trainer.replica.torch.processors import Processors, SpeedWatch
+
+if TYPE_CHECKING:
+    from trainer.data.tokens import Encoded
+
+log = logging.getLogger(__name__)
+
+_UNBOUNDED = 1 << 62
+_Result = TypeVar("_Result")
+
+
+class TorchReplica:
+    """A Replica of `trainer.replica.base`.
+
+    Weights are undefined until the first `write_trainable`.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        threads: intra-op threads of torch in this process; None takes as many of torch's own number
+            as there are processors that nothing else uses, at every step.
+        gradient_checkpointing: keep layer inputs only and compute the rest twice; None means on
+            CUDA, but with `moments` only where memory is too small for a busy GPU.
+        moments: whoever uses `weights` and `gradient` keeps the optimizer's moments beside them.
+
+    Raises:
+        InputError: the device is not there, the model cannot be loaded or would not fit.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config: RunConfig,
+        layout: GradientLayout,
+        device: str = "cpu",
+        threads: int | None = None,
+        gradient_checkpointing: bool | None = None,
+        *,
+        moments: bool = False,
+    ) -> None:
+        self.layout = layout
+        self.device = device
+        self._config = config
+        self._device = _device(device)
+        cuda = self._device.type == "cuda"
+        self._processors = self._watch = None
+        if threads is not None:
+            torch.set_num_threads(threads)
+        elif not cuda:
+            self._processors = Processors(torch.get_num_threads())
+        if not cuda:
+            self._watch = SpeedWatch()
+        plan = partial(
+            plan_memory,
+            read_architecture(model_dir),
+            read_headers(model_dir),
+            layout,
+            config,
+            accelerator=cuda,
+            moments=moments,
+        )
+        free = _available(self._device)
+        recompute = gradient_checkpointing
+        if recompute is None:
+            recompute = cuda and (not moments or must_recompute(plan(recompute=False), free))
+        self._plan = plan(recompute=recompute)
+        check_fits(self._plan, free, device)
+        model = load_model(model_dir, config, self._device)
+        if recompute:
+            recompute_activations(model)
+        self._model: Any = model
+        self._weights = flatten(model, layout, self._device)
+        self._gradients: GradientStream | None = None
+        dtype = compute_dtype(config, self._device)
+        self._autocast = torch.autocast(
+            self._device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
+        )
+        self.limit = self._first_limit()
+        """What a micro-batch may hold; shrinks when the device runs out of memory."""
+        self._tried = (0, 0)  # samples and tokens of the micro-batch in flight
+
+    def compile(self) -> None:
+        """Compile the layers by torch.compile: the first steps wait for it, later ones are faster.
+
+        It pays on CUDA, where micro-batches of few shapes (`training.pack`) keep it from
+        compiling again.
+        """
+        compile_layers(self._model)
+
+    def write_trainable(self, flat: np.ndarray) -> None:
+        """Copy fp32 `[layout.size]` into the trainable weights."""
+        assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
+        assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
+        with torch.no_grad():
+            self._weights.copy_(torch.tensor(flat))
+
+    @property
+    def weights(self) -> Tensor:
+        """The trainable weights, fp32 `[layout.size]` on the device; parameters are views of it."""
+        return self._weights
+
+    @property
+    def gradient(self) -> Tensor:
+        """What `accumulate` summed up, fp32 `[layout.size]` on the device."""
+        return self._stream().flat
+
+    def accumulate(self, batch: Sequence[Encoded], alpha: float | None = None) -> StepResult:
+        """Sum the gradient over a batch into `gradient`, which is cleared first.
+
+        For who updates `weights` in place: nothing but the loss leaves the device.
+        """
+        start, mix = time.monotonic(), self._mix(batch, alpha)
+        self._choose_threads()
+        sums, weight = self._within_memory(lambda: self._train(batch, mix))
+        return self._result(batch, sums, weight, start, mix)
+
+    def forward_backward(
+        self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
+    ) -> StepResult:
+        """Run one shard; see `Replica.forward_backward`."""
+        start, mix = time.monotonic(), self._mix(batch, alpha)
+        self._choose_threads()
+        with self._stream().step(on_block):
+            sums, weight = self._within_memory(lambda: self._train(batch, mix))
+        return self._result(batch, sums, weight, start, mix)
+
+    def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
+        """Run forward alone; see `Replica.evaluate`.
+
+        The model stays in train mode: without dropout it computes the same, and bitsandbytes
+        repacks NF4 weights in eval mode.
+        """
+        self._choose_threads()
+        with torch.no_grad():
+            return self._within_memory(lambda: self._score(batch))
+
+    def _choose_threads(self) -> None:
+        if self._processors is not None:
+            torch.set_num_threads(self._processors.threads())
+
+    def _result(
+        self, batch: Sequence[Encoded], sums: Tensor, weight: int, start: float, mix: Mix | None
+    ) -> StepResult:
+        tokens = sum(len(sample.input_ids) for sample in batch)
+        loss, ce, kl = sums.tolist()
+        seconds = time.monotonic() - start
+        if self._watch is not None and (line := self._watch.observe(tokens, seconds)):
+            log.warning("%s", line)
+        if mix is None:
+            return StepResult(loss, weight, tokens, seconds)
+        return StepResult(loss, weight, tokens, seconds, ce_sum=ce, kl_sum=kl)
+
+    def _stream(self) -> GradientStream:
+        if self._gradients is None:  # an evaluation never needs the memory
+            parameters = dict(trainable_parameters(self._model))
+            self._gradients = GradientStream(self.layout, parameters, self._device)
+        return self._gradients
+
+    def _mix(self, batch: Sequence[Encoded], alpha: float | None = None) -> Mix | None:
+        """Return how soft targets count; None where there are none, or they count nothing."""
+        settings = self._config.distillation
+        if settings is None or not batch or batch[0].soft is None:
+            return None
+        alpha = settings.alpha if alpha is None else alpha
+        return Mix(alpha, settings.temperature, settings.divergence) if alpha else None
+
+    def _train(self, batch: Sequence[Encoded], mix: Mix | None) -> tuple[Tensor, int]:
+        """Return a batch's `Sums` `[3]` and weight; its gradients go to the stream."""
+        gradients = self._stream()
+        gradients.restart()
+        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+        weight = 0
+        for micro, is_last in self._micro_batches(batch, mix):
+            if is_last:
+                gradients.last()
+            found, count, _ = self._loss(micro, mix)
+            found.loss.backward()
+            sums += torch.stack([part.detach() for part in found])
+            weight += count
+        return sums, weight
+
+    def _score(self, batch: Sequence[Encoded]) -> EvalResult:
+        classes = self._config.num_classes
+        cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64)
+        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+        weight = 0
+        for micro, _ in self._micro_batches(batch, None):
+            found, count, logits = self._loss(micro, None)
+            sums += torch.stack(found)
+            weight += count
+            if classes is not None and logits is not None:
+                cell = (micro.labels * classes + logits.argmax(-1)).cpu()
+                cells += torch.bincount(cell, minlength=classes**2)
+        confusion = None if classes is None else cells.view(classes, classes).tolist()
+        return EvalResult(float(sums[1]), weight, confusion)
+
+    def _within_memory(self, attempt: Callable[[], _Result]) -> _Result:
+        """Return `attempt()`, with smaller micro-batches each time that memory runs out."""
+        while True:
+            try:
+                return attempt()
+            except torch.OutOfMemoryError:
+                smaller = self.limit.halved(*self._tried)
+                if smaller is None:
+                    raise InputError(
+                        f"{self.device}: one sample of {self._tried[1]} tokens does not fit; lower"
+                        " data.max_seq_len or set model.quantization nf4"
+                    ) from None
+            # Outside the handler, whose traceback keeps the activations alive.
+            self.limit = smaller
+            torch.cuda.empty_cache()
+
+    def _loss(self, micro: MicroBatch, mix: Mix | None) -> tuple[Sums, int, Tensor | None]:
+        """Return the summed losses, their weight, and the logits of a classifier."""
+        if self._config.task == "classify":
+            loss, logits = objective.classify(self._model, micro, self._autocast)
+            return Sums(loss, loss, torch.zeros_like(loss)), len(logits), logits
+        return *objective.language(self._model, micro, self._autocast, mix), None
+
+    def _micro_batches(
+        self, batch: Sequence[Encoded], mix: Mix | None
+    ) -> Iterator[tuple[MicroBatch, bool]]:
+        """Yield each micro-batch on the device, and whether it is the last."""
+        rows = self._rows([len(sample.input_ids) for sample in batch])
+        lengths = [sum(len(batch[index].input_ids) for index in row) for row in rows]
+        groups = split(lengths, self.limit)
+        for number, group in enumerate(groups, start=1):
+            samples = [[batch[index] for index in rows[row]] for row in group]
+            micro = collate(samples, soft=mix is not None)
+            self._tried = sum(map(len, samples)), micro.input_ids.numel()
+            yield micro.to(self._device), number == len(groups)
+
+    def _rows(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return which samples share a row: none, or as many as one sample could be long."""
+        if not self._config.training.pack:
+            return [[index] for index in range(len(lengths))]
+        return pack(lengths, min(self._config.data.max_seq_len, self.limit.tokens))
+
+    def _first_limit(self) -> Limit:
+        wanted = self._config.training.micro_batch_size
+        if wanted != "auto":
+            return Limit(wanted, _UNBOUNDED)
+        tokens = fitting_tokens(self._plan, _available(self._device))
+        if self._device.type == "cpu":
+            tokens = min(tokens, CPU_TOKENS)
+        return Limit(_UNBOUNDED, tokens)
+
+
+def _device(name: str) -> torch.device:
+    """Return a usable device.
+
+    Raises:
+        InputError: it is neither the CPU nor a CUDA device of this machine.
+    """
+    kind, _, index = name.partition(":")
+    if name == "cpu":
+        return torch.device(name)
+    if kind != "cuda" or (index and not index.isdecimal()):
+        raise InputError(f"device {name}: must be cpu or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(index or 0) >= count:
+        raise InputError(f"device {name}: torch sees {count} CUDA devices on this machine")
+    return torch.device("cuda", int(index or 0))
+
+
+def _available(device: torch.device) -> int:
+    """Return the bytes that a process could still take on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    import psutil
+
+    return psutil.virtual_memory().available

@@ -1,0 +1,1 @@
+"""Text generation with cached keys and values."""

@@ -1,0 +1,274 @@
+"""Text generation on a GPU with Vulkan, with the keys and values of all tokens cached.
+
+Two recordings serve a whole call: one takes the prompts in pieces, one a token of each sample. For
+a token there is one upload of a few words and one readback of logits `[B, V]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import InputError
+from trainer.replica.sampling import Logits, Sampling
+from trainer.replica.wgpu.generation.kv_cache import Cache, Inputs, record_decoding
+from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.pool import USABLE, Pool, available
+from trainer.replica.wgpu.layers.decoder import Decoder
+
+_WORDS = ALIGNMENT // 4
+_PIECES = (128, 64, 32, 16)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What recordings are made for."""
+
+    batch: int
+    piece: int
+    """Tokens of each prompt that are taken at once."""
+    slots: int
+    """Cached tokens of each sample."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The recording for T tokens of each sample."""
+
+    graph: Graph
+    vector: Array
+    """u32: ids `[B * T]`, starts `[B]` and last rows `[B]`, each padded to an aligned size."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    shape: Shape
+    cache: Cache
+    logits: Array
+    """f32 `[B, V]`"""
+    prefill: _Part
+    single: _Part
+
+
+def slots_for(longest: int, max_new_tokens: int) -> int:
+    """Return the positions that continuing a prompt takes: whole pieces, for their padding."""
+    return -(-(longest + max_new_tokens) // _PIECES[0]) * _PIECES[0]
+
+
+class WgpuGenerator:
+    """A Generator of `trainer.evaluate.generation` on one device.
+
+    Args:
+        decoder: a language model whose weights are written.
+        batch: the most samples that are continued together.
+    """
+
+    def __init__(self, device: Device, decoder: Decoder, *, batch: int = 8) -> None:
+        self.device = f"wgpu:{device.adapter.index}"
+        self._device = device
+        self._decoder = decoder
+        self._batch = batch
+        self._pool = Pool(device)
+        self._made: tuple[Shape, _Recorded] | None = None  # what was wanted, and what fitted
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop: frozenset[int] = frozenset(),
+    ) -> list[list[int]]:
+        """Return the new tokens of each prompt; see `Generator.generate`.
+
+        The decoder must be loaded for `slots_for` positions at least.
+        """
+        recorded = self._recorded(prompts, max_new_tokens)
+        batch = recorded.shape.batch
+        # Samples of about one length end their prompts in the same piece.
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
+        made: dict[int, list[int]] = {}
+        for first in range(0, len(order), batch):
+            group = order[first : first + batch]
+            run = _Run(self._device, recorded, [prompts[index] for index in group])
+            made |= _continue(run, group, max_new_tokens, sampling, stop)
+        return [made[index] for index in range(len(prompts))]
+
+    def _recorded(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> _Recorded:
+        """Return recordings for these prompts, those of the last call where they are the same."""
+        longest = max(len(prompt) for prompt in prompts)
+        slots = slots_for(longest, max_new_tokens)
+        assert slots <= self._decoder.rope[0].shape[0], "the decoder has no such positions"
+        piece = min((piece for piece in _PIECES if piece >= longest), default=_PIECES[0])
+        wanted = Shape(min(self._batch, len(prompts)), piece, slots)
+        if self._made is None or self._made[0] != wanted:
+            self._made = None
+            self._pool.release()
+            self._made = wanted, self._record(wanted)
+        return self._made[1]
+
+    def _record(self, wanted: Shape) -> _Recorded:
+        """Return recordings of the largest shape that fits.
+
+        Raises:
+            InputError: not even one sample does.
+        """
+        problem = ""
+        for shape in _smaller(wanted):
+            problem = self._problem(shape)
+            if problem:
+                continue
+            try:
+                return _record(self._pool, self._decoder, shape, self._device.binding_limit)
+            except OutOfMemoryError as error:
+                problem = str(error)
+                self._pool.release()
+        raise InputError(
+            f"{self._device.adapter.name}: {wanted.slots} tokens of one sample do not fit:"
+            f" {problem}; shorten the prompts or ask for fewer new tokens"
+        )
+
+    def _problem(self, shape: Shape) -> str:
+        """Return why a shape cannot be recorded; empty when it can, as far as can be known."""
+        limit = self._device.binding_limit
+        if 4 * _widest(self._decoder, shape) > limit:
+            return f"an array exceeds the {limit >> 20} MiB that a kernel's argument may span"
+        plan = Pool(None)
+        _record(plan, self._decoder, shape, limit)
+        budget, there = plan.budget(), available(self._device.adapter)
+        if there is not None and budget.total > USABLE * there:
+            return f"that needs {budget}, {there / 2**30:.1f} GiB are free"
+        return ""
+
+
+class _Run:
+    """A batch of samples on its way; rows that no sample takes continue a token 0."""
+
+    def __init__(
+        self, device: Device, recorded: _Recorded, prompts: Sequence[Sequence[int]]
+    ) -> None:
+        self._device = device
+        self._recorded = recorded
+        self._lengths = np.ones(recorded.shape.batch, np.int64)
+        self._lengths[: len(prompts)] = [len(prompt) for prompt in prompts]
+        pieces = -(-self._lengths.max() // recorded.shape.piece)
+        self._ids = np.zeros((len(self._lengths), pieces * recorded.shape.piece), np.uint32)
+        for row, prompt in zip(self._ids, prompts, strict=False):
+            row[: len(prompt)] = prompt
+
+    def prefill(self) -> Logits:
+        """Take the prompts into the cache; return the logits `[B, V]` after each."""
+        recorded, piece = self._recorded, self._recorded.shape.piece
+        # A slot behind a sample has no weight in its attention, but NaN times 0 would be NaN.
+        self._device.clear(recorded.cache.arrays)
+        logits = np.zeros(recorded.logits.shape, np.float32)
+        last = self._lengths - 1
+        for start in range(0, self._ids.shape[1], piece):
+            ids = self._ids[:, start : start + piece]
+            starts = np.full(len(last), start)
+            self._start(recorded.prefill, ids, starts, last % piece)
+            ending = last // piece == start // piece
+            if ending.any():
+                logits[ending] = self._device.read(recorded.logits)[ending]
+        return logits
+
+    def step(self, tokens: NDArray[np.int64], place: int) -> Logits:
+        """Take new token `place` of each sample; return the logits `[B, V]` after it."""
+        ids = np.zeros((len(self._lengths), 1), np.uint32)
+        ids[: len(tokens), 0] = tokens
+        first = np.zeros(len(ids), np.int64)
+        self._start(self._recorded.single, ids, self._lengths + place, first)
+        return self._device.read(self._recorded.logits)
+
+    def _start(
+        self,
+        part: _Part,
+        ids: NDArray[np.uint32],
+        starts: NDArray[np.int64],
+        last: NDArray[np.int64],
+    ) -> None:
+        """Run a recording; `last` `[B]` are columns of ids."""
+        rows = np.arange(len(ids)) * ids.shape[1] + last
+        padded = (_padded(words.ravel()) for words in (ids, starts, rows))
+        self._device.write(part.vector, np.concatenate(list(padded)).astype(np.uint32))
+        if ids.shape[1] == 1:
+            part.graph.run()
+            return
+        # A device that is busy for seconds with one submission is taken for hung by some systems.
+        for name in part.graph.segments:
+            part.graph.run(*part.graph.span(name))
+
+
+def _continue(
+    run: _Run,
+    group: Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop: frozenset[int],
+) -> dict[int, list[int]]:
+    """Return the new tokens of each sample of a batch, by its number."""
+    made: dict[int, list[int]] = {index: [] for index in group}
+    running = set(group)
+    logits = run.prefill()
+    for place in range(max_new_tokens):
+        tokens = sampling.choose(logits[: len(group)], group, place)
+        for index, token in zip(group, tokens.tolist(), strict=True):
+            if index in running:
+                made[index].append(token)
+                if token in stop:
+                    running.remove(index)
+        if not running or place + 1 == max_new_tokens:
+            break
+        logits = run.step(tokens, place)
+    return made
+
+
+def _smaller(wanted: Shape) -> Iterator[Shape]:
+    """Yield a shape and ever smaller ones; fewer samples at last."""
+    batch = wanted.batch
+    while batch:
+        for piece in _PIECES:
+            if piece <= wanted.piece:
+                yield Shape(batch, piece, wanted.slots)
+        batch //= 2
+
+
+def _widest(decoder: Decoder, shape: Shape) -> int:
+    """Return the elements of the largest array that a kernel takes whole."""
+    model = decoder.architecture
+    heads = model.num_heads * max(model.head_dim, shape.slots)
+    rows = shape.piece * max(heads, model.intermediate_size, model.hidden_size)
+    cached = model.num_kv_heads * shape.slots * model.head_dim
+    return shape.batch * max(rows, cached, model.vocab_size)
+
+
+def _record(pool: Pool, decoder: Decoder, shape: Shape, limit: int) -> _Recorded:
+    """Record prompts and single tokens on the pool's device, or plan them without one."""
+    model = decoder.architecture
+    cache = Cache.take(pool, model, shape.batch, shape.slots)
+    logits = pool.take((shape.batch, model.vocab_size), purpose="logits")
+
+    def part(length: int) -> _Part:
+        graph = Graph(pool.device, limit)
+        sizes = (shape.batch * length, shape.batch, shape.batch)
+        ends = np.cumsum([-(-size // _WORDS) * _WORDS for size in sizes]).tolist()
+        vector = pool.take((ends[-1],), "u32", purpose="input")
+        ids, starts, last = (
+            Array(vector.buffer, (size,), "u32", vector.offset + 4 * begin)
+            for size, begin in zip(sizes, (0, *ends), strict=False)
+        )
+        record_decoding(graph, pool, decoder, cache, Inputs(ids, starts, last), logits)
+        return _Part(graph, vector)
+
+    return _Recorded(shape, cache, logits, part(shape.piece), part(1))
+
+
+def _padded(words: NDArray[Any]) -> NDArray[Any]:
+    return np.pad(words, (0, -len(words) % _WORDS))

@@ -1,0 +1,1 @@
+"""One GPU through Vulkan: devices, memory, recorded dispatches."""

@@ -1,0 +1,159 @@
+"""One GPU through Vulkan: its memory, its pipelines, and counted transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from trainer.replica.wgpu.gpu.array import Array, Kind, aligned, nbytes
+from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+
+LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+    "max-compute-workgroup-size-y",
+    "max-compute-workgroup-storage-size",
+    "max-storage-buffers-per-shader-stage",
+)
+"""Asked for in full: what is not asked for is WebGPU's least, such as 128 MiB a binding."""
+FEATURES = {"subgroup"}
+"""Asked for where the driver has them."""
+
+
+@dataclass
+class Counters:
+    """What crossed between host and device, and what was started there."""
+
+    uploads: int = 0
+    readbacks: int = 0
+    submits: int = 0
+    dispatches: int = 0
+
+
+_KINDS: tuple[tuple[str, type[DeviceError]], ...] = (
+    ("Not enough memory", OutOfMemoryError),
+    ("maximum buffer size", OutOfMemoryError),
+    ("device is lost", LostError),
+)
+"""wgpu-py has types for these and raises validation errors; the texts are wgpu's own."""
+
+
+class Device:
+    """An opened device.
+
+    Raises:
+        DeviceError: the driver refuses.
+    """
+
+    def __init__(self, adapter: Adapter, *, binding_limit: int | None = None) -> None:
+        limits = {name: adapter.handle.limits[name] for name in LIMITS}
+        if binding_limit is not None:
+            limits["max-storage-buffer-binding-size"] = binding_limit
+        self.adapter = adapter
+        with self.guarded():
+            self.handle: Any = adapter.handle.request_device_sync(
+                required_limits=limits, required_features=FEATURES & adapter.handle.features
+            )
+        self.counters = Counters()
+        self.binding_limit: int = limits["max-storage-buffer-binding-size"]
+        """Bytes that one kernel argument may span; larger arrays are bound in windows."""
+        self.allocated = 0
+        """Bytes of all buffers now."""
+        self._pipelines: dict[tuple[str, tuple[tuple[str, float], ...]], Any] = {}
+
+    def array(self, shape: tuple[int, ...], kind: Kind = "f32") -> Array:
+        """Return new memory, zeroed.
+
+        Raises:
+            OutOfMemoryError: it does not fit.
+        """
+        scales = self.array((-(-int(np.prod(shape)) // 64),)) if kind == "nf4" else None
+        return Array(self.buffer(nbytes(shape, kind)), shape, kind, scales=scales)
+
+    def buffer(self, size: int, usage: int | None = None) -> wgpu.GPUBuffer:
+        """Return a new buffer of at least `size` bytes, zeroed; storage unless said otherwise.
+
+        Raises:
+            OutOfMemoryError: it does not fit.
+        """
+        storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        size = aligned(size)
+        with self.guarded():
+            buffer = self.handle.create_buffer(size=size, usage=usage or storage)
+        self.allocated += size
+        return buffer
+
+    def release(self, buffer: wgpu.GPUBuffer) -> None:
+        """Give a buffer's memory back."""
+        self.allocated -= buffer.size
+        buffer.destroy()
+
+    def pipeline(self, code: str, constants: Mapping[str, float] | None = None) -> Any:
+        """Return the compiled entry point `main`; equal code and constants compile once.
+
+        `constants` are values of the code's `override` declarations.
+        """
+        key = code, tuple(sorted((constants or {}).items()))
+        if key not in self._pipelines:
+            with self.guarded():
+                module = self.handle.create_shader_module(code=code)
+                stage: Any = {"module": module, "entry_point": "main", "constants": dict(key[1])}
+                made = self.handle.create_compute_pipeline(layout="auto", compute=stage)
+            self._pipelines[key] = made
+        return self._pipelines[key]
+
+    def write(self, array: Array, values: np.ndarray) -> None:
+        """Copy raw values, already in the array's kind, to the device; one upload."""
+        data = np.ascontiguousarray(values)
+        assert data.nbytes == array.nbytes, f"{data.nbytes} bytes for {array.nbytes}"
+        self.counters.uploads += 1
+        assert array.buffer is not None, "a plan cannot be written to"
+        with self.guarded():
+            self.handle.queue.write_buffer(array.buffer, array.offset, data)
+
+    def read(self, array: Array) -> np.ndarray:
+        """Return a copy of an array on the host: f32, or u32 for every other kind; one readback."""
+        self.counters.readbacks += 1
+        assert array.buffer is not None, "a plan cannot be read"
+        with self.guarded():
+            data: Any = self.handle.queue.read_buffer(array.buffer, array.offset, array.nbytes)
+        if array.kind == "f32":
+            return np.frombuffer(data, np.float32).reshape(array.shape)
+        return np.frombuffer(data, np.uint32)
+
+    def clear(self, arrays: Sequence[Array]) -> None:
+        """Fill arrays with zeros."""
+        encoder = self.encoder()
+        for array in arrays:
+            encoder.clear_buffer(array.buffer, array.offset, array.nbytes)
+        self.submit(encoder)
+
+    def encoder(self) -> Any:
+        """Return a new command encoder, for `submit`."""
+        return self.handle.create_command_encoder()
+
+    def submit(self, encoder: Any) -> None:
+        """Start what was encoded, after all that was written before."""
+        self.counters.submits += 1
+        with self.guarded():
+            # A lost device is told here; submitting to it would abort the process.
+            commands = encoder.finish()
+            self.handle.queue.submit([commands])
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Raise what wgpu says within as a DeviceError, of the kind that it is."""
+        try:
+            yield
+        except (wgpu.GPUError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[-1].strip()
+            kind = next((kind for text, kind in _KINDS if text in reason), DeviceError)
+            raise kind(f"{self.adapter.name}: {reason}") from None

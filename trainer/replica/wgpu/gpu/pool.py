@@ -1,0 +1,144 @@
+"""Device memory by purpose: taken and given back while recording, so that little is enough.
+
+A queue runs in order, so what a later dispatch writes may lie where an earlier one is done reading.
+A pool without a device records the same way and allocates nothing: its budget is exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import psutil
+
+from trainer.errors import InputError
+from trainer.replica.wgpu.gpu import pci
+from trainer.replica.wgpu.gpu.array import NF4_BLOCK, Array, Kind, aligned, nbytes
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+
+Purpose = Literal[
+    "frozen", "trainable", "gradients", "checkpoints", "activations", "logits", "workspace", "input"
+]
+USABLE = 0.95
+"""Share of a device's free memory; the rest is the driver's own and fragmentation."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes on the device by purpose."""
+
+    parts: dict[Purpose, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes together."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        large = {purpose: size for purpose, size in self.parts.items() if _gib(size) != "0.0"}
+        listed = ", ".join(f"{purpose} {_gib(size)}" for purpose, size in large.items())
+        return f"{_gib(self.total)} GiB" + (f" ({listed})" if listed else "")
+
+
+class Pool:
+    """Memory of one device, or the plan of it.
+
+    What is given back is taken again for the same purpose alone: a small array that is kept long
+    must not sit in a large one that passes.
+
+    Args:
+        device: where the memory lies; None plans only.
+    """
+
+    def __init__(self, device: Device | None) -> None:
+        self.device = device
+        self._allocated: Counter[Purpose] = Counter()
+        self._wholes: list[Array] = []
+        self._taken: dict[int, tuple[Array, Array, Purpose]] = {}
+        """By the id of the array that was handed out: that array, the whole allocation, why."""
+        self._free: dict[Purpose, list[Array]] = {purpose: [] for purpose in get_args(Purpose)}
+
+    def take(
+        self, shape: tuple[int, ...], kind: Kind = "f32", *, purpose: Purpose = "workspace"
+    ) -> Array:
+        """Return memory with whatever lies there; the smallest free piece that is large enough.
+
+        Raises:
+            OutOfMemoryError: it does not fit.
+        """
+        size = nbytes(shape, kind)
+        free = self._free[purpose]
+        fitting = [piece for piece in free if piece.nbytes >= size]
+        if fitting:
+            whole = min(fitting, key=lambda piece: piece.nbytes)
+            free[:] = [piece for piece in free if piece is not whole]
+        else:
+            whole = self._allocate(aligned(size), purpose)
+        scales = None
+        if kind == "nf4":
+            blocks = -(-Array(None, shape).size // NF4_BLOCK)
+            scales = self.take((blocks,), purpose=purpose)
+        array = Array(whole.buffer, shape, kind, scales=scales)
+        self._taken[id(array)] = array, whole, purpose
+        return array
+
+    def give(self, array: Array) -> None:
+        """Let later takes have the memory of an array that `take` returned, and no window of it."""
+        assert id(array) in self._taken, f"{array.shape} was not taken here, or was given already"
+        _, whole, purpose = self._taken.pop(id(array))
+        if array.scales is not None:
+            self.give(array.scales)
+        self._free[purpose].append(whole)
+
+    def release(self) -> None:
+        """Give all memory back to the device, also what is taken; the pool is empty again."""
+        for whole in self._wholes:
+            if self.device is not None and whole.buffer is not None:
+                self.device.release(whole.buffer)
+        self._wholes.clear()
+        self._allocated.clear()
+        self._taken.clear()
+        for free in self._free.values():
+            free.clear()
+
+    def budget(self) -> Budget:
+        """Return what is allocated; before a `release` that only grows, so it is the peak."""
+        return Budget(dict(self._allocated))
+
+    def _allocate(self, size: int, purpose: Purpose) -> Array:
+        whole = Array(None, (size // 4,))
+        if self.device is not None:
+            whole = self.device.array(whole.shape)
+        self._allocated[purpose] += size
+        self._wholes.append(whole)
+        return whole
+
+
+def available(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
+    """Return the free bytes of what an adapter's buffers lie in; None where nothing tells.
+
+    A software or integrated adapter has the machine's memory.
+    """
+    if adapter.kind in ("software", "integrated"):
+        return psutil.virtual_memory().available
+    return pci.free_memory(adapter.address, devices) if adapter.address else None
+
+
+def check_fits(budget: Budget, there: int, device: str) -> None:
+    """Refuse a budget above the memory of a device.
+
+    Raises:
+        InputError: names what is needed and what there is.
+    """
+    if budget.total > there * USABLE:
+        raise InputError(
+            f"{device}: the run needs {budget}, {_gib(there)} are free; use method lora,"
+            " model.quantization nf4 or a smaller data.max_seq_len"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"

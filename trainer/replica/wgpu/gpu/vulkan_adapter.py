@@ -1,0 +1,145 @@
+"""The Vulkan devices of this machine, and which of them is meant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import wgpu
+from wgpu.backends import wgpu_native
+
+from trainer.replica.wgpu.gpu import pci
+from trainer.replica.wgpu.gpu.errors import DeviceError
+
+Kind = Literal["discrete", "integrated", "other", "software"]
+
+_KINDS: dict[str, Kind] = {
+    "DiscreteGPU": "discrete",
+    "IntegratedGPU": "integrated",
+    "CPU": "software",
+}
+_ORDER: tuple[Kind, ...] = ("discrete", "integrated", "other", "software")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A Vulkan device; `software` ones are the CPU in disguise, such as Mesa's llvmpipe."""
+
+    index: int
+    """Its place in `adapters()`."""
+    name: str
+    driver: str
+    """Name and version of the driver, as it gives them."""
+    kind: Kind
+    vendor: int = 0
+    """PCI ids."""
+    device: int = 0
+    address: str = ""
+    """PCI address such as `0000:0b:00.0`, where it is certain."""
+    handle: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def software(self) -> bool:
+        """Computed by the CPU."""
+        return self.kind == "software"
+
+    @property
+    def key(self) -> str:
+        """What a cache of tuned variants is valid for."""
+        return f"{self.name} | {self.driver} | wgpu-native {wgpu_native.__version__}"
+
+    def __str__(self) -> str:
+        place = f" at {self.address}" if self.address else ""
+        return f"{self.index}: {self.name}{place} ({self.kind})"
+
+
+def adapters() -> list[Adapter]:
+    """Return the Vulkan devices of this machine: discrete, integrated, others, software."""
+    found = [
+        _adapter(handle)
+        for handle in wgpu.gpu.enumerate_adapters_sync()
+        if handle.info["backend_type"] == "Vulkan"
+    ]
+    return ordered(located(found))
+
+
+def select(wanted: str = "", *, allow_software: bool = False) -> Adapter:
+    """Return the adapter that is meant.
+
+    Args:
+        wanted: an index of `adapters()`, a PCI address, or a part of the name, of which the first
+            is taken; empty for the first GPU.
+        allow_software: with an empty `wanted`, a software adapter will do where there is no GPU.
+
+    Raises:
+        DeviceError: there is none; lists what there is.
+    """
+    return pick(adapters(), wanted, allow_software=allow_software)
+
+
+def pick(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adapter:
+    """Return the adapter of `found` that is meant; see `select`."""
+    if not found:
+        raise DeviceError("no Vulkan device answers")
+    matching = [adapter for adapter in found if _matches(adapter, wanted)]
+    if not wanted and not allow_software:
+        matching = [adapter for adapter in matching if not adapter.software]
+    if not matching:
+        meant = f"is {wanted!r}" if wanted else "is a GPU"
+        raise DeviceError(f"no Vulkan device {meant} (there are {', '.join(map(str, found))})")
+    return matching[0]
+
+
+def located(
+    found: Sequence[Adapter],
+    addresses: Callable[[int, int], list[str]] = pci.addresses,
+) -> list[Adapter]:
+    """Return the adapters with their PCI addresses.
+
+    wgpu tells ids but no address. Equal cards are taken to be enumerated in the order of the bus;
+    where not all of them are there, which one is missing cannot be known, and none gets an address.
+    """
+    twins = Counter(_model(adapter) for adapter in found)
+    seen: Counter[tuple[int, int, str]] = Counter()
+    placed: list[Adapter] = []
+    for adapter in found:
+        model = _model(adapter)
+        places = addresses(adapter.vendor, adapter.device)
+        certain = len(places) == twins[model]
+        placed.append(replace(adapter, address=places[seen[model]] if certain else ""))
+        seen[model] += 1
+    return placed
+
+
+def ordered(found: Sequence[Adapter]) -> list[Adapter]:
+    """Return adapters by kind, else as they are, numbered."""
+    listed = sorted(found, key=lambda adapter: _ORDER.index(adapter.kind))
+    return [replace(adapter, index=index) for index, adapter in enumerate(listed)]
+
+
+def _matches(adapter: Adapter, wanted: str) -> bool:
+    if wanted.isdecimal():
+        return adapter.index == int(wanted)
+    if address := pci.address_of(wanted):
+        return adapter.address == address
+    return wanted.casefold() in adapter.name.casefold()
+
+
+def _model(adapter: Adapter) -> tuple[int, int, str]:
+    """Return what equal cards share; two drivers may show the same card once each."""
+    return adapter.vendor, adapter.device, adapter.driver
+
+
+def _adapter(handle: Any) -> Adapter:
+    info = handle.info
+    return Adapter(
+        index=0,
+        name=info["device"],
+        driver=info["description"],
+        kind=_KINDS.get(info["adapter_type"], "other"),
+        vendor=info["vendor_id"],
+        device=info["device_id"],
+        handle=handle,
+    )

@@ -1,0 +1,105 @@
+"""What kernels of a matrix product have in common: operands in memory, and how `main` begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.replica.wgpu.gpu.array import Kind
+from trainer.replica.wgpu.kernels.gemm.variants import Variant
+
+XYZW = "xyzw"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the operands lie in memory."""
+
+    trans_a: bool
+    trans_b: bool
+    kind_b: Kind
+    wide_a: bool
+    """Rows of a can be read four elements at a time; else one by one."""
+    wide_b: bool
+    wide_c: bool
+    ragged: bool
+    """k is no multiple of the step that the variant takes: what lies beyond counts as zero."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Expressions that read four neighbours of a or b.
+
+    `x` counts rows of the result for a, columns for b; rows of memory run along k or along x.
+    Beyond k everything is zero. Beyond the last x it is anything that exists, as no such result is
+    stored.
+    """
+
+    name: str
+    along_k: bool
+    wide: bool
+    ragged: bool
+
+    def place(self, x: str) -> str:
+        """Return the part of an address that is the same for every k."""
+        size = {"a": "m", "b": "n"}[self.name]
+        if self.along_k:
+            return f"origin_{self.name} + min({x}, {size} - 1u) * ld{self.name}"
+        return f"min({x}, {size} - 4u)" if self.wide else x
+
+    def load(self, place: str, at: str) -> str:
+        """Return what lies at k = `at` and the next three, or, at that k alone, from x on."""
+        name, size = self.name, {"a": "m", "b": "n"}[self.name]
+        if self.along_k:
+            if not (self.wide and self.ragged):
+                return f"load_{name}({place}, {at}, k)"
+            four = f"load_{name}({place}, min({at}, k - 4u), k)"
+        else:
+            row = f"min({at}, k - 1u)" if self.ragged else f"({at})"
+            four = f"load_{name}(origin_{name} + {row} * ld{name}, {place}, {size})"
+            if not self.ragged:
+                return four
+        return f"select(vec4<f32>(0.0), {four}, {at} < k)"
+
+
+def operands(layout: Layout) -> tuple[Operand, Operand]:
+    """Return a and b."""
+    return (
+        Operand("a", not layout.trans_a, layout.wide_a, layout.ragged),
+        Operand("b", layout.trans_b, layout.wide_b, layout.ragged),
+    )
+
+
+def head(variant: Variant) -> list[str]:
+    """Begin `main`: which tile of which batch item this workgroup computes.
+
+    Neighbours in the grid share columns: b, often the larger, then stays in the cache. Parameters
+    are read once, as a read in the loop costs more than a multiplication.
+    """
+    rows, columns = variant.tile
+    return [
+        f"@compute @workgroup_size({variant.threads})",
+        "fn main(@builtin(workgroup_id) group: vec3<u32>,",
+        "        @builtin(num_workgroups) groups: vec3<u32>,",
+        *(["        @builtin(subgroup_invocation_id) peer: u32,"] * (variant.kind == "shared")),
+        "        @builtin(local_invocation_index) lane: u32) {",
+        *(f"  let {name} = p.{name};" for name in ("m", "n", "k", "lda", "ldb")),
+        f"  let tall = (m + {rows - 1}u) / {rows}u;",
+        f"  let tiles = tall * ((n + {columns - 1}u) / {columns}u);",
+        "  let index = group_index(group, groups);",
+        "  let z = index / tiles;",
+        "  if (z >= p.batch) { return; }",
+        f"  let m_tile = index % tiles % tall * {rows}u;",
+        f"  let n_tile = index % tiles / tall * {columns}u;",
+        *(f"  let origin_{name} = p.offset_{name} + z * p.stride_{name};" for name in "abc"),
+        *(f"  var c{i}_{j} = vec4<f32>(0.0);" for i, j in vectors(variant)),
+    ]
+
+
+def vectors(variant: Variant) -> list[tuple[int, int]]:
+    """Return the row and the four columns of every vector of sums that a thread keeps."""
+    return [(i, j) for i in range(variant.rows) for j in range(variant.columns // 4)]
+
+
+def column(names: list[str], component: int) -> str:
+    """Return the vector of one component of four vectors."""
+    return f"vec4<f32>({', '.join(f'{name}.{XYZW[component]}' for name in names)})"

@@ -1,0 +1,72 @@
+"""Matrix products: every linear, score and gradient of a decoder is one of these."""
+
+from __future__ import annotations
+
+import struct
+
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.graph import Graph, spread
+from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.code import gemm_code
+from trainer.replica.wgpu.kernels.gemm.parts import Layout
+from trainer.replica.wgpu.kernels.gemm.variants import DIRECT, Product, Variant
+
+
+def gemm(
+    graph: Graph,
+    a: Array,
+    b: Array,
+    c: Array,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    batch: int = 1,
+    strides: tuple[int, int, int] = (0, 0, 0),
+    lda: int | None = None,
+    ldb: int | None = None,
+    ldc: int | None = None,
+    offsets: tuple[int, int, int] = (0, 0, 0),
+    alpha: float = 1.0,
+    accumulate: bool = False,
+    variant: Variant | None = None,
+) -> None:
+    """Record c[z] `[m, n]` = alpha op(a[z]) op(b[z]); `+=` with `accumulate`.
+
+    a is `[m, k]`, or `[k, m]` with `trans_a`; b is `[k, n]`, or `[n, k]` with `trans_b`, in f32,
+    bf16 or NF4. Sums are f32 and their order is fixed by sizes and variant: repeats are bitwise
+    equal. Items of a batch lie `strides` elements apart, rows `lda`, `ldb` and `ldc` elements (the
+    length of a row, unless given), and everything begins `offsets` elements into its array.
+    """
+    pitches = (lda or (m if trans_a else k), ldb or (k if trans_b else n), ldc or n)
+    extents = ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (m, n))
+    assert min(m, n, k, batch) > 0, (m, n, k, batch)
+    assert a.kind == c.kind == "f32", (a.kind, c.kind)
+    wide: list[bool] = []
+    for array, (rows, columns), pitch, stride, offset in zip(
+        (a, b, c), extents, pitches, strides, offsets, strict=True
+    ):
+        assert pitch >= columns, f"{columns} elements in a row of {pitch}"
+        last = offset + (batch - 1) * stride + (rows - 1) * pitch + columns
+        assert last <= array.size, f"element {last} of {array.shape}"
+        wide.append(all(value % 4 == 0 for value in (columns, pitch, stride, offset)))
+    product = Product(trans_a, trans_b, b.kind, m, n, k)
+    chosen = variant or (Variants(graph.device).choose(product) if graph.device else DIRECT)
+    if trans_a and chosen.rows % 4:
+        wide[0] = False  # the first row of a tile may lie anywhere
+    step = chosen.depth if chosen.kind == "tiled" else 4
+    layout = Layout(trans_a, trans_b, b.kind, *wide, ragged=k % step != 0)
+    tile_rows, tile_columns = chosen.tile
+    groups = -(-m // tile_rows) * -(-n // tile_columns) * batch
+    params = struct.pack(
+        "<11If3I",
+        *(m, n, k, batch),
+        *(*pitches, accumulate),
+        *(*strides, alpha),
+        *offsets,
+    )
+    arrays = [a, b, *([b.scales] if b.scales else []), c]
+    label = f"gemm {product.form} {chosen.name}"
+    graph.add(label, gemm_code(chosen, layout), arrays, params, spread(groups))

@@ -1,0 +1,89 @@
+"""Kernels whose workgroups copy tiles of both operands into their own memory first."""
+
+from __future__ import annotations
+
+from trainer.replica.wgpu.kernels.gemm.parts import (
+    XYZW,
+    Layout,
+    Operand,
+    column,
+    head,
+    operands,
+    vectors,
+)
+from trainer.replica.wgpu.kernels.gemm.variants import Variant
+
+
+def tiled(variant: Variant, layout: Layout) -> list[str]:
+    """Write a kernel whose workgroup copies tiles of a and b into its own memory."""
+    a, b = operands(layout)
+    rows, columns = variant.tile
+    depth, down, across = variant.depth, variant.down, variant.across
+    # Fours of a thread lie `down` and `across` fours apart, so that neighbours read neighbours.
+    return [
+        f"var<workgroup> tile_a: array<vec4<f32>, {depth * rows // 4}>;",
+        f"var<workgroup> tile_b: array<vec4<f32>, {depth * columns // 4}>;",
+        *head(variant),
+        f"  let tx = lane % {across}u;",
+        f"  let ty = lane / {across}u;",
+        *_fill_table(layout, variant),
+        f"  for (var first = 0u; first < k; first += {depth}u) {{",
+        *_fill(variant, a, "m_tile", rows // 4),
+        *_fill(variant, b, "n_tile", columns // 4),
+        "    workgroupBarrier();",
+        f"    for (var step = 0u; step < {depth}u; step++) {{",
+        *(
+            f"      let a{i} = tile_a[step * {rows // 4}u + ty + {i * down}u];"
+            for i in range(variant.rows // 4)
+        ),
+        *(
+            f"      let b{j} = tile_b[step * {columns // 4}u + tx + {j * across}u];"
+            for j in range(variant.columns // 4)
+        ),
+        *(
+            f"      c{i}_{j} = fma(vec4<f32>(a{i // 4}.{XYZW[i % 4]}), b{j}, c{i}_{j});"
+            for i, j in vectors(variant)
+        ),
+        "    }",
+        "    workgroupBarrier();",
+        "  }",
+        *(
+            f"  store(origin_c, m_tile + (ty + {i // 4 * down}u) * 4u + {i % 4}u,"
+            f" n_tile + (tx + {j * across}u) * 4u, c{i}_{j});"
+            for i, j in vectors(variant)
+        ),
+    ]
+
+
+def _fill_table(layout: Layout, variant: Variant) -> list[str]:
+    if layout.kind_b != "nf4":
+        return []
+    return [
+        f"  for (var t = lane; t < 16u; t += {variant.threads}u) {{ table[t] = NF4[t]; }}",
+        "  workgroupBarrier();",
+    ]
+
+
+def _fill(variant: Variant, operand: Operand, start: str, fours: int) -> list[str]:
+    """Write the copy of one tile, [k][four of x] in workgroup memory."""
+    tile, depth, threads = f"tile_{operand.name}", variant.depth, variant.threads
+    if not operand.along_k:
+        place = operand.place(f"{start} + t % {fours}u * 4u")
+        return [
+            f"    for (var t = lane; t < {depth * fours}u; t += {threads}u) {{",
+            f"      {tile}[t] = {operand.load(place, f'first + t / {fours}u')};",
+            "    }",
+        ]
+    steps = depth // 4
+    lines = [
+        f"    for (var t = lane; t < {fours * steps}u; t += {threads}u) {{",
+        f"      let step = t % {steps}u * 4u;",
+        f"      let four = t / {steps}u;",
+    ]
+    for r in range(4):
+        place = operand.place(f"{start} + four * 4u + {r}u")
+        lines.append(f"      let r{r} = {operand.load(place, 'first + step')};")
+    for s in range(4):
+        line = column(["r0", "r1", "r2", "r3"], s)
+        lines.append(f"      {tile}[(step + {s}u) * {fours}u + four] = {line};")
+    return [*lines, "    }"]

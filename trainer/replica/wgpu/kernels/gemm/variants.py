@@ -1,0 +1,93 @@
+"""How the work of a matrix product is divided among threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.replica.wgpu.gpu.array import Kind
+
+LANES = 8
+"""Threads of a `shared` workgroup; they must be one subgroup."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A thread keeps `rows` x `columns` sums; a workgroup is `down` x `across` threads."""
+
+    kind: Literal["direct", "shared", "tiled"]
+    """Where operands are read from: `direct` from memory; `shared` too, but a by the lanes of a
+    subgroup in turn, each for all of them; `tiled` from a copy in workgroup memory."""
+    rows: int
+    columns: int
+    down: int = 1
+    across: int = 8
+    depth: int = 4
+    """k of one step; for `tiled` of a tile in workgroup memory."""
+    splits: int = 1
+    """Threads that divide the k of the same sums, which are added in order (`direct`)."""
+
+    def __post_init__(self) -> None:
+        assert self.columns % 4 == 0, self
+        assert self.depth % 4 == 0, self
+        assert self.depth == 4 or self.kind == "tiled", self
+        assert self.splits == 1 or (self.kind == "direct" and self.down == 1), self
+        assert self.kind != "tiled" or self.rows % 4 == 0, self
+        assert self.kind != "shared" or (self.threads == LANES and self.rows % LANES == 0), self
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of the result that one workgroup computes."""
+        return self.rows * self.down, self.columns * self.across
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return self.down * self.across * self.splits
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        name = f"{self.kind} {self.rows}x{self.columns} {self.down}x{self.across}"
+        name += f" k{self.depth}" if self.kind == "tiled" else ""
+        return name + (f" /{self.splits}" if self.splits > 1 else "")
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a choice of variant depends on."""
+
+    trans_a: bool
+    trans_b: bool
+    kind_b: Kind
+    m: int
+    n: int
+    k: int
+
+    @property
+    def form(self) -> str:
+        """Which operands are transposed, as BLAS says it: NN, NT, TN or TT."""
+        return f"{'NT'[self.trans_a]}{'NT'[self.trans_b]}"
+
+    @property
+    def key(self) -> str:
+        """Its class: products that take the same variant. Sizes count by the next power of two."""
+        m, n, k = (1 << (size - 1).bit_length() for size in (self.m, self.n, self.k))
+        return f"{self.form} {self.kind_b} {m}x{n}x{k}"
+
+
+# On CPUs loads are dear and registers spill to the cache: large tiles, no workgroup memory.
+DIRECT = Variant("direct", 16, 8)
+DIRECT_ROW = Variant("direct", 1, 4)
+SHARED = Variant("shared", 32, 4)
+SHARED_LOW = Variant("shared", 8, 4)
+# On GPUs 4x4 registers and 64 threads do well on all vendors' chips (llama.cpp, PR 22241).
+TILED = Variant("tiled", 4, 4, down=8, across=8, depth=8)
+TILED_DEEP = Variant("tiled", 4, 4, down=8, across=8, depth=32)
+TILED_LARGE = Variant("tiled", 8, 8, down=8, across=8, depth=16)
+SPLIT = Variant("direct", 4, 4, across=8, splits=8)
+SPLIT_ROW = Variant("direct", 1, 4, across=4, splits=16)
+ALL = (
+    *(DIRECT, DIRECT_ROW, SHARED, SHARED_LOW),
+    *(TILED, TILED_DEEP, TILED_LARGE, SPLIT, SPLIT_ROW),
+)

@@ -1,0 +1,238 @@
+"""A decoder of the Qwen3, Qwen2 and Llama family, recorded for one shape of micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config.run import LINEARS, RunConfig
+from trainer.errors import InputError
+from trainer.model.architecture import Architecture, module_of
+from trainer.replica.wgpu.batch import Bucket
+from trainer.replica.wgpu.gpu.array import Array
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.kernels.distillation import Teacher
+from trainer.replica.wgpu.kernels.elementwise import fill
+from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient
+from trainer.replica.wgpu.kernels.finite import mark_non_finite
+from trainer.replica.wgpu.layers import decoder_layer
+from trainer.replica.wgpu.layers.attention import Attention
+from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
+from trainer.replica.wgpu.layers.head import Head, Outcome, Targets
+from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
+
+_PEFT = "base_model.model."
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Everything on the device, by the names of the layout and of the model directory."""
+
+    frozen: Mapping[str, Array]
+    weights: Mapping[str, Array]
+    """What trains."""
+    gradients: Mapping[str, Array]
+    rope: tuple[Array, Array]
+
+    def norm(self, name: str) -> Norm:
+        """Return the norm of that name, frozen or trained."""
+        if name in self.weights:
+            return Norm(self.weights[name], self.gradients[name])
+        return Norm(self.frozen[name])
+
+    def matrix(self, name: str) -> tuple[Array, Array | None]:
+        """Return a weight, and its gradient where it trains."""
+        if name in self.weights:
+            return self.weights[name], self.gradients[name]
+        return self.frozen[name], None
+
+    def linear(self, stem: str, lora_scale: float) -> Linear:
+        """Return a linear with its bias and adapter, where there are any."""
+        weight, gradient = self.matrix(f"{stem}.weight")
+        bias, bias_gradient = None, None
+        if f"{stem}.bias" in self.weights or f"{stem}.bias" in self.frozen:
+            bias, bias_gradient = self.matrix(f"{stem}.bias")
+        return Linear(weight, gradient, bias, bias_gradient, self._lora(stem, lora_scale))
+
+    def _lora(self, stem: str, scale: float) -> Lora | None:
+        a, b = (f"{_PEFT}{stem}.lora_{side}.weight" for side in "AB")
+        if a not in self.weights:
+            return None
+        return Lora(
+            Trainable(self.weights[a], self.gradients[a]),
+            Trainable(self.weights[b], self.gradients[b]),
+            scale,
+        )
+
+
+class Decoder:
+    """The model on a device, which records forwards and backwards.
+
+    Args:
+        tree: the model's config.json.
+        where: names it in errors.
+
+    Raises:
+        InputError: an activation function that the engine does not compute.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        tree: Mapping[str, Any],
+        config: RunConfig,
+        tensors: Tensors,
+        where: str,
+    ) -> None:
+        activation = tree.get("hidden_act", "silu")
+        if activation not in ("silu", "swish"):
+            raise InputError(
+                f"{where}: hidden_act {activation!r} is not supported (supported: silu)"
+            )
+        self.architecture = architecture
+        self._classify = config.task == "classify"
+        self._temperature = config.distillation.temperature if config.distillation else 1.0
+        self.eps = float(tree.get("rms_norm_eps", 1e-6))
+        self.rope = tensors.rope
+        scale = config.lora.lora_alpha / config.lora.lora_rank
+        self.layers = [
+            _layer(tensors, f"model.layers.{number}", scale)
+            for number in range(architecture.num_layers)
+        ]
+        self.embedding, self._embedding_gradient = tensors.matrix("model.embed_tokens.weight")
+        name = "lm_head.weight"
+        if self._classify:
+            # An adapter's run names the head as PEFT does; only a full one has the plain name.
+            name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in tensors.weights)
+        elif architecture.tied:
+            name = "model.embed_tokens.weight"
+        self.head = Head(tensors.norm("model.norm.weight"), *tensors.matrix(name), self.eps)
+
+    def record_training(
+        self, graph: Graph, pool: Pool, bucket: Bucket, vector: Array, outcome: Outcome, keep: bool
+    ) -> None:
+        """Record a micro-batch, forward and backward; gradients are `+=`.
+
+        Segments: `embed`, `forward.N`, `head.N` for each chunk of targets, `backward.N` and
+        `embedding`. Backward may begin when the chunks that have targets are done.
+
+        Args:
+            keep: hold every layer's activations; else only its input, and compute the rest twice.
+        """
+        shape = self._shape(bucket)
+        rows, hidden = bucket.rows, self.architecture.hidden_size
+        stream = [
+            pool.take((rows, hidden), purpose="checkpoints") for _ in range(len(self.layers) + 1)
+        ]
+        shared = None if keep else Activations.take(pool, shape)
+        kept = [shared or Activations.take(pool, shape) for _ in self.layers]
+        ids = bucket.window(vector, "ids")
+
+        graph.segment("embed")
+        embed(graph, self.embedding, ids, stream[0])
+        for number, weights in enumerate(self.layers):
+            graph.segment(f"forward.{number}")
+            decoder_layer.forward(
+                graph, pool, weights, shape, kept[number], stream[number], stream[number + 1]
+            )
+        dx = pool.take((rows, hidden), purpose="activations")
+        for chunk in range(bucket.chunks):
+            graph.segment(f"head.{chunk}")
+            if chunk == 0:
+                fill(graph, dx, value=0.0)
+            targets = self._targets(bucket, vector, chunk)
+            self.head.loss(graph, pool, stream[-1], targets, outcome, dx=dx)
+        for number in reversed(range(len(self.layers))):
+            graph.segment(f"backward.{number}")
+            weights = self.layers[number]
+            if not keep:
+                decoder_layer.recompute(graph, pool, weights, shape, kept[number], stream[number])
+            decoder_layer.backward(graph, pool, weights, shape, kept[number], stream[number], dx)
+        graph.segment("embedding")
+        mark_non_finite(graph, dx, outcome.flag)
+        if self._embedding_gradient is not None:
+            unique, starts, order = (
+                bucket.window(vector, name) for name in ("unique", "starts", "order")
+            )
+            embedding_gradient(graph, dx, unique, starts, order, self._embedding_gradient)
+        for array in (*stream, dx):
+            pool.give(array)
+        for activations in [shared] if shared else kept:
+            activations.give(pool)
+
+    def record_evaluation(
+        self,
+        graph: Graph,
+        pool: Pool,
+        bucket: Bucket,
+        vector: Array,
+        outcome: Outcome,
+        predictions: Array | None,
+    ) -> None:
+        """Record a micro-batch, forward alone.
+
+        Segments: `embed`, `forward.N`, `head.N`. predictions u32 `[B]` for a classifier.
+        """
+        shape = self._shape(bucket)
+        size = (bucket.rows, self.architecture.hidden_size)
+        x, y = (pool.take(size, purpose="activations") for _ in range(2))
+        kept = Activations.take(pool, shape)
+        graph.segment("embed")
+        embed(graph, self.embedding, bucket.window(vector, "ids"), x)
+        for number, weights in enumerate(self.layers):
+            graph.segment(f"forward.{number}")
+            decoder_layer.forward(graph, pool, weights, shape, kept, x, y)
+            x, y = y, x
+        for chunk in range(bucket.chunks):
+            graph.segment(f"head.{chunk}")
+            targets = self._targets(bucket, vector, chunk)
+            self.head.loss(graph, pool, x, targets, outcome, predictions=predictions)
+        for array in (x, y):
+            pool.give(array)
+        kept.give(pool)
+
+    def _targets(self, bucket: Bucket, vector: Array, chunk: int) -> Targets:
+        """Return the windows of one chunk of targets."""
+        count, entries = bucket.chunk_rows, bucket.entries
+        first, last = chunk * count, (chunk + 1) * count
+
+        def table(name: str, columns: int) -> Array:
+            whole = bucket.window(vector, name).rows(first * columns, last * columns)
+            return whole.reshape(count, columns)
+
+        rows = bucket.window(vector, "rows").rows(first, last)
+        teacher = None
+        if entries:
+            shares = bucket.window(vector, "shares")
+            teacher = Teacher(
+                table("taught", entries), table("weights", entries), shares, self._temperature
+            )
+        return Targets(rows, table("classes", 1), table("counts", 1), teacher)
+
+    def _shape(self, bucket: Bucket) -> Shape:
+        model = self.architecture
+        attention = Attention(
+            bucket.samples, model.num_heads, model.num_kv_heads, bucket.length, model.head_dim
+        )
+        return Shape(attention, model.hidden_size, model.intermediate_size, self.eps, self.rope)
+
+
+def _layer(tensors: Tensors, stem: str, lora_scale: float) -> Layer:
+    linears = {
+        linear.removesuffix("_proj"): tensors.linear(f"{stem}.{module_of(linear)}", lora_scale)
+        for linear in LINEARS
+    }
+
+    def head_norm(name: str) -> Norm | None:
+        full = f"{stem}.self_attn.{name}.weight"
+        return tensors.norm(full) if full in tensors.weights or full in tensors.frozen else None
+
+    return Layer(
+        input_norm=tensors.norm(f"{stem}.input_layernorm.weight"),
+        post_norm=tensors.norm(f"{stem}.post_attention_layernorm.weight"),
+        q_norm=head_norm("q_norm"),
+        k_norm=head_norm("k_norm"),
+        **linears,
+    )

@@ -1,0 +1,209 @@
+"""From the last hidden states to the loss and back: pooled classifier or language model.
+
+Only the rows that count are looked at: the last token of each sample, or the positions with a
+target. They come in chunks of fixed size, so that one recording serves any number of them, and the
+vocabulary in windows, so that no `[rows, V]` array exists for a large one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.replica.wgpu.gpu.array import Array, windows
+from trainer.replica.wgpu.gpu.graph import Graph
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.kernels.cross_entropy import (
+    argmax_rows,
+    cross_entropy_gradient,
+    cross_entropy_loss,
+    cross_entropy_start,
+    cross_entropy_window,
+)
+from trainer.replica.wgpu.kernels.distillation import Teacher, distillation_gradient
+from trainer.replica.wgpu.kernels.finite import mark_non_finite
+from trainer.replica.wgpu.kernels.gemm.record import gemm
+from trainer.replica.wgpu.kernels.norm import rms_norm
+from trainer.replica.wgpu.kernels.pool import gather_rows, scatter_rows
+from trainer.replica.wgpu.layers.decoder_layer import Norm, norm_backward
+
+LOGIT_BYTES = 32 << 20
+"""Most bytes of logits at once."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What one chunk of N rows should predict; all on the device."""
+
+    rows: Array
+    """u32 `[N]`: which hidden states; `SKIPPED` for none."""
+    classes: Array
+    """u32 `[N, 1]`"""
+    counts: Array
+    """f32 `[N, 1]`, 1 or, for a row that does not count, 0."""
+    teacher: Teacher | None = None
+    """What the rows learn from beside their classes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where results gather over a step; all on the device."""
+
+    loss: Array
+    """f32 `[1]`, `+=` the sum over rows of the cross-entropy against classes."""
+    taught: Array
+    """f32 `[1]`, `+=` the sum over rows of the cross-entropy against a teacher."""
+    flag: Array
+    """u32 `[1]`, 1 once a NaN or Inf was seen."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Final norm and output matrix `[V, D]`, which may be the embedding."""
+
+    norm: Norm
+    weight: Array
+    gradient: Array | None
+    eps: float
+
+    def loss(
+        self,
+        graph: Graph,
+        pool: Pool,
+        x: Array,
+        targets: Targets,
+        outcome: Outcome,
+        *,
+        dx: Array | None = None,
+        predictions: Array | None = None,
+    ) -> None:
+        """Record the loss of one chunk of x `[M, D]`, and with dx its gradient.
+
+        dx `[M, D]` gets the chunk's rows (`=`), others stay. predictions u32 `[N]` are the classes
+        of the largest logits; only where one window holds all classes.
+        """
+        count, width = targets.rows.size, x.shape[1]
+        picked, normed = pool.take((count, width)), pool.take((count, width))
+        gather_rows(graph, x, targets.rows, picked)
+        rms_norm(graph, picked, self.norm.weight, normed, eps=self.eps)
+        mark_non_finite(graph, normed, outcome.flag)
+
+        objective = _Objective.start(graph, pool, targets)
+        spans = list(windows(self.weight, self._window_bytes(graph, count)))
+        logits = pool.take((count, spans[0][1]), purpose="logits")
+        for start, stop in spans:
+            part = self._logits(graph, normed, logits, start, stop)
+            objective.window(graph, part, start)
+        if predictions is not None:
+            assert len(spans) == 1, "predictions need all classes in one window"
+            argmax_rows(graph, logits, predictions)
+        objective.loss(graph, outcome)
+        if dx is not None:
+            dnormed = pool.take((count, width))
+            for start, stop in spans:
+                part = Array(logits.buffer, (count, stop - start), offset=logits.offset)
+                if len(spans) > 1:  # a single window still holds its logits
+                    part = self._logits(graph, normed, logits, start, stop)
+                objective.gradient(graph, part, start)
+                self._window_backward(graph, normed, part, dnormed, start, stop)
+            dpicked = pool.take((count, width))
+            norm_backward(
+                graph, pool, self.norm, picked, dnormed, dpicked, eps=self.eps, accumulate=False
+            )
+            scatter_rows(graph, dpicked, targets.rows, dx)
+            pool.give(dnormed)
+            pool.give(dpicked)
+        for array in (picked, normed, *objective.states, logits):
+            pool.give(array)
+
+    def logits(self, graph: Graph, pool: Pool, x: Array, out: Array) -> None:
+        """Record out `[N, V]`, the logits of all classes for hidden states x `[N, D]`."""
+        normed = pool.take(x.shape)
+        rms_norm(graph, x, self.norm.weight, normed, eps=self.eps)
+        for start, stop in windows(self.weight, graph.binding_limit):
+            gemm(
+                graph, normed, self.weight.rows(start, stop), out, trans_b=True,
+                m=x.shape[0], n=stop - start, k=x.shape[1], ldc=out.shape[1],
+                offsets=(0, 0, start),
+            )  # fmt: skip
+        pool.give(normed)
+
+    def _window_bytes(self, graph: Graph, count: int) -> int:
+        """Return the bytes of weights whose window neither exceeds a binding nor the logits."""
+        most = LOGIT_BYTES // (4 * count)
+        return min(graph.binding_limit, most * self.weight.nbytes // self.weight.shape[0])
+
+    def _logits(self, graph: Graph, normed: Array, logits: Array, start: int, stop: int) -> Array:
+        """Record the logits `[N, stop - start]` of a window, dense, over those of another."""
+        part = Array(logits.buffer, (normed.shape[0], stop - start), offset=logits.offset)
+        gemm(
+            graph, normed, self.weight.rows(start, stop), part, trans_b=True,
+            m=normed.shape[0], n=stop - start, k=normed.shape[1],
+        )  # fmt: skip
+        return part
+
+    def _window_backward(
+        self, graph: Graph, normed: Array, dlogits: Array, dnormed: Array, start: int, stop: int
+    ) -> None:
+        rows, width, classes = normed.shape[0], normed.shape[1], stop - start
+        gemm(
+            graph, dlogits, self.weight.rows(start, stop), dnormed,
+            m=rows, n=width, k=classes, accumulate=start > 0,
+        )  # fmt: skip
+        if self.gradient is not None:
+            gemm(
+                graph, dlogits, normed, self.gradient.rows(start, stop), trans_a=True,
+                m=classes, n=width, k=rows, accumulate=True,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """The loss of a chunk: cross-entropy against classes and, with a teacher, against it, too."""
+
+    targets: Targets
+    hard: Array
+    """What the windows of logits come to for the classes, f32 `[N, 4]`."""
+    soft: Array | None
+    """And for the teacher."""
+
+    @classmethod
+    def start(cls, graph: Graph, pool: Pool, targets: Targets) -> _Objective:
+        size = (targets.rows.size, 4)
+        made = cls(targets, pool.take(size), pool.take(size) if targets.teacher else None)
+        for state in made.states:
+            cross_entropy_start(graph, state)
+        return made
+
+    @property
+    def states(self) -> list[Array]:
+        """Both, where there are both."""
+        return [self.hard] if self.soft is None else [self.hard, self.soft]
+
+    def window(self, graph: Graph, logits: Array, first: int) -> None:
+        """Record what the logits of the classes from `first` on add."""
+        targets, teacher = self.targets, self.targets.teacher
+        cross_entropy_window(graph, logits, self.hard, targets.classes, targets.counts, first=first)
+        if teacher and self.soft:
+            cross_entropy_window(
+                graph, logits, self.soft, teacher.classes, teacher.weights,
+                first=first, temperature=teacher.temperature,
+            )  # fmt: skip
+
+    def loss(self, graph: Graph, outcome: Outcome) -> None:
+        """Record the sums over rows, after all windows."""
+        cross_entropy_loss(graph, self.hard, self.targets.counts, outcome.loss)
+        if self.targets.teacher and self.soft:
+            cross_entropy_loss(graph, self.soft, self.targets.teacher.weights, outcome.taught)
+
+    def gradient(self, graph: Graph, logits: Array, first: int) -> None:
+        """Record the logits of a window becoming their gradient, after all windows."""
+        targets = self.targets
+        if targets.teacher and self.soft:
+            distillation_gradient(
+                graph, logits, self.hard, self.soft, targets.classes, targets.counts,
+                targets.teacher, first=first,
+            )  # fmt: skip
+        else:
+            cross_entropy_gradient(
+                graph, logits, self.hard, targets.classes, targets.counts, first=first
+            )

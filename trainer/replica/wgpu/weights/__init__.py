@@ -1,0 +1,1 @@
+"""Frozen and trainable weights on their way to the device."""

@@ -1,0 +1,125 @@
+"""The frozen base from a Hugging Face directory onto the device, a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config.run import LINEARS, RunConfig
+from trainer.errors import InputError
+from trainer.model.architecture import Architecture, read_architecture
+from trainer.model.layout import stored_name
+from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.replica.wgpu.gpu.array import Array, Kind
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
+from trainer.replica.wgpu.weights.nf4_file import ABSMAX, quantized
+
+_STEP = 1 << 22  # elements of a piece
+
+_LINEAR_WEIGHTS = tuple(f"{linear}.weight" for linear in LINEARS)
+
+
+def take_frozen(model: Architecture, config: RunConfig, pool: Pool) -> dict[str, Array]:
+    """Take memory for all that does not train, by the names of transformers; fills nothing.
+
+    Linears are NF4 where the config says so; matrices have its dtype; vectors are fp32, rounded to
+    its dtype.
+
+    Raises:
+        OutOfMemoryError: it does not fit.
+    """
+    if config.method == "full":
+        return {}
+    return {
+        name: pool.take(shape, _kind(name, shape, config), purpose="frozen")
+        for name, shape in _base_tensors(model, config)
+    }
+
+
+def load_frozen(model_dir: Path, config: RunConfig, pool: Pool) -> dict[str, Array]:
+    """Take memory as `take_frozen` does and fill it from a model directory.
+
+    Raises:
+        InputError: the model is missing, damaged or unsupported.
+        DeviceError: it does not fit (OutOfMemoryError), or the device fails.
+    """
+    device = pool.device
+    assert device is not None, "a plan cannot be loaded"
+    arrays = take_frozen(read_architecture(model_dir), config, pool)
+    headers = _stored(model_dir, arrays)
+    rounded = config.model.dtype == "bfloat16"
+    packed = {name: header for name, header in headers.items() if arrays[name].kind == "nf4"}
+    for name in arrays.keys() - packed.keys():
+        array = arrays[name]
+        _upload(device, array, _converted(headers[name], array.kind, rounded))
+    if packed:
+        with quantized(model_dir, packed, through_bf16=rounded) as codes:
+            for name in packed:
+                _upload(device, arrays[name], _raw(codes[name]))
+                scales = arrays[name].scales
+                assert scales is not None, name
+                _upload(device, scales, _raw(codes[name + ABSMAX]))
+    return arrays
+
+
+def _base_tensors(model: Architecture, config: RunConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for layer in range(model.num_layers):
+        for name, shape in model.layer_tensors():
+            yield f"model.layers.{layer}.{name}", shape
+    yield "model.norm.weight", (model.hidden_size,)
+    table = (model.vocab_size, model.hidden_size)
+    yield "model.embed_tokens.weight", table
+    if config.task == "causal-lm" and not model.tied:
+        yield "lm_head.weight", table
+
+
+def _kind(name: str, shape: tuple[int, ...], config: RunConfig) -> Kind:
+    if config.model.quantization == "nf4" and name.endswith(_LINEAR_WEIGHTS):
+        return "nf4"
+    return "bf16" if config.model.dtype == "bfloat16" and len(shape) == 2 else "f32"
+
+
+def _stored(model_dir: Path, arrays: dict[str, Array]) -> dict[str, TensorHeader]:
+    headers = read_headers(model_dir)
+    found: dict[str, TensorHeader] = {}
+    for name, array in arrays.items():
+        stored = stored_name(headers, name)
+        if stored is None:
+            raise InputError(f"{model_dir}: {name} is missing from the weights")
+        found[name] = headers[stored]
+        assert found[name].shape == array.shape, f"{name}: the layout would have refused this"
+    return found
+
+
+def _converted(header: TensorHeader, kind: Kind, rounded: bool) -> Iterator[np.ndarray]:
+    for values in stored_values(header, _STEP):
+        if kind == "bf16":
+            yield to_bf16(values)
+        else:
+            yield from_bf16(to_bf16(values)) if rounded else values
+
+
+def _raw(header: TensorHeader) -> Iterator[np.ndarray]:
+    stored = np.memmap(header.file, np.uint8, "r", header.begin, header.end - header.begin)
+    for start in range(0, len(stored), _STEP):
+        yield stored[start : start + _STEP]
+
+
+def _upload(device: Device, array: Array, pieces: Iterable[np.ndarray[Any, Any]]) -> None:
+    """Write consecutive pieces; all but the last are whole aligned windows."""
+    words = replace(array, shape=(array.nbytes // 4,), kind="u32", scales=None)
+    start = 0
+    for piece in pieces:
+        raw = piece.view(np.uint8)
+        raw = np.pad(raw, (0, -raw.size % 4)) if raw.size % 4 else raw
+        stop = start + raw.size // 4
+        device.write(words.rows(start, stop), raw)
+        device.submit(device.encoder())  # else the driver stages the whole model in host memory
+        start = stop
+    assert start == words.size, f"{start} words of {words.size}"

@@ -1,0 +1,69 @@
+"""Where trainable tensors lie on the device: the layout's blocks with aligned tensors.
+
+A kernel's argument begins at a multiple of 256 bytes, a tensor of the flat vector anywhere. So a
+block is padded between its tensors, and crosses between host and device as one range.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from trainer.model.layout import Block, GradientLayout
+from trainer.replica.wgpu.gpu.array import Array, aligned
+from trainer.replica.wgpu.gpu.pool import Pool
+
+
+class Slots:
+    """The padded form of a layout, for weights and for gradients alike."""
+
+    def __init__(self, layout: GradientLayout) -> None:
+        self.layout = layout
+        self._starts = [_starts(block) for block in layout.blocks]
+
+    def padded_size(self, index: int) -> int:
+        """Return the elements of a padded block."""
+        return self._starts[index][-1]
+
+    def arrays(self, pool: Pool, purpose: Literal["trainable", "gradients"]) -> list[Array]:
+        """Take one fp32 array `[padded_size]` for each block.
+
+        Raises:
+            OutOfMemoryError: a block does not fit, or no buffer may be so large.
+        """
+        return [pool.take((starts[-1],), purpose=purpose) for starts in self._starts]
+
+    def tensors(self, blocks: list[Array]) -> dict[str, Array]:
+        """Return every tensor by name, as a window of what `arrays` took."""
+        found: dict[str, Array] = {}
+        for block, array, starts in zip(self.layout.blocks, blocks, self._starts, strict=True):
+            for slot, start in zip(block.tensors, starts, strict=False):
+                found[slot.name] = array.rows(start, start + slot.size).reshape(*slot.shape)
+        return found
+
+    def pad(self, index: int, values: np.ndarray) -> np.ndarray:
+        """Return a block `[block.size]` as it lies on the device, with zeros between tensors."""
+        block, starts = self.layout.blocks[index], self._starts[index]
+        padded = np.zeros(starts[-1], np.float32)
+        for slot, start in zip(block.tensors, starts, strict=False):
+            begin = slot.start - block.start
+            padded[start : start + slot.size] = values[begin : begin + slot.size]
+        return padded
+
+    def unpad(self, index: int, padded: np.ndarray) -> np.ndarray:
+        """Return a block `[block.size]` from its form on the device."""
+        block, starts = self.layout.blocks[index], self._starts[index]
+        values = np.empty(block.size, np.float32)
+        for slot, start in zip(block.tensors, starts, strict=False):
+            begin = slot.start - block.start
+            values[begin : begin + slot.size] = padded[start : start + slot.size]
+        return values
+
+
+def _starts(block: Block) -> list[int]:
+    """Return each tensor's first element in the padded block, and the size of that."""
+    starts = [0]
+    for slot in block.tensors:
+        starts.append(starts[-1] + aligned(4 * slot.size) // 4)
+    return starts

@@ -1,0 +1,1 @@
+"""Durable files: atomic folders, JSON lines, leases."""

@@ -1,0 +1,291 @@
+"""What a run measured: one JSON object a line, and the same numbers for TensorBoard.
+
+A record that cannot be written never stops training: a full disk raises one alarm, and writing
+goes on when there is room again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.storage.jsonl import LineFile, Outage, json_text
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+EventKind = Literal[
+    "listening",
+    "joined",
+    "lost",
+    "idle",
+    "active",
+    "behind",
+    "rejoined",
+    "refused",
+    "redealt",
+    "verified",
+    "diverged",
+    "unproved",
+    "outlier",
+    "halted",
+    "resumed",
+    "checkpoint",
+    "stopping",
+    "stopped",
+    "finished",
+    "alarm",
+    "waiting",
+    "quarantined",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One committed step; per-rank figures of the ranks that took part.
+
+    What is None is not recorded.
+    """
+
+    step: int
+    """Applied updates, this one included."""
+    epoch: int
+    generation: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    """Before clipping."""
+    tokens_per_second: float
+    exchange_ms: float
+    exchange_bytes: int
+    worker_tokens_per_second: Mapping[int, float] = field(default_factory=dict[int, float])
+    shares: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Samples by rank."""
+    samples: Sequence[Sequence[int]] = ()
+    """What counted, as [rank, start, stop] in the epoch's order: the ledger of samples."""
+    ce: float | None = None
+    """Mean cross-entropy of a student with the text, in nats."""
+    kl: float | None = None
+    """Mean divergence of a student from its teacher, in nats."""
+    alpha: float | None = None
+    waited_seconds: float | None = None
+    """What a student waited for its teacher before this step."""
+
+
+class MetricsLog:
+    """Writes `metrics.jsonl` and `tensorboard/` below a run's output folder.
+
+    Lines have a `kind`: `step` (the fields of StepMetrics), `validation`, or `event` (an `event`
+    of EventKind with `rank`, `reason` and more where they apply). After a `resumed` event of step
+    k, earlier lines of later steps belong to an abandoned future; they stay, marked by it.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        *,
+        tensorboard: bool = True,
+        on_alarm: Callable[[str], None] = logger.warning,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._path = output / METRICS_FILE
+        self._lines = LineFile(self._path, on_alarm)
+        self._board = Board(output / TENSORBOARD_FOLDER, on_alarm) if tensorboard else None
+
+    def has_steps(self) -> bool:
+        """Whether the file has steps, of this process or an earlier one, that are not void."""
+        return self._path.exists() and any(
+            record.get("kind") == "step" for record in read_metrics(self._path)
+        )
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Record a committed step."""
+        record = {name: value for name, value in asdict(metrics).items() if value is not None}
+        self._write("step", record)
+        if self._board:
+            self._board.scalars(metrics.step, self._clock(), dict(_scalars(record)))
+
+    def validation(self, step: int, **figures: float | None) -> None:
+        """Record a validation: `loss`, and `accuracy` and `mcc` of a classifier."""
+        self._write("validation", {"step": step, **figures})
+        if self._board:
+            scalars = {f"validation/{k}": v for k, v in figures.items() if v is not None}
+            self._board.scalars(step, self._clock(), scalars)
+
+    def event(self, event: EventKind, step: int, **details: Any) -> None:
+        """Record what happened to the run or to one of its members."""
+        self._write("event", {"event": event, "step": step, **details})
+        if self._board:
+            if event == "resumed":
+                self._board.restarted(step, self._clock())
+            told = "  ".join(f"{key}={value}" for key, value in details.items())
+            self._board.text(step, self._clock(), "events", f"{event}  {told}".rstrip())
+
+    def close(self) -> None:
+        """Close both files."""
+        self._lines.close()
+        if self._board:
+            self._board.close()
+
+    def _write(self, kind: str, record: Mapping[str, Any]) -> None:
+        line = {"kind": kind, "time": round(self._clock(), 3), **record}
+        self._lines.write(json_text(line))
+
+
+def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file; torn lines are left out.
+
+    Steps and validations that a later `resumed` event made void are left out too, unless
+    `abandoned` asks for them.
+    """
+    records: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(record, dict):
+            continue
+        if not abandoned and record.get("event") == "resumed":
+            kept = record.get("step", 0)
+            records = [r for r in records if r.get("kind") == "event" or r.get("step", 0) <= kept]
+        records.append(record)  # pyright: ignore[reportUnknownArgumentType]
+    return records
+
+
+class Board:
+    """TensorBoard event files, through tensorboard's own framing and messages.
+
+    Not its EventFileWriter: that writes in a thread, whose failure on a full disk is a traceback on
+    the terminal, and it loads TensorFlow where that happens to be installed. A failed record makes
+    the rest of a file unreadable, so writing goes on in a fresh one.
+    """
+
+    def __init__(self, folder: Path, on_alarm: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._outage = Outage(folder, on_alarm)
+        self._records: Any = None
+        self._available = True
+        self._files = 0
+
+    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
+        """Record figures by their tags."""
+        summary = [{"tag": tag, "simple_value": float(value)} for tag, value in values.items()]
+        self._write({"wall_time": now, "step": step, "summary": {"value": summary}})
+
+    def text(self, step: int, now: float, tag: str, content: str) -> None:
+        """Record a text."""
+        value = {
+            "tag": tag,
+            "metadata": {"plugin_data": {"plugin_name": "text"}},
+            "tensor": {
+                "dtype": "DT_STRING",
+                "tensor_shape": {"dim": [{"size": 1}]},
+                "string_val": [content.encode()],
+            },
+        }
+        self._write({"wall_time": now, "step": step, "summary": {"value": [value]}})
+
+    def restarted(self, step: int, now: float) -> None:
+        """Tell TensorBoard to drop what it has of the steps after `step`."""
+        self._write({"wall_time": now, "step": step + 1, "session_log": {"status": "START"}})
+
+    def close(self) -> None:
+        """Close the file; a later record opens another."""
+        if self._records is not None:
+            with suppress(OSError):
+                self._records.close()
+            self._records = None
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if not self._available:
+            return
+        try:
+            # Here, not above: a quarter of a second that readers of metrics need not spend.
+            from tensorboard.compat.proto import event_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            self._available = False
+            self._outage.begin("the package tensorboard is not installed")
+            return
+
+        messages: Any = event_pb2  # its classes are built at run time, unseen by type checkers
+
+        def serialized(tree: dict[str, Any]) -> bytes:
+            return _message(messages.Event(), tree).SerializeToString()
+
+        try:
+            if self._records is None:
+                self._records = RecordWriter(self._open())
+                version = {"wall_time": event["wall_time"], "file_version": "brain.Event:2"}
+                self._records.write(serialized(version))
+            self._records.write(serialized(event))
+            self._outage.end()
+        except OSError as error:
+            self.close()
+            self._outage.begin(error.strerror or str(error))
+
+    def _open(self) -> Any:
+        self._folder.mkdir(exist_ok=True)  # not what it lies in: a share may be away
+        self._files += 1
+        stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{self._files}"
+        return _WholeWrites((self._folder / f"events.out.tfevents.{stamp}").open("xb", buffering=0))
+
+
+class _WholeWrites:
+    """A file whose short writes are errors."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        if self._file.write(data) != len(data):
+            raise OSError("the disk took half a record")
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _message(message: Any, tree: Mapping[str, Any]) -> Any:
+    """Fill a protobuf message from a tree of plain values."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            target = getattr(message, name)
+            target.SetInParent()
+            _message(target, value)
+        elif isinstance(value, list):
+            target = getattr(message, name)
+            for item in value:
+                if isinstance(item, dict):
+                    _message(target.add(), item)
+                else:
+                    target.append(item)
+        elif isinstance(value, str) and (enum := message.DESCRIPTOR.fields_by_name[name].enum_type):
+            setattr(message, name, enum.values_by_name[value].number)
+        else:
+            setattr(message, name, value)
+    return message
+
+
+def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield TensorBoard's tags: the names of the lines, per rank below them."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            tag = name.removeprefix("worker_")
+            yield from ((f"{tag}/rank_{rank}", part) for rank, part in value.items())
+        elif name not in ("step", "samples"):
+            yield name, value

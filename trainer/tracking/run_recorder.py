@@ -1,0 +1,299 @@
+"""The Keeper of a run: its events become metrics, status and a view; its saves, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.store import CheckpointStore, Restored, RunProgress
+from trainer.config.run import RunConfig
+from trainer.errors import StorageError, UnprovedError
+from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.members import Job
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.storage.lease import Lease
+from trainer.tracking.metrics import MetricsLog, StepMetrics
+from trainer.tracking.progress import open_view
+from trainer.tracking.status import StatusFile, WorkerStatus, first_status
+
+log = logging.getLogger(__name__)
+
+SAVING_VARIABLE = "MOTLEY_SAVING"
+"""Names a file that is there while a checkpoint is being saved: a supervisor then waits with an end
+by force. Set by the launcher's keepers."""
+_STUDENT = ("ce", "kl", "alpha", "waited_seconds")
+_QUIET = ("step", "validation", "verified", "listening")
+"""Events that the view shows as figures, or not at all."""
+
+
+class Journal:
+    """Writes below the run's output folder, beside the training.
+
+    A slow disk never stops the run, and neither does a save that fails; a second one in a row does.
+
+    Args:
+        lease: of the output folder; given back at the end, with that of the store.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        store: CheckpointStore,
+        config: RunConfig,
+        job: Job,
+        plan: StepPlan,
+        expect_workers: int,
+        lease: Lease | None = None,
+    ) -> None:
+        self._store = store
+        self._lease_of_output = lease
+        self._config = config
+        self._job = job
+        self._plan = plan
+        self._metrics = MetricsLog(output)
+        self._status_file = StatusFile(output)
+        self._view = open_view()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._waiting: list[Save] = []
+        self._lock = threading.Lock()
+        self._failed_save: str | None = None
+        self._failure: StorageError | None = None
+        mark = os.environ.get(SAVING_VARIABLE)
+        self._mark = Path(mark) if mark else None
+        self._best: dict[str, Any] | None = None
+        self._workers: dict[int, WorkerStatus] = {}
+        self._status = first_status(job.run_id, plan.total_steps, expect_workers)
+        self._publish()
+
+    def go_on(self, restored: Restored | None) -> None:
+        """Log where the run goes on: what earlier lines say of later steps is void from then on.
+
+        A run that ended before its first checkpoint begins again, at step 0.
+        """
+        if restored:
+            step, path = restored.progress.step, str(restored.path)
+            self.emit({"event": "resumed", "step": step, "path": path})
+        elif self._metrics.has_steps():
+            self.emit({"event": "resumed", "step": 0, "reason": "there was no checkpoint yet"})
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Log an event of the exchange."""
+        if self._lease_of_output:
+            self._lease_of_output.check()
+        details = dict(event)
+        kind = details.pop("event")
+        if "generation" in details:
+            self._status["generation"] = details["generation"]
+        if kind == "step":
+            self._step(details)
+        elif kind == "validation":
+            self._validation(details)
+        else:
+            self._happened(kind, details)
+        self._publish()
+
+    def save(self, save: Save) -> None:
+        """Write a checkpoint beside the training.
+
+        On a disk that cannot keep up the one that still waits gives way to a newer one, unless it
+        was rated: every snapshot that waits keeps three gradients of memory.
+        """
+        with self._lock:
+            for older in [waiting for waiting in self._waiting if waiting.validation is None]:
+                self._waiting.remove(older)
+                older.snapshot.close()
+                log.warning(
+                    "the disk is slow: no checkpoint of step %d, a newer one is due",
+                    older.snapshot.step,
+                )
+            self._waiting.append(save)
+            self._say_saving(True)
+        self._writer.submit(self._save_next)
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the run cannot go on: two saves in a row have failed."""
+        return self._failure
+
+    def close(self, exit_code: int, reason: str) -> int:
+        """Wait for the last checkpoint, say how the run ended, and return the exit code."""
+        self._writer.shutdown(wait=True)
+        if self._lease_of_output:
+            self._lease_of_output.check()
+        if exit_code in (0, UnprovedError.exit_code) and self._failed_save:
+            exit_code, reason = StorageError.exit_code, self._failed_save
+        if exit_code == 0 and self._status["step"] < self._plan.total_steps:
+            self._status["state"] = "stopped"
+            self._metrics.event("stopped", self._status["step"], reason=reason)
+        else:
+            self._status["state"] = "completed" if exit_code == 0 else "failed"
+            self._metrics.event("finished", self._status["step"], reason=reason, code=exit_code)
+        self._status["reason"] = reason
+        self._status["exit_code"] = exit_code
+        for worker in self._workers.values():
+            worker["state"] = "lost" if worker["state"] == "lost" else "active"
+        self._publish()
+        if self._config.checkpoint.folder is not None:
+            # Who reads checkpoints on another host sees no output folder, but must see the end.
+            if self._store.lease:
+                self._store.lease.check()
+            StatusFile(self._store.folder).update(self._status)
+        self._view.close()
+        for worker in self._workers.values():
+            if worker["backend_reason"]:
+                found = worker["rank"], worker["device"], worker["backend_reason"]
+                log.warning("worker %d computed on %s: %s", *found)
+        self._metrics.close()
+        self._store.release()
+        if self._lease_of_output:
+            self._lease_of_output.release()
+        return exit_code
+
+    def _step(self, details: dict[str, Any]) -> None:
+        shares: dict[int, int] = {}
+        for rank, start, stop in details["shares"]:
+            shares[rank] = shares.get(rank, 0) + stop - start
+        speeds = details["worker_tokens_per_second"]
+        self._metrics.step(
+            StepMetrics(
+                step=details["step"],
+                epoch=details["epoch"],
+                generation=details["generation"],
+                loss=details["loss"],
+                learning_rate=details["learning_rate"],
+                grad_norm=details["grad_norm"],
+                tokens_per_second=details["tokens_per_second"],
+                exchange_ms=details["exchange_ms"],
+                exchange_bytes=details["exchange_bytes"],
+                worker_tokens_per_second=speeds,
+                shares=shares,
+                samples=details["shares"],
+                **{name: details.get(name) for name in _STUDENT},
+            )
+        )
+        moving = ("step", "epoch", "loss", "learning_rate", "tokens_per_second", "exchange_ms")
+        for key in moving:
+            self._status[key] = details[key]
+        self._begin_running()
+        for rank, worker in self._workers.items():
+            worker["samples"] = shares.get(rank, 0)
+            worker["tokens_per_second"] = speeds.get(rank)
+            worker["step_seconds"] = details["seconds"]
+
+    def _validation(self, details: dict[str, Any]) -> None:
+        step = details.pop("at")
+        self._metrics.validation(step, **details)
+        self._status["validation"] = {
+            "step": step,
+            "loss": details["loss"],
+            "accuracy": details.get("accuracy"),
+            "mcc": details.get("mcc"),
+        }
+
+    def _happened(self, kind: Any, details: dict[str, Any]) -> None:
+        rank = details.get("rank")
+        if kind in ("joined", "rejoined"):
+            self._workers[details["rank"]] = WorkerStatus(
+                rank=details["rank"],
+                host=details["host"],
+                device=details["device"],
+                backend=details["backend"],
+                backend_reason=details["backend_reason"],
+                state="active",
+                samples=0,
+                step_seconds=None,
+                tokens_per_second=None,
+            )
+            self._status["workers"] = [self._workers[rank] for rank in sorted(self._workers)]
+            if len(self._workers) >= self._status["expect_workers"]:
+                self._begin_running()
+        elif kind in ("lost", "idle", "active") and rank in self._workers:
+            self._workers[rank]["state"] = kind
+        elif kind == "resumed":
+            self._status["step"] = details["step"]
+        elif kind == "stopping":
+            self._status["state"] = "stopping"
+        elif kind == "waiting":
+            self._status["state"], self._status["reason"] = "waiting", details["reason"]
+        elif kind == "alarm":
+            self._status["reason"] = details["reason"]
+        step = details.pop("step", self._status["step"])
+        self._metrics.event(kind, step, **details)
+        if kind not in _QUIET:
+            self._view.event(kind, step, **details)
+
+    def _save_next(self) -> None:
+        """Run in the writer's thread."""
+        with self._lock:
+            save = self._waiting.pop(0) if self._waiting else None
+        if save is None:
+            return
+        try:
+            self._save(save)
+        except Exception as error:  # a defect; nobody looks into the writer's futures
+            log.exception("the checkpoint of step %d was not saved", save.snapshot.step)
+            self._failed(f"step {save.snapshot.step}: checkpoint not saved: {error!r}")
+        with self._lock:
+            if not self._waiting:
+                self._say_saving(False)
+
+    def _save(self, save: Save) -> None:
+        snapshot, scores = save.snapshot, save.validation
+        step = snapshot.step
+        epoch, index = divmod(step, self._plan.steps_per_epoch)
+        metric = None
+        if scores:
+            metric = scores.get("accuracy", -scores["loss"])
+            if self._best is None or metric > self._best["metric"]:
+                self._best = {"step": step, "metric": metric, **scores}
+        progress = RunProgress(
+            run_id=self._job.run_id,
+            step=step,
+            epoch=epoch,
+            position=index * self._plan.batch_size,
+            generation=save.generation,
+            seed=self._config.training.seed,
+            config=self._config.model_dump(mode="json"),
+            best=self._best,
+            data_digest=self._job.data,
+            stream=save.stream,
+        )
+        try:
+            path = self._store.save(snapshot, progress, metric)
+        except StorageError as error:
+            self._failed(str(error))
+            log.error("ALARM: %s", error)
+            self._metrics.event("alarm", step, reason=str(error))
+            self._status["reason"] = str(error)
+            return
+        self._failed_save = None
+        self._metrics.event("checkpoint", step, path=str(path))
+        self._status["checkpoint"] = {"step": step, "path": str(path)}
+        self._status["reason"] = None
+
+    def _failed(self, reason: str) -> None:
+        if self._failed_save is not None and self._failure is None:
+            self._failure = StorageError(
+                f"{reason}; this is the second save in a row that failed: the run is halted, since "
+                "nothing after the last checkpoint is safe"
+            )
+        self._failed_save = reason
+
+    def _say_saving(self, saving: bool) -> None:
+        """Make or remove the mark; a disk that refuses even that is not waited for."""
+        if self._mark is not None:
+            with contextlib.suppress(OSError):
+                self._mark.touch() if saving else self._mark.unlink(missing_ok=True)
+
+    def _begin_running(self) -> None:
+        if self._status["state"] == "waiting":
+            self._status["state"], self._status["reason"] = "running", None
+
+    def _publish(self) -> None:
+        self._status_file.update(self._status)
+        self._view.update(self._status)

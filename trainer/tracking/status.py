@@ -1,0 +1,196 @@
+"""status.json: where a run stands, for `launch cluster status`, the live view and people.
+
+The coordinator replaces the file atomically; a reader never sees half of it. A change of state is
+written at once, moving numbers at most a few times a second.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from trainer.errors import RESTARTED, StorageError
+from trainer.storage.jsonl import Outage, json_text, replace_file
+
+STATUS_FILE = "status.json"
+SCHEMA = "motley.status/1"
+
+RunState = Literal["waiting", "running", "stopping", "completed", "stopped", "failed"]
+"""The last three are ends: all steps are done, the run was asked to stop before, or it could not go
+on (`reason` and `exit_code` tell why)."""
+WorkerState = Literal["joining", "active", "idle", "lost"]
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerStatus(TypedDict):
+    """One worker; the figures are of its last step."""
+
+    rank: int
+    host: str
+    device: str
+    backend: str
+    backend_reason: str
+    """Why no earlier backend of the chain serves; empty for the first."""
+    state: WorkerState
+    samples: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+
+
+class CheckpointStatus(TypedDict):
+    """The last checkpoint that is safe on the disk."""
+
+    step: int
+    path: str
+
+
+class ValidationStatus(TypedDict):
+    """The last validation; accuracy and MCC of a classifier only."""
+
+    step: int
+    loss: float
+    accuracy: float | None
+    mcc: float | None
+
+
+class Status(TypedDict):
+    """One run; `schema` and `updated` (Unix seconds) are added when it is written."""
+
+    run_id: str
+    state: RunState
+    reason: str | None
+    exit_code: int | None
+    """Of a run that has ended."""
+    pid: int
+    step: int
+    total_steps: int
+    epoch: int
+    loss: float | None
+    learning_rate: float | None
+    tokens_per_second: float | None
+    exchange_ms: float | None
+    """What the last step took beyond the slowest worker's own computing."""
+    generation: int
+    expect_workers: int
+    workers: list[WorkerStatus]
+    checkpoint: CheckpointStatus | None
+    validation: ValidationStatus | None
+
+
+def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
+    """Return the status of a run of this process in which nothing has happened yet."""
+    return Status(
+        run_id=run_id,
+        state="waiting",
+        reason=None,
+        exit_code=None,
+        pid=os.getpid(),
+        step=0,
+        total_steps=total_steps,
+        epoch=0,
+        loss=None,
+        learning_rate=None,
+        tokens_per_second=None,
+        exchange_ms=None,
+        generation=0,
+        expect_workers=expect_workers,
+        workers=[],
+        checkpoint=None,
+        validation=None,
+    )
+
+
+_MOVING = ("step", "epoch", "loss", "learning_rate", "tokens_per_second", "exchange_ms")
+_MOVING_OF_WORKER = ("samples", "step_seconds", "tokens_per_second")
+
+
+class StatusFile:
+    """Writes one run's status; failing to is an alarm, never the end of the run."""
+
+    def __init__(
+        self,
+        output: Path,
+        *,
+        interval: float = 0.5,
+        on_alarm: Callable[[str], None] = logger.warning,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = output / STATUS_FILE
+        self._interval = interval
+        self._outage = Outage(self.path, on_alarm)
+        self._clock = clock
+        self._written_at = -float("inf")
+        self._standing: dict[str, Any] | None = None
+
+    def update(self, status: Status, *, force: bool = False) -> bool:
+        """Write the status if its standing changed or the interval is over; say whether it did."""
+        now = self._clock()
+        standing = _standing(status)
+        if not force and standing == self._standing and now - self._written_at < self._interval:
+            return False
+        tree = {"schema": SCHEMA, **status, "updated": round(time.time(), 3)}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self.path, json_text(tree, indent=2) + "\n")
+        except OSError as error:
+            self._outage.begin(error.strerror or str(error))
+            return False
+        self._outage.end()
+        self._written_at, self._standing = now, standing
+        return True
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """Return a status file's content.
+
+    Raises:
+        StorageError: it is missing, damaged, or of another version.
+    """
+    try:
+        tree = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise StorageError(f"{path}: not valid JSON") from None
+    if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
+        raise StorageError(f"{path}: not a status of {SCHEMA}")
+    return tree  # pyright: ignore[reportUnknownVariableType]
+
+
+def say_last(output: Path, status: Status) -> None:
+    """Write how a run ended that had not begun yet, unless the folder is another run's."""
+    with suppress(StorageError):
+        if read_status(output / STATUS_FILE).get("run_id") != status["run_id"]:
+            return
+    StatusFile(output).update(status)
+
+
+def says_over(path: Path) -> bool:
+    """Whether a status file says that its run is over, and not only an attempt that failed.
+
+    One that cannot be read says nothing.
+    """
+    try:
+        status = read_status(path)
+    except StorageError:
+        return False
+    failed_for_good = status.get("state") == "failed" and status.get("exit_code") not in RESTARTED
+    return status.get("state") in ("completed", "stopped") or failed_for_good
+
+
+def _standing(status: Status) -> dict[str, Any]:
+    """Return what of a status is worth writing at once."""
+    tree: dict[str, Any] = {k: copy.deepcopy(v) for k, v in status.items() if k not in _MOVING}
+    tree["workers"] = [
+        {key: value for key, value in worker.items() if key not in _MOVING_OF_WORKER}
+        for worker in status["workers"]
+    ]
+    return tree
