@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trainer.config.run import RunConfig
-
 if TYPE_CHECKING:
+    from trainer.config.run import RunConfig
     from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
 # Before anything imports torch: tests run beside each other and must not reach for the network.
@@ -24,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TinyModel = Callable[..., Path]
-MakeConfig = Callable[..., RunConfig]
+MakeConfig = Callable[..., "RunConfig"]
 
 EXPECTED_SKIPS = (
     r"needs root\b",

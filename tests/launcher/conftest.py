@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,32 @@ def keepers() -> Iterator[None]:
     access = sys.modules.get("launcher.hosts.local")
     while access and access._CHILDREN:
         access._CHILDREN.pop().wait(30.0)
+
+
+@pytest.fixture(scope="module")
+def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment with pip and nothing else."""
+    from launcher.deploy.environments import make_venv
+
+    folder = tmp_path_factory.mktemp("bare") / "environment"
+    make_venv(folder, with_pip=True)
+    return folder
+
+
+@pytest.fixture
+def copied_venvs(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let environments with pip be copies of one, since to unpack pip takes seconds."""
+    from launcher.deploy import environments
+
+    make = environments.make_venv
+
+    def copy(folder: Path, with_pip: bool) -> None:
+        if with_pip:
+            shutil.copytree(bare_venv, folder, symlinks=True, copy_function=os.link)
+        else:
+            make(folder, with_pip)
+
+    monkeypatch.setattr(environments, "make_venv", copy)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def home(tmp_path: Path, run_id: str) -> Path:
 
 
 @pytest.fixture(params=["session", "units"])
-def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Make:
+def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator[Make]:
     """Return a maker of supervisors by their keepers' grace."""
     units = request.param == "units"
     connection = UnitHost(tmp_path) if units else LocalConnection()
@@ -53,7 +53,8 @@ def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Make:
     def build(grace: float) -> Supervisor:
         return kind(connection, run_id, RestartPolicy(), grace)
 
-    return build
+    yield build
+    connection.close()  # a unit that fails is started again as long as it is wanted
 
 
 SAVES = """

@@ -18,7 +18,10 @@ from launcher.deploy import environments
 from launcher.deploy import install as installation
 from launcher.deploy.wheel import build_wheel
 
-pytestmark = pytest.mark.cluster  # each environment takes seconds to make
+pytestmark = [
+    pytest.mark.cluster,  # each installation takes seconds
+    pytest.mark.usefixtures("copied_venvs"),
+]
 
 ROOT = Path(__file__).parents[2]
 Answer = dict[str, Any]

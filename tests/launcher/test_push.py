@@ -1,6 +1,7 @@
 """A new version on hosts: real installations, reached through this machine's own connection."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from handmade import lock_of, make_wheel
 from keeping import wait_for
 
 from launcher.deploy import install
-from launcher.deploy.environments import make_environment, read_wheel
+from launcher.deploy.environments import read_wheel
 from launcher.deploy.push import Fleet, Update, refuse, root_of
 from launcher.deploy.versions import Installation
 from launcher.deploy.wheel import BuiltWheel
@@ -19,7 +20,10 @@ from launcher.hosts import ssh
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 
-pytestmark = pytest.mark.cluster  # each environment takes seconds to make
+pytestmark = [
+    pytest.mark.cluster,  # each installation takes seconds
+    pytest.mark.usefixtures("copied_venvs"),
+]
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., BuiltWheel]
@@ -38,51 +42,55 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     twig = make_wheel(tmp_path, "twig", "1.0", {"twig.py": ""})
-    sources = {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for path in (ROOT / "launcher").rglob("*.py")
-    }
 
     def make(version: str, twigs: bool = False, broken: bool = False) -> BuiltWheel:
-        files = {
-            **sources,
-            "launcher/locks/coordinator.txt": lock_of(twig) if twigs else "",
-            "trainer/__init__.py": "",
-            "trainer/build.py": "1 / 0" if broken else "",
-        }
-        path = make_wheel(tmp_path / version, "motley", version, files)
+        path = write_wheel(
+            tmp_path / version,
+            version,
+            lock=lock_of(twig) if twigs else "",
+            build="1 / 0" if broken else "",
+        )
         return BuiltWheel(path, version, read_wheel(path).sha256)
 
     return make
 
 
+def write_wheel(folder: Path, version: str, lock: str = "", build: str = "") -> Path:
+    files = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in (ROOT / "launcher").rglob("*.py")
+    }
+    files |= {
+        "launcher/locks/coordinator.txt": lock,
+        "trainer/__init__.py": "",
+        "trainer/build.py": build,
+    }
+    return make_wheel(folder, "motley", version, files)
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment without packages: the one part of an installation that takes long."""
-    files = {"launcher/locks/coordinator.txt": ""}
-    wheel = read_wheel(make_wheel(tmp_path_factory.mktemp("wheel"), "motley", "0.1", files))
-    recipe = wheel.recipe(["coordinator"], None)
-    folder = tmp_path_factory.mktemp("root") / "environments" / recipe.key
-    folder.parent.mkdir()
-    make_environment(folder, recipe, "unused", lambda _: None)
-    return folder
+def first_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an installation of version 1.0, with an environment without packages."""
+    folder = tmp_path_factory.mktemp("first")
+    wheel = read_wheel(write_wheel(folder, "1.0"))
+    made = Installation(folder / "opt", lambda _: None)
+    with made.lock():
+        made.install(wheel, wheel.recipe(["coordinator"], None), "unused")
+    return made.root
 
 
 @pytest.fixture
-def hosts(
-    tmp_path: Path, make: Make, environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[Host]:
+def hosts(tmp_path: Path, first_root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     """Return two hosts with version 1.0 each."""
-    old = read_wheel(make("1.0").path)
     result: list[Host] = []
     for name in ("lambda", "intel"):
         result.append(Host(name=name, state_folder=str(tmp_path / name / "state")))
         root = tmp_path / name / "opt"
-        (root / "environments").mkdir(parents=True)
-        (root / "environments" / environment.name).symlink_to(environment)
-        held = Installation(root, lambda _: None)
-        with held.lock():
-            held.install(old, old.recipe(["coordinator"], None), "unused")
+        ignored = shutil.ignore_patterns("environments")
+        shutil.copytree(first_root, root, symlinks=True, ignore=ignored)
+        (root / "environments").mkdir()
+        for environment in (first_root / "environments").iterdir():
+            (root / "environments" / environment.name).symlink_to(environment)
 
     def connect(host: Host) -> LocalConnection:
         if host.name == "away":

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+XDIST = ["-p", "xdist", "-n1"]
 
 LEFT = """
 import subprocess
@@ -64,7 +65,7 @@ def test_one(number):
 """
 
 
-@pytest.mark.parametrize("arguments", [[], ["-n1"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize("arguments", [[], XDIST], ids=["alone", "xdist"])
 @pytest.mark.parametrize(
     ("body", "left"),
     [(LEFT, "cat"), (NOT_WAITED_FOR, "ended"), (WAITED_FOR, ""), (THREADS_END, "")],
@@ -76,6 +77,7 @@ def test_a_left_child_fails_the_session(
     (tmp_path / "test_sample.py").write_text(body)
     (tmp_path / "test_other.py").write_text("\ndef test_two():\n    pass\n")
     quiet = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_"))}
+    quiet["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # seconds for each that nothing here needs
     result = subprocess.run(
         [*PYTEST, f"--basetemp={tmp_path}/kept", *arguments, str(tmp_path)],
         cwd=tmp_path,

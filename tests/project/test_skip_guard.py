@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+XDIST = ["-p", "xdist", "-n1"]
 
 UNEXPECTED = "import pytest\n\ndef test_one():\n    pytest.skip('not today')\n"
 EXPECTED = "import pytest\n\ndef test_one():\n    pytest.skip('needs root: mounts a tmpfs')\n"
@@ -24,7 +25,7 @@ PASSING = "\ndef test_two():\n    pass\n"
     [
         (UNEXPECTED, {"CI": "true"}, [], True),
         (UNEXPECTED, {"MOTLEY_STRICT_SKIPS": "1"}, [], True),
-        (UNEXPECTED, {"CI": "true"}, ["-n1"], True),
+        (UNEXPECTED, {"CI": "true"}, XDIST, True),
         (UNEXPECTED, {}, [], False),
         (WHOLE_FILE, {"CI": "true"}, [], True),
         (EXPECTED, {"CI": "true"}, [], False),
@@ -38,6 +39,7 @@ def test_only_expected_reasons_pass_in_ci(
     (tmp_path / "test_passing.py").write_text(PASSING)
     quiet = {k: v for k, v in os.environ.items() if k not in ("CI", "MOTLEY_STRICT_SKIPS")}
     quiet = {k: v for k, v in quiet.items() if not k.startswith(("PYTEST_", "COV_"))}
+    quiet["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     result = subprocess.run(
         [*PYTEST, f"--basetemp={tmp_path}/kept", *arguments, str(tmp_path)],
         cwd=tmp_path,
