@@ -16,6 +16,7 @@ from blake3 import blake3
 from trainer.checkpoint.resume import continue_run, open_store
 from trainer.config.run import Backend, RunConfig
 from trainer.data.encoder import Encoder
+from trainer.data.holdout import hold_out
 from trainer.data.metrics import accuracy, matthews
 from trainer.data.order import epoch_order
 from trainer.data.samples import SampleFile, read_file
@@ -37,6 +38,7 @@ from trainer.model.initialization import initial_weights
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.optimizer import AdamW, TrainState
 from trainer.storage import lease
+from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import Journal
 
 if TYPE_CHECKING:
@@ -92,6 +94,8 @@ def read_inputs(
 
     train_file = read(None if taught else config.data.train)
     validation_file = read(config.data.validation)
+    if train_file and config.data.validation_fraction:
+        train_file, validation_file = hold_out(train_file, config.data.validation_fraction)
     train = taught or dataset(train_file)
     assert train is not None
     job = Job(
@@ -143,6 +147,7 @@ def make_coordinator(
         else:
             state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
             generation = 0
+        write_run_file(config, job.run_id)
         journal = Journal(output, store, config, job, plan, expect_workers, held)
         until_told.pop_all()
     journal.go_on(restored)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,13 +79,17 @@ class Place:
         return Path(self.tls_dir or os.environ.get("MOTLEY_TLS_DIR") or TLS_HOME).expanduser()
 
 
-def run_local(config: RunConfig, run_id: str, place: Place) -> int:
-    """Train alone, without the network, through the same state machine and loop."""
+def run_local(config: RunConfig, run_id: str, place: Place, notes: Sequence[str] = ()) -> int:
+    """Train alone, without the network, through the same state machine and loop.
+
+    Args:
+        notes: on the settings, said once the data has been read.
+    """
     from trainer.exchange.transport.local import LocalExchange
     from trainer.exchange.worker_session import Session
 
     refuse_if_held(Path(config.output))
-    inputs = build.read_inputs(config, run_id, log.info)
+    inputs = _read_inputs(config, run_id, notes)
     choice = _open(inputs, place)
     coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
     request = build.make_request(inputs, choice, 0)
@@ -98,9 +102,14 @@ def run_local(config: RunConfig, run_id: str, place: Place) -> int:
 
 
 def run_coordinator(
-    config: RunConfig, run_id: str, place: Place, bind: str, expect_workers: int | None
+    config: RunConfig,
+    run_id: str,
+    place: Place,
+    bind: str,
+    expect_workers: int | None,
+    notes: Sequence[str] = (),
 ) -> int:
-    """Serve a run, with one local worker for each GPU named."""
+    """Serve a run, with one local worker for each GPU named; for `notes` see `run_local`."""
     from trainer.exchange.transport.server import GradientServer
 
     address = tls.parse_address(bind, "--bind")
@@ -109,7 +118,7 @@ def run_coordinator(
         tls.require_run(folder, run_id)
     refuse_if_held(Path(config.output))
     expect = expect_workers or max(len(place.gpus), 1)
-    inputs = build.read_inputs(config, run_id, log.info)
+    inputs = _read_inputs(config, run_id, notes)
     coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
     config = inputs.config
     del inputs  # a coordinator counts samples, it keeps none
@@ -172,6 +181,13 @@ def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -
     end = worker.run()
     log.info("the run is over for this worker: %s", end.reason)
     return end.exit_code
+
+
+def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> build.Inputs:
+    inputs = build.read_inputs(config, run_id, log.info)
+    for line in notes:
+        log.info("%s", line)
+    return inputs
 
 
 def _open(inputs: build.Inputs, place: Place) -> Choice:

@@ -13,6 +13,7 @@ from launcher.commands.cluster_access import open_registry, read_hosts
 from launcher.commands.options import (
     config_of_run,
     config_options,
+    given_of_own,
     given_settings,
     inventory_option,
     inventory_options,
@@ -55,16 +56,19 @@ def up(
 ) -> None:
     """Start a run and return once every worker has joined and training goes on.
 
-    The run outlives this terminal. Without --preset or --config it is the quickstart.
+    The run outlives this terminal. Without --preset or --config it is the quickstart; with a
+    --model or --data of your own the settings follow from them.
     """
     from launcher.commands.starting import say_how_it_goes_on, show_plan, start_run
     from launcher.errors import ConfigError
     from launcher.hosts.fleet import REACH
     from launcher.plan.configuration import with_shared_checkpoints
+    from launcher.preflight.own_settings import follow_data
     from launcher.runs import up as bringup
     from launcher.runs.kept_configs import Start, start_of
     from launcher.runs.registry import Registry, head_of
     from launcher.runs.stopwatch import Stopwatch
+    from launcher.views.render import note
 
     watch = Stopwatch()
     if resume is not None and (config_flags["preset"] or config_flags["config"]):
@@ -79,10 +83,10 @@ def up(
     registry = Registry.default() if dry_run and resume is None else Registry.of(hosts, REACH)
     if config is None:
         flags = {"model.path": "model", "data.train": "data", "output": "output"}
-        given = given_settings(
+        again = given_settings(
             config_flags["settings"], {key: config_flags[flag] for key, flag in flags.items()}
         )
-        with config_of_run(registry, str(resume), "coordinator", given) as path:
+        with config_of_run(registry, str(resume), "coordinator", again) as path:
             resumed: dict[str, Any] = {**config_flags, "config": path}
             config = read_config(**resumed)
             refuse_other_agreement(
@@ -90,9 +94,15 @@ def up(
             )
         before = registry.get(str(resume)).plan
         start = replace(start, expect_workers=start.expect_workers or len(before.workers))
-    found = bringup.look_around(hosts, only_to_plan=dry_run)
+    given = None if resume is not None else given_of_own(**config_flags)
+    found = bringup.look_around(hosts, only_to_plan=dry_run and given is None)
     watch.lap("connect and survey")
     plan = bringup.make_plan(found, config, start.expect_workers, resume)
+    if given is not None:
+        config, lines = follow_data(config, given, plan, found)
+        for line in lines:
+            note(line)
+        watch.lap("settings")
     if before is not None:
         say_how_it_goes_on(start, before, plan)
     if resume is None:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands.cluster_access import read_hosts
-from launcher.commands.options import config_options, inventory_options, json_option, read_config
+from launcher.commands.options import (
+    config_options,
+    given_of_own,
+    inventory_options,
+    json_option,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from launcher.checks.finding import Check
@@ -36,7 +42,9 @@ def doctor(
 
     hosts = read_hosts(inventory, limit, extra_vars)
     config = read_config(**config_flags, hosts=hosts)
-    checks = diagnose(hosts, config, expect_workers, whole=any(config_flags.values()))
+    given = given_of_own(**config_flags)
+    whole = any(config_flags.values())
+    checks = diagnose(hosts, config, expect_workers, whole=whole, given=given)
     show_checks(checks, as_json)
 
 

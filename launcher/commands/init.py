@@ -10,8 +10,8 @@ _TEXT = """\
 # A run of Motley; start it with: launch cluster up --config {file}
 # Every setting: docs/config.md. What is commented out shows its default.
 name: run                       # begins the run id
-task: {task}{classes}
-method: lora                    # or full: every weight trains
+task: {task:<26}# classify (with num_classes) or causal-lm
+{classes}method: lora                    # or full: every weight trains
 output: runs/output             # checkpoints, metrics and status
 model:
   path: {model}
@@ -19,21 +19,22 @@ model:
   # quantization: none          # nf4 keeps frozen linears at 4 bits (QLoRA)
 data:
   train: {data}
-  # validation: null            # held-out data of the same kind
-  max_seq_len: 512              # tokens; longer samples are cut
+  # validation: null            # held-out data of the same kind; validation_fraction is then 0
+  validation_fraction: {validation_fraction:<9}# of the samples are held out for validation
+  max_seq_len: {max_seq_len:<17}# tokens; longer samples are cut
 lora:
-  lora_rank: 16
-  lora_alpha: 32
+  lora_rank: {lora_rank}
+  lora_alpha: {lora_alpha}
   # target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]
 optimizer:
-  learning_rate: 1.0e-4         # the peak, after warmup
+  learning_rate: {learning_rate:<15}# the peak, after warmup
   # warmup_ratio: 0.05
 training:
-  epochs: 1
-  # max_steps: null             # stop earlier
-  batch_size: 16                # samples a step, over all workers together
+  epochs: {epochs}
+  # max_steps: null             # so many steps instead of epochs
+  batch_size: {batch_size:<18}# samples a step, over all workers together
   # seed: 0
-  # evaluate_every: 0           # steps between validations; 0: once, at the end
+  evaluate_every: {evaluate_every:<14}# steps between validations; 0: once, at the end
 checkpoint:
   every: 50                     # steps
   # keep_last: 3
@@ -49,20 +50,36 @@ checkpoint:
 def init(file: Path, model: str, data: str) -> None:
     """Write a commented run config to edit: FILE, else run.yaml.
 
-    The task follows from the data where it lies here: lines with a label are classified.
+    The settings follow from data and model, as far as they lie here.
     """
     from launcher.errors import ConfigError
     from launcher.views import render
-    from trainer.config.defaults import infer
+    from trainer.config.run import load
+    from trainer.defaults import HELD_OUT, derive, provisional
+    from trainer.errors import InputError
 
-    settings = infer(data) or {"task": "causal-lm"}
-    classes = settings.get("num_classes")
+    config = load(None, {"model.path": model, "data.train": data, **provisional({})})
+    folder = Path(model) if Path(model).is_dir() else None
+    settled = {part.key: part.value for part in derive(config, (), folder, ())}
+    try:
+        config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    classes = config.num_classes
     text = _TEXT.format(
         file=file,
-        task=settings["task"],
-        classes="" if classes is None else f"\nnum_classes: {classes}",
+        task=config.task,
+        classes="" if classes is None else f"num_classes: {classes}\n",
         model=_quoted(model),
         data=_quoted(data),
+        validation_fraction=config.data.validation_fraction,
+        max_seq_len=config.data.max_seq_len,
+        lora_rank=config.lora.lora_rank,
+        lora_alpha=config.lora.lora_alpha,
+        learning_rate=config.optimizer.learning_rate,
+        epochs=config.training.epochs,
+        batch_size=config.training.batch_size,
+        evaluate_every=config.training.evaluate_every,
     )
     try:
         with file.open("x", encoding="utf-8") as out:
@@ -71,7 +88,7 @@ def init(file: Path, model: str, data: str) -> None:
         raise ConfigError(f"{file}: exists already; name another file") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
-    render.say(f"{file}: {settings['task']}; edit it, then: launch cluster up --config {file}")
+    render.say(f"{file}: {config.task}; edit it, then: launch cluster up --config {file}")
 
 
 def _quoted(text: str) -> str:

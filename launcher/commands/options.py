@@ -174,6 +174,28 @@ def given_settings(settings: tuple[str, ...], flags: Mapping[str, object]) -> se
     return {*parse_assignments(settings, "--set"), *(key for key, value in flags.items() if value)}
 
 
+def given_of_own(
+    preset: str | None,
+    config: Path | None,
+    settings: tuple[str, ...],
+    model: str | None,
+    data: str | None,
+    output: str | None,
+) -> set[str] | None:
+    """Return the settings that were given, where the others follow from a model or data.
+
+    None for a run of a preset or a file, and for the quickstart.
+    """
+    from launcher.plan.configuration import OWN
+
+    given = given_settings(settings, {"model.path": model, "data.train": data, "output": output})
+    if preset or config or OWN.isdisjoint(given):
+        return None
+    if "data.train" not in given:
+        given.add("data.validation")  # the quickstart's, as its data is
+    return given
+
+
 def _folder_of_paths(hosts: Sequence[Any]) -> Path:
     from launcher.plan.placement import REMOTE_STATE
     from launcher.runs.registry import head_of

@@ -108,6 +108,18 @@ def _memory(plan: Mapping[str, Any], config: Mapping[str, Any], hosts: Sequence[
     return job.check_memory(share, job.read_config(config), hosts)
 
 
+def _own_settings(
+    config: Mapping[str, Any], given: Sequence[str], rooms: Sequence[Mapping[str, Any]]
+) -> Any:
+    from launcher.checks import job
+    from trainer.defaults import derive
+    from trainer.model.memory_plan import Room
+
+    wanted = job.read_config(config)
+    folder = job.model_folder(wanted)
+    return derive(wanted, given, folder, [Room(**room) for room in rooms])
+
+
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     "clock": time.time,
     "unfinished_runs": host_runs.unfinished_runs,
@@ -138,5 +150,6 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
     "data": _data,
     "output": _output,
     "memory": _memory,
+    "own_settings": _own_settings,
 }
 """Every question. A function's arguments are the question's; what it returns is the answer."""

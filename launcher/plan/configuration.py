@@ -19,6 +19,7 @@ from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+from trainer.defaults import provisional
 from trainer.errors import InputError
 
 DEFAULT_PRESET = "quickstart"
@@ -32,6 +33,8 @@ _PATHS = (
 )
 """Of a distillation's job, besides those that are never null."""
 AnyConfig = TypeVar("AnyConfig", RunConfig, DistillJob)
+OWN = frozenset(("model.path", "data.train"))
+"""Settings of which one is enough for a run of one's own, if there is no preset and no file."""
 INPUTS = "inputs"
 """Folder below a host's state folder for models and data: `launch sync inputs` fills it."""
 
@@ -41,35 +44,40 @@ def resolve(
 ) -> RunConfig:
     """Return the config of a run; relative paths in it are taken from `folder`.
 
+    Without a source it is the quickstart. With a model or data of one's own it holds what was
+    given, and a task of no account until `follow_data` settles the rest.
+
     An override of None is one that was not given; settings to be made null are named in `nulls`.
     The processes of a run work elsewhere, so a path must not depend on where a command was typed.
 
     Raises:
         ConfigError: no such file or preset, or a key or value is wrong.
     """
+    own = source is None and not OWN.isdisjoint(overrides)
     try:
-        config = run_config.load(source or DEFAULT_PRESET, overrides)
+        if own:
+            config = run_config.load(None, {**_rest_of_own(overrides), **overrides})
+        else:
+            config = run_config.load(source or DEFAULT_PRESET, overrides)
     except InputError as error:
         raise ConfigError(str(error)) from None
     for key in nulls:
         config = _without(config, key)
-    data, model = config.data, config.model
-    validation = None if data.validation is None else _absolute(data.validation, folder)
-    on_hub = is_hub_name(model.path, folder) and not model.path.startswith(f"{INPUTS}/")
-    path = model.path if on_hub else _absolute(model.path, folder)
-    checkpoints = config.checkpoint.folder
-    if checkpoints is not None:
-        checkpoints = _absolute(checkpoints, folder)
-    return config.model_copy(
-        update={
-            "output": _absolute(config.output, folder),
-            "model": model.model_copy(update={"path": path}),
-            "data": data.model_copy(
-                update={"train": _absolute(data.train, folder), "validation": validation}
-            ),
-            "checkpoint": config.checkpoint.model_copy(update={"folder": checkpoints}),
-        }
-    )
+    path = config.model.path
+    on_hub = is_hub_name(path, folder) and not path.startswith(f"{INPUTS}/")
+    return config.anchored(folder, model_on_hub=on_hub)
+
+
+def _rest_of_own(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run of one's own needs to be a config: the quickstart's model or data."""
+    quickstart = run_config.load(DEFAULT_PRESET)
+    rest: dict[str, Any] = {
+        "model.path": quickstart.model.path,
+        "data.train": quickstart.data.train,
+    }
+    if "data.train" not in given and not given.get("data.validation_fraction"):
+        rest["data.validation"] = quickstart.data.validation
+    return rest | provisional(given)
 
 
 def resolve_job(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from launcher.checks.finding import Check
@@ -11,6 +11,7 @@ from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
 from launcher.preflight.inspection import inspect
+from launcher.preflight.own_settings import follow_data
 from launcher.preflight.survey import Survey, survey
 from launcher.runs.up import make_plan
 from trainer.config.distill_job import DistillJob
@@ -22,11 +23,13 @@ def diagnose(
     job: RunConfig | DistillJob,
     expect_workers: int | None,
     whole: bool,
+    given: Collection[str] | None = None,
 ) -> list[Check]:
     """Check every host that answers; the others, and a plan that cannot be made, are findings.
 
     Args:
         whole: check the job as well: model, data, output and memory.
+        given: settings of a fine-tune whose others follow from its data; None: it has all.
     """
     answers = ask_hosts(hosts, lambda _, connection: connection, REACH)
     unreachable = {
@@ -36,6 +39,8 @@ def diagnose(
     found = survey(hosts, answers.found, unreachable)
     try:
         plan = _plan(found, job, expect_workers)
+        if given is not None and plan is not None and isinstance(job, RunConfig):
+            job, _ = follow_data(job, given, plan, found)
     except LauncherError as error:
         unplanned = Check("plan", "cluster", "fail", str(error))
         return [*inspect(found, None, None), unplanned]

@@ -66,8 +66,10 @@ class Cluster:
         (self.output / "behaviour.json").write_text(text)
 
     def up_command(self, *flags: str, workers: int = 2) -> list[str]:
-        inventory = ["--inventory", str(self.inventory)]
-        return [*LAUNCH, "cluster", "up", *inventory, *self.config, "-n", str(workers), *flags]
+        options = ["--inventory", str(self.inventory), *self.config, "-n", str(workers)]
+        if "--resume" not in flags:  # which brings its own config
+            options += ["--preset", "quickstart"]
+        return [*LAUNCH, "cluster", "up", *options, *flags]
 
     def up(self, *flags: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
         return self._run(self.up_command(*flags, workers=workers))

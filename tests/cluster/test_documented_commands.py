@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.project.command_blocks import CommandBlock, command_block
+from trainer.config.run import load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -87,3 +88,26 @@ def test_a_readers_own_data_and_model(reader: Reader) -> None:
         {"training.epochs=3": f"--wait -e motley_port={reader.port}"},
     )
     assert "completed, step 9/9" in printed
+
+
+def test_a_model_and_data_alone(reader: Reader) -> None:
+    """`launch cluster up --model M --data D` to its end, and `trainer` takes its run.yaml."""
+    own = "trainer generate-data shell-safety -o data --count 120 --validation-count 10\n"
+    own += "trainer init-model --data data/train.jsonl -o model"
+    assert reader.run(own).returncode == 0
+    up = f"launch cluster up --expect-workers 2 -e motley_port={reader.port} --wait"
+    done = reader.run(f"{up} --model model --data data/train.jsonl --set training.epochs=1")
+    assert done.returncode == 0, done.stderr
+    file = reader.folder / "runs/output/run.yaml"
+    assert f"settings by data and model, all of them in {file}:" in done.stderr
+    kept = load(file)
+    assert (kept.task, kept.num_classes, kept.data.validation_fraction) == ("classify", 5, 0.1)
+    assert (kept.training.epochs, kept.training.max_steps) == (1, None)
+    status = json.loads((file.parent / "status.json").read_bytes())
+    assert (status["state"], status["step"]) == ("completed", 14)  # of 108 samples, 8 in each
+    assert 0 <= status["validation"]["accuracy"] <= 1
+
+    again = f"trainer finetune --config {file} -o again --gpu-backend cpu --threads 1"
+    assert reader.run(again).returncode == 0
+    one = json.loads((reader.folder / "again/status.json").read_bytes())
+    assert one["validation"]["loss"] == pytest.approx(status["validation"]["loss"], rel=0.05)

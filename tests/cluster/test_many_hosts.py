@@ -79,7 +79,7 @@ class Cluster:
         return [*driver, *arguments]
 
     def up_command(self, *flags: str) -> list[str]:
-        return self.command("cluster", "up", *self.config, *flags)
+        return self.command("cluster", "up", "--preset", "quickstart", *self.config, *flags)
 
     def environment(self, laptop: str) -> dict[str, str]:
         own = {
@@ -100,7 +100,8 @@ class Cluster:
         )
 
     def up(self, *flags: str, laptop: str = "laptop") -> subprocess.CompletedProcess[str]:
-        return self.launch("cluster", "up", *self.config, *flags, laptop=laptop)
+        words = ("cluster", "up", "--preset", "quickstart", *self.config, *flags)
+        return self.launch(*words, laptop=laptop)
 
     def status(self, *flags: str, laptop: str = "laptop") -> dict[str, Any]:
         done = self.launch("status", "--json", *flags, laptop=laptop)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import run
+from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig, load
 
 
@@ -14,12 +15,18 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_config_that_holds_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("d: x.jsonl").write_text('{"input": "ls", "label": 4}\n')
+def test_a_config_by_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (f'{{"input": "ls {number}", "label": 4}}\n' for number in range(20))
+    Path("d: x.jsonl").write_text("".join(lines))
     assert run(["init", "--model", "m", "--data", "d: x.jsonl"]) == 0
     assert "launch cluster up --config run.yaml" in capsys.readouterr().out
     config = load("run.yaml")
-    wanted = {"num_classes": 5, "model": {"path": "m"}, "data": {"train": "d: x.jsonl"}}
+    wanted = {
+        "num_classes": 5,
+        "model": {"path": "m"},
+        "data": {"train": "d: x.jsonl", "validation_fraction": 0.1},
+        "training": {"epochs": 3, "batch_size": 8, "evaluate_every": 3},
+    }
     assert config == RunConfig.model_validate(wanted)
     text = Path("run.yaml").read_text()
     Path("all.yaml").write_text(re.sub(r"^(  )# (\w+: )", r"\1\2", text, flags=re.MULTILINE))
@@ -27,11 +34,20 @@ def test_a_config_that_holds_the_defaults(capsys: pytest.CaptureFixture[str]) ->
     assert len(Path("all.yaml").read_text()) < len(text) - 10
 
 
+def test_a_config_by_the_model_too() -> None:
+    write_model(Path("model"), write_data(Path("train.jsonl"), 60))
+    assert run(["init"]) == 0
+    config = load("run.yaml")
+    assert (config.num_classes, config.data.max_seq_len) == (3, 64)
+    assert config.optimizer.learning_rate == 1e-3
+
+
 def test_text_is_a_language_model_and_nothing_is_overwritten(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["init", "mine.yaml"]) == 0
-    assert load("mine.yaml").task == "causal-lm"
+    config = load("mine.yaml")
+    assert (config.task, config.data.validation_fraction) == ("causal-lm", 0.1)
     before = Path("mine.yaml").read_bytes()
     capsys.readouterr()
     assert run(["init", "mine.yaml"]) == 2

@@ -236,7 +236,8 @@ def up_flags(*flags: str) -> list[str]:
         "exchange.hash_every": "5",
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    paths = ["--model", "inputs/model", "--data", "inputs/data/train.jsonl"]
+    paths = ["--preset", "quickstart"]
+    paths += ["--model", "inputs/model", "--data", "inputs/data/train.jsonl"]
     paths += ["--output", f"outputs/{secrets.token_hex(4)}"]
     return ["--expect-workers", "3", *paths, *words, *flags]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.small_model import write_data, write_model
 from trainer.cli import COMMANDS, trainer
+from trainer.config.run import load
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -46,15 +49,34 @@ def test_a_group_alone_prints_its_help(path: list[str]):
     assert "Commands:" in alone.stdout
 
 
-def test_the_task_follows_from_the_data_and_is_said(tmp_path: Path):
+def test_settings_follow_from_data_and_model_and_are_said(tmp_path: Path):
+    data = write_data(tmp_path / "labels.jsonl", 100)
+    write_model(tmp_path / "model", data)
+    words = ["finetune", "model", "--data", "labels.jsonl", "--gpu-backend", "cpu"]
+    words += ["--threads", "1", "-o", "out"]
+    done = run(*words, "--epochs", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.split("settings by data and model, all of them in out/run.yaml:")[1]
+    assert "num_classes" in said
+    assert "training.epochs" not in said, "it was given"
+    kept = load(tmp_path / "out/run.yaml")
+    assert (kept.task, kept.num_classes, kept.data.validation_fraction) == ("classify", 3, 0.1)
+    assert kept.training.epochs == 1
+    status = json.loads((tmp_path / "out/status.json").read_bytes())
+    assert status["step"] == status["total_steps"] == 12  # of 90 samples, 8 in each
+    assert status["validation"]["accuracy"] is not None
+    again = run("finetune", "--config", "out/run.yaml", "-o", "again", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "settings by data" not in again.stderr
+    other = json.loads((tmp_path / "again/status.json").read_bytes())
+    assert other["validation"]["loss"] == pytest.approx(status["validation"]["loss"])
+
+
+def test_what_is_wrong_with_the_data_is_all_that_is_said(tmp_path: Path):
     (tmp_path / "labels.jsonl").write_text('{"input": "a", "label": 2}\n')
     done = run("finetune", "nope", "--data", "labels.jsonl", cwd=tmp_path)
     assert done.returncode == 2
-    said, wrong = done.stderr.splitlines()
-    assert said == "by the data: classify with 3 classes; else give --task"
-    assert "nope" in wrong
-    asked = run("finetune", "nope", "--data", "labels.jsonl", "--task", "causal-lm", cwd=tmp_path)
-    assert "by the data" not in asked.stderr
+    assert done.stderr == "trainer: nope: no such model folder\n"
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
         {"training.batch_size": 8},
         {"training.seed": 1},
         {"data.max_seq_len": 64},
+        {"data.validation_fraction": 0.1},
         {"lora.lora_rank": 8},
         {"exchange.codec": "bf16"},
         {"optimizer.learning_rate": 1.0},
@@ -144,3 +145,15 @@ def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
 def test_lora_settings_do_not_matter_for_full_fine_tuning():
     full = {"method": "full"}
     assert config(**full).agreement() == config(**full, **{"lora.lora_rank": 2}).agreement()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data.validation": "v"}, "data: a validation file is given, so validation_fraction"),
+        ({"task": "causal-lm", "num_classes": None, "distillation.alpha": 1}, "teacher's logits"),
+    ],
+)
+def test_what_excludes_a_held_out_share(settings: dict[str, object], message: str):
+    with pytest.raises(InputError, match=message):
+        config(**{"data.validation_fraction": 0.1, **settings})

@@ -65,6 +65,46 @@ def test_a_run_from_data_to_checkpoint(model: Path, tmp_path: Path):
     assert {name for name in names if not name.startswith(".lease-")} <= known
 
 
+def test_a_share_of_the_data_is_held_out(model: Path, tmp_path: Path):
+    held: dict[str, object] = {"data.validation": None, "data.validation_fraction": 0.1}
+    assert roles.run_local(config(model, tmp_path, **held), "run", ALONE) == 0
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    steps = [record for record in metrics if record["kind"] == "step"]
+    assert [step["samples"] for step in steps[:3]] == [[[0, 0, 8]], [[0, 8, 16]], [[0, 16, 18]]]
+    status = json.loads((tmp_path / "status.json").read_bytes())
+    assert status["validation"]["step"] == 6
+
+
+def test_the_settings_of_a_run_stand_beside_its_results(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    short = load(
+        None,
+        {
+            "model.path": "model",
+            "data.train": "train.jsonl",
+            "num_classes": 3,
+            "output": str(tmp_path),
+            "training.max_steps": 1,
+        },
+    )
+    file = tmp_path / "run.yaml"
+    monkeypatch.chdir(model.parent)
+    assert roles.run_local(short, "run", ALONE) == 0
+    monkeypatch.chdir("/")
+    kept = load(file)
+    assert (kept.model.path, kept.data.train) == (str(model), str(model.parent / "train.jsonl"))
+    assert (kept.training, kept.output) == (short.training, str(tmp_path))
+    more = load(file, {"training.max_steps": 2})
+    assert roles.run_local(more, "run", ALONE) == 0
+    assert load(file) == more
+
+    file.write_text(f"# my own\n{more.to_yaml()}")
+    before = file.read_bytes()
+    assert roles.run_local(load(file, {"training.max_steps": 3}), "run", ALONE) == 0
+    assert file.read_bytes() == before
+
+
 def test_resuming_continues_with_the_same_bits(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -10,8 +10,10 @@ import click
 from trainer.commands import complete
 from trainer.commands.overrides import setting
 from trainer.config import run as run_config
-from trainer.config.defaults import infer
+from trainer.config.run import RunConfig
+from trainer.defaults import derive, own_rooms, provisional, table
 from trainer.errors import InputError
+from trainer.model.files import resolve_model
 from trainer.parent import fork_workers
 
 _OVERRIDES = {
@@ -106,17 +108,22 @@ def finetune(
     """Fine-tune MODEL_DIR on JSON Lines data, or on what a teacher says of it.
 
     Without --role it runs alone; `--role coordinator` starts the server, and one worker for
-    each of --gpus; `--role worker` joins a coordinator.
+    each of --gpus; `--role worker` joins a coordinator. Without --config the settings follow from
+    data and model; what is given wins.
     """
     if role == "worker":
         fork_workers(lambda: _load_worker(flags["gpu_backend"]))
     if source is None and not (flags["model_dir"] and flags["data"]):
         raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
-    overrides = {path: flags[flag] for flag, path in _OVERRIDES.items()}
-    overrides |= dict(setting(text) for text in settings)
+    flagged = {path: flags[flag] for flag, path in _OVERRIDES.items() if flags[flag] is not None}
+    overrides = flagged | dict(setting(text) for text in settings)
+    notes: list[str] = []
     if source is None:
-        _follow_data(overrides)
-    config = run_config.load(source, overrides)
+        # Members of a run have different memory, and must have the same settings.
+        backend = flags["gpu_backend"] if role == "local" else None
+        config, notes = _follow_data(overrides, backend)
+    else:
+        config = run_config.load(source, overrides)
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
     if role != "coordinator" and len(gpus) > 1:
         raise InputError(
@@ -134,9 +141,10 @@ def finetune(
     )
     run_id = run_id or config.name
     if role == "local":
-        code = roles.run_local(config, run_id, place)
+        code = roles.run_local(config, run_id, place, notes)
     elif role == "coordinator":
-        code = roles.run_coordinator(config, run_id, place, flags["bind"], flags["expect_workers"])
+        expected = flags["expect_workers"]
+        code = roles.run_coordinator(config, run_id, place, flags["bind"], expected, notes)
     else:
         if not flags["coordinator"]:
             raise InputError("--role worker needs --coordinator HOST:PORT")
@@ -144,15 +152,17 @@ def finetune(
     click.get_current_context().exit(code)
 
 
-def _follow_data(settings: dict[str, Any]) -> None:
-    """Take the task from the data, and say so, where it was not given."""
-    if settings.get("task") is not None or settings.get("num_classes") is not None:
-        return
-    found = infer(str(settings["data.train"]))
-    settings |= found or {"task": "causal-lm"}
-    if found:
-        classes = f" with {found['num_classes']} classes" if "num_classes" in found else ""
-        click.echo(f"by the data: {found['task']}{classes}; else give --task", err=True)
+def _follow_data(given: dict[str, Any], backend: str | None) -> tuple[RunConfig, list[str]]:
+    """Return the config of a run without one, by its data and model, and lines that say it.
+
+    Args:
+        backend: what it computes on, for the memory there is; None: memory is not looked at.
+    """
+    config = run_config.load(None, provisional(given) | given)
+    rooms = () if backend is None else own_rooms(backend)
+    found = derive(config, given, resolve_model(config.model.path), rooms)
+    settled = config.with_settings({part.key: part.value for part in found})
+    return settled, table(found, settled.output)
 
 
 def _load_worker(backend: str) -> None:

@@ -64,8 +64,17 @@ class DataConfig(Section):
 
     train: str = Field(min_length=1)
     validation: str | None = None
+    validation_fraction: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of the different samples of `train` that are held out for validation, for a run
+    without a `validation` file; 0 holds none out."""
     max_seq_len: Positive = 512
     """Tokens; longer samples are cut at the end. The default is lowered to what the model knows."""
+
+    @model_validator(mode="after")
+    def _one_validation(self) -> Self:
+        if self.validation is not None and self.validation_fraction:
+            raise ValueError("a validation file is given, so validation_fraction must be 0")
+        return self
 
 
 class DistillationConfig(Section):
@@ -186,6 +195,11 @@ class RunConfig(Section):
             raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
         if self.distillation is not None and self.task != "causal-lm":
             raise ValueError("distillation needs task causal-lm")
+        if self.distillation is not None and self.data.validation_fraction:
+            raise ValueError(
+                "data.validation_fraction must be 0 with distillation: of a teacher's logits"
+                " nothing is held out; give data.validation"
+            )
         if self.training.pack and self.task != "causal-lm":
             raise ValueError("training.pack needs task causal-lm: a class is one for a whole row")
         return self
@@ -217,12 +231,43 @@ class RunConfig(Section):
             "model.quantization": self.model.quantization,
             "lora": self.lora.model_dump() if self.method == "lora" else None,
             "data.max_seq_len": self.data.max_seq_len,
+            "data.validation_fraction": self.data.validation_fraction,
             "distillation": self.distillation and self.distillation.model_dump(),
             "optimizer": self.optimizer.model_dump(),
             "training.batch_size": self.training.batch_size,
             "training.seed": self.training.seed,
             "exchange.codec": self.exchange.codec,
         }
+
+    def with_settings(self, changes: Mapping[str, Any]) -> RunConfig:
+        """Return the config with other values, by their dotted paths.
+
+        Raises:
+            InputError: a key or value is wrong (names its path).
+        """
+        return settings.build(RunConfig, self.model_dump(exclude_unset=True), changes, "settings")
+
+    def anchored(self, folder: Path, *, model_on_hub: bool) -> RunConfig:
+        """Return the config with absolute paths: relative ones are taken from `folder`.
+
+        Args:
+            model_on_hub: `model.path` is a hub name, and stays.
+        """
+
+        def absolute(path: str | None) -> str | None:
+            return path and str((folder / Path(path).expanduser()).absolute())
+
+        def section(part: Section, *names: str) -> Any:
+            paths = {name: absolute(getattr(part, name)) for name in names}
+            return part.model_copy(update={name: path for name, path in paths.items() if path})
+
+        return section(self, "output").model_copy(
+            update={
+                "model": self.model if model_on_hub else section(self.model, "path"),
+                "data": section(self.data, "train", "validation"),
+                "checkpoint": section(self.checkpoint, "folder"),
+            }
+        )
 
     def to_yaml(self) -> str:
         """Return the config as YAML that `load` reads back equal."""

@@ -38,13 +38,24 @@ def load_settings(
         InputError: the file cannot be read, or a key or value is wrong (names its path).
     """
     tree = _read(source, presets) if source is not None else {}
-    for dotted, value in (overrides or {}).items():
+    return build(kind, tree, overrides or {}, source or "flags")
+
+
+def build(
+    kind: type[AnySection], tree: dict[str, Any], overrides: Mapping[str, Any], where: str | Path
+) -> AnySection:
+    """Return settings of a kind from a tree, with dotted overrides; those of None are left out.
+
+    Raises:
+        InputError: a key or value is wrong; names `where` and its path.
+    """
+    for dotted, value in overrides.items():
         if value is not None:
             _set(tree, dotted, value)
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"{source or 'flags'}: {_explain(error, kind)}") from None
+        raise InputError(f"{where}: {_explain(error, kind)}") from None
 
 
 class _UniqueLoader(yaml.SafeLoader):

@@ -28,6 +28,16 @@ _USABLE = 0.9  # the rest is fragmentation and what libraries take for themselve
 
 
 @dataclass(frozen=True)
+class Room:
+    """The memory that one replica may take."""
+
+    memory: int
+    """Bytes."""
+    accelerator: bool
+    """It is a card's own, else the host's."""
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
     """Bytes on the device."""
 
@@ -103,8 +113,12 @@ def must_recompute(plan: MemoryPlan, available: int) -> bool:
     Args:
         plan: of a replica that keeps them, before anything is loaded.
     """
-    wanted = max(BUSY_TOKENS, plan.sample_tokens)
-    return plan.fixed + wanted * plan.per_token > available * _USABLE
+    return not fits(plan, available, max(BUSY_TOKENS, plan.sample_tokens))
+
+
+def fits(plan: MemoryPlan, available: int, tokens: int) -> bool:
+    """Return whether a replica with the activations of so many tokens fits a device."""
+    return plan.fixed + tokens * plan.per_token <= available * _USABLE
 
 
 def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
@@ -113,7 +127,7 @@ def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
     Raises:
         InputError: names what is needed and what there is.
     """
-    if plan.least > available * _USABLE:
+    if not fits(plan, available, plan.sample_tokens):
         raise InputError(
             f"{device}: the run needs {_gib(plan.least)} GiB (base {_gib(plan.frozen)}, trainable"
             f" {_gib(plan.trainable + plan.gradients + plan.state)}, one sample"

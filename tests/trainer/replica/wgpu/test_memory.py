@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from trainer.errors import InputError
+from trainer.replica.wgpu.gpu import pci
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Budget, Pool, available, check_fits
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter, Kind
@@ -99,6 +100,20 @@ def test_a_radeon_tells_its_free_memory_in_files(tmp_path: Path) -> None:
     (folder / "mem_info_vram_total").write_text("8573157376\n")
     (folder / "mem_info_vram_used").write_text("73157376\n")
     assert available(adapter("discrete", "0000:0b:00.0"), tmp_path) == 8_500_000_000
+
+
+def test_the_largest_of_the_cards_that_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    assert pci.largest_card(tmp_path) is None
+    classes = {"0000:03:00.0": "0x030000", "0000:0b:00.0": "0x038000", "0000:0c:00.0": "0x010802"}
+    for number, (address, kind) in enumerate(classes.items(), 1):
+        (tmp_path / address).mkdir()
+        (tmp_path / address / "class").write_text(f"{kind}\n")
+        (tmp_path / address / "mem_info_vram_total").write_text(f"{number}000\n")
+        (tmp_path / address / "mem_info_vram_used").write_text("0\n")
+    assert pci.largest_card(tmp_path) == 2000  # the third is a disk
 
 
 def test_nvidia_tells_through_its_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,12 @@ def free_memory(address: str, root: Path = DEVICES) -> int | None:
     return None
 
 
+def largest_card(root: Path = DEVICES) -> int | None:
+    """Return the free bytes of the GPU with most memory of its own; None where nothing tells."""
+    gpus = (folder.name for folder in root.glob("*") if (_number(folder / "class") or 0) >> 16 == 3)
+    return max(filter(None, (free_memory(address, root) for address in gpus)), default=None)
+
+
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text(), 0)

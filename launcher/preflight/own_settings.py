@@ -1,0 +1,71 @@
+"""The settings of a run of one's own, by its model and data: the coordinator's host has both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import asdict
+
+from launcher.errors import ConfigError, PreflightError
+from launcher.hosts.received import receive
+from launcher.plan.plan import LaunchPlan
+from launcher.preflight.survey import Survey
+from trainer.config.run import RunConfig
+from trainer.defaults import SETTLED, Derived, table
+from trainer.errors import InputError
+from trainer.model.memory_plan import Room
+
+DEADLINE = 300.0
+"""Seconds: gigabytes of data are read for their labels."""
+_MAIN_MEMORY = 0.75
+"""Share of a host's main memory that its processes may count on."""
+
+
+def follow_data(
+    config: RunConfig, given: Collection[str], plan: LaunchPlan, found: Survey
+) -> tuple[RunConfig, list[str]]:
+    """Return the config with what follows from its data and model, and lines that say it.
+
+    Nothing follows from what cannot be read: the checks of the start say what is wrong with it.
+
+    Args:
+        given: the settings that stay as they are.
+
+    Raises:
+        PreflightError: the coordinator's host does not know the question.
+        UnreachableError: it does not answer.
+        ConfigError: what follows is no config, such as one of 4,000 classes.
+    """
+    head = plan.leader.host
+    arguments = {
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "given": sorted(given),
+        "rooms": [asdict(room) for room in _rooms(plan)],
+    }
+    try:
+        answer = found.connections[head].ask("own_settings", arguments, DEADLINE)
+        derived = receive(list[Derived], answer, "own_settings")
+    except (ValueError, RuntimeError) as error:  # of another version, or a defect of its own
+        raise PreflightError(f"host {head}: {error}; update it: launch cluster push") from None
+    derived = [part for part in derived if part.key in SETTLED - set(given)]
+    try:
+        settled = config.with_settings({part.key: part.value for part in derived})
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    return settled, table(derived, settled.output)
+
+
+def _rooms(plan: LaunchPlan) -> list[Room]:
+    """Return the memory of each worker, as far as it is known."""
+    processes = Counter(p.host for p in plan.processes if p.backend == "cpu")
+    rooms: list[Room] = []
+    for worker in plan.workers:
+        host = plan.host(worker.host)
+        if worker.backend == "cpu":
+            memory = host.memory and int(host.memory * _MAIN_MEMORY) // processes[host.name]
+        else:
+            devices = host.devices or ()
+            memory = next((d.memory for d in devices if d.id == worker.device), None)
+        if memory:
+            rooms.append(Room(memory, accelerator=worker.backend != "cpu"))
+    return rooms

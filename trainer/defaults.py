@@ -1,0 +1,285 @@
+"""Settings that follow from data, model and memory, for who names a model and data alone.
+
+Whoever has the same data, model and memory derives the same settings. Torch-free; what cannot be
+read settles nothing, for its reader says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainer.config.run import RunConfig
+from trainer.errors import InputError
+from trainer.model.architecture import read_architecture, read_positions
+from trainer.model.layout import build_layout
+from trainer.model.memory_plan import BUSY_TOKENS, Room, fits, plan_memory
+from trainer.model.safetensors_headers import read_headers
+from trainer.replica.wgpu.gpu import pci
+
+SETTLED = frozenset(
+    (
+        *("task", "num_classes", "model.dtype", "model.quantization"),
+        *("data.validation_fraction", "data.max_seq_len", "lora.lora_rank", "lora.lora_alpha"),
+        *("optimizer.learning_rate", "training.epochs", "training.batch_size"),
+        "training.evaluate_every",
+    )
+)
+"""Every setting that `derive` may return."""
+HELD_OUT = 0.1
+LEAST_TO_HOLD_OUT = 10
+"""Samples; of fewer all are trained on."""
+SHORTEST, LONGEST = 64, 2048
+"""Tokens of `data.max_seq_len`."""
+_LEAST_LENGTH = 128
+"""Memory alone makes no sample shorter."""
+
+_BATCHES = ((500, 8), (20_000, 16), (math.inf, 32))
+_EPOCHS = ((5_000, 3), (50_000, 2), (math.inf, 1))
+"""By the samples to train on, up to each figure."""
+_SIZES = ((1e8, 16, 1e-3, 3e-4), (3e9, 16, 2e-4, 2e-5), (math.inf, 8, 1e-4, 1e-5))
+"""By the weights of the model: LoRA's rank and learning rate, and the rate of method full. A larger
+model needs less of both, and every step exchanges as much as the rank is high."""
+_STORED: tuple[dict[str, str], ...] = (
+    {"model.dtype": "bfloat16"},
+    {"model.dtype": "bfloat16", "model.quantization": "nf4"},
+)
+"""How a frozen base may be stored that does not fit otherwise, each smaller than the last."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """One setting by its dotted path, and why it is what it is."""
+
+    key: str
+    value: str | int | float
+    why: str
+
+
+def provisional(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task to load a config with, until `derive` knows the one that is meant."""
+    task = given.get("task") or ("classify" if given.get("num_classes") else "causal-lm")
+    classes = {"num_classes": 2} if task == "classify" and not given.get("num_classes") else {}
+    return {"task": task, **classes}
+
+
+def infer(data: str) -> dict[str, Any]:
+    """Return task and classes that a data file speaks for, by their dotted paths.
+
+    Lines with a `label` are classified, in as many classes as the labels count; everything else is
+    text. Nothing follows from what cannot be read: the reader of the data names file and line.
+    """
+    highest: int | None = None
+    line: dict[str, Any] | None = None
+    for line in _objects(Path(data)):
+        label = line.get("label")
+        if label is None and highest is None:
+            break
+        if type(label) is int:
+            highest = max(label, highest or 0)
+    if highest is None:
+        return {} if line is None else {"task": "causal-lm"}
+    return {"task": "classify", "num_classes": max(2, highest + 1)}
+
+
+def derive(
+    config: RunConfig, given: Collection[str], model_dir: Path | None, rooms: Sequence[Room]
+) -> list[Derived]:
+    """Return the settings that follow from the data, the model and the memory it trains in.
+
+    Args:
+        config: with the settings that were given; the others are of no account.
+        given: the dotted paths of those; they are left alone.
+        model_dir: the model's folder; None where it is not on this machine yet.
+        rooms: of the devices that train, the weakest decides; none: memory is not looked at.
+    """
+    inferred = infer(config.data.train) if config.distillation is None else {}
+    if not inferred:
+        return []
+    found = [part for part in _task(inferred, config, given) if part.key not in given]
+    with contextlib.suppress(InputError):  # such as 4,000 classes: whoever settles it says it
+        settled = _settle(config, found)
+        found += _schedule(settled, given)
+        if model_dir is not None:
+            found += _of_model(_settle(config, found), given, model_dir, rooms)
+    return [part for part in found if part.key not in given]
+
+
+def own_rooms(backend: str) -> list[Room]:
+    """Return the memory of this machine that a run on its own may take."""
+    card = None if backend == "cpu" else pci.largest_card()
+    return [Room(card or psutil.virtual_memory().available, accelerator=card is not None)]
+
+
+def table(found: Sequence[Derived], output: str) -> list[str]:
+    """Return a heading and a line for each setting: key, value and reason in columns.
+
+    Args:
+        output: the folder beside whose results the settings will stand.
+    """
+    if not found:
+        return []
+    width = max(len(part.key) for part in found)
+    size = max(len(str(part.value)) for part in found)
+    lines = [f"  {part.key:<{width}}  {part.value!s:<{size}}  {part.why}" for part in found]
+    return [f"settings by data and model, all of them in {output}/run.yaml:", *lines]
+
+
+def _settle(config: RunConfig, found: Sequence[Derived]) -> RunConfig:
+    return config.with_settings({part.key: part.value for part in found})
+
+
+def _task(
+    inferred: Mapping[str, Any], config: RunConfig, given: Collection[str]
+) -> Iterator[Derived]:
+    task, classes = inferred["task"], inferred.get("num_classes")
+    if "task" in given:
+        task = config.task
+    elif "num_classes" in given:
+        task = "classify"
+        yield Derived("task", task, "num_classes is given")
+    else:
+        has = "a" if task == "classify" else "no"
+        yield Derived("task", task, f"lines have {has} label")
+    if task == "classify" and classes is not None:
+        yield Derived("num_classes", classes, f"every label is below {classes}")
+
+
+def _schedule(config: RunConfig, given: Collection[str]) -> Iterator[Derived]:
+    """Yield what follows from how many samples there are."""
+    count = _count_lines(Path(config.data.train))
+    fraction = config.data.validation_fraction
+    if not {"data.validation", "data.validation_fraction"} & set(given):
+        fraction, why = 0.0, f"{count} samples are too few to hold some out"
+        if count >= LEAST_TO_HOLD_OUT:
+            fraction, why = HELD_OUT, f"of {count:,} samples, and no validation file"
+        yield Derived("data.validation_fraction", fraction, why)
+    left = count - round(count * fraction)
+    why = f"{left:,} samples to train on"
+    batch = config.training.batch_size
+    if "training.batch_size" not in given:
+        batch = _by_size(_BATCHES, left)[0]
+        yield Derived("training.batch_size", batch, why)
+    epochs, steps = config.training.epochs, config.training.max_steps
+    if steps is None and "training.epochs" not in given:
+        epochs = _by_size(_EPOCHS, left)[0]
+        yield Derived("training.epochs", epochs, why)
+    an_epoch = math.ceil(left / batch)
+    if (fraction or config.data.validation) and (steps or an_epoch * epochs) > an_epoch:
+        yield Derived("training.evaluate_every", an_epoch, "once an epoch")
+
+
+def _of_model(
+    config: RunConfig, given: Collection[str], model_dir: Path, rooms: Sequence[Room]
+) -> list[Derived]:
+    """Return what follows from the model, from the data in its tokens, and from the memory."""
+    weights = sum(math.prod(header.shape) for header in read_headers(model_dir).values())
+    rank, rate, full_rate = _by_size(_SIZES, weights)
+    why = f"{weights / 1e6:,.1f} million weights"
+    found: list[Derived] = []
+    if config.method == "lora":
+        found.append(Derived("lora.lora_rank", rank, why))
+        if "lora.lora_rank" not in given:
+            found.append(Derived("lora.lora_alpha", 2 * rank, "twice the rank"))
+    else:
+        rate = full_rate
+    found.append(Derived("optimizer.learning_rate", rate, f"{why}, method {config.method}"))
+    if "data.max_seq_len" not in given and (lengths := _lengths(config, model_dir)):
+        found.append(_length(lengths, read_positions(model_dir)))
+    kept = [part for part in found if part.key not in given]
+    return kept if not rooms else _fit(config, kept, given, model_dir, rooms)
+
+
+def _lengths(config: RunConfig, model_dir: Path) -> list[int]:
+    try:
+        from trainer.data.lengths import measure_lengths
+    except ModuleNotFoundError:  # a laptop that drives a cluster has no library of tokenizers
+        return []
+    path = Path(config.data.train)
+    return measure_lengths(path, model_dir, config.task, config.num_classes)
+
+
+def _length(lengths: Sequence[int], limit: int | None) -> Derived:
+    """Return a length that cuts one sample of a hundred at most, where the model allows it."""
+    needed = sorted(lengths)[math.ceil(0.99 * len(lengths)) - 1]
+    value, why = (
+        SHORTEST * math.ceil(needed / SHORTEST),
+        f"99 % of samples have up to {needed:,} tokens",
+    )
+    if value > LONGEST:
+        value, why = LONGEST, f"{why}; more when it is asked for"
+    if limit is not None and value > limit:
+        value, why = limit, f"{why}; the model knows no more"
+    return Derived("data.max_seq_len", value, why)
+
+
+def _fit(
+    config: RunConfig,
+    found: Sequence[Derived],
+    given: Collection[str],
+    model_dir: Path,
+    rooms: Sequence[Room],
+) -> list[Derived]:
+    """Return `found` with a base and a length that fit all rooms; what cannot fit is refused later.
+
+    An accelerator is to be kept busy, if storing the base smaller can do that.
+    """
+    settled = _settle(config, found)
+    model, headers = read_architecture(model_dir), read_headers(model_dir)
+    layout = build_layout(model_dir, settled)
+
+    def is_enough(changes: Mapping[str, Any], least: bool) -> bool:
+        changed = settled.with_settings(changes)
+        for room in set(rooms):
+            plan = plan_memory(
+                model, headers, layout, changed,
+                accelerator=room.accelerator, recompute=room.accelerator,
+            )  # fmt: skip
+            busy = BUSY_TOKENS if room.accelerator and not least else 0
+            if not fits(plan, room.memory, max(plan.sample_tokens, busy)):
+                return False
+        return True
+
+    own = {"model.dtype": settled.model.dtype, "model.quantization": settled.model.quantization}
+    ways = [own, *(own | {key: way[key] for key in way.keys() - given} for way in _STORED)]
+    ways = [way for way in ways if settled.method == "lora" or way == own]
+    stored = next((way for way in ways if is_enough(way, least=False)), ways[-1])
+    length = settled.data.max_seq_len
+    if "data.max_seq_len" not in given:
+        while length // 2 >= _LEAST_LENGTH and not is_enough(
+            stored | {"data.max_seq_len": length}, least=True
+        ):
+            length //= 2
+    memory = f"{min(room.memory for room in rooms) / 2**30:.1f} GiB of memory for a worker"
+    chosen = [Derived(key, value, memory) for key, value in stored.items() if value != own[key]]
+    for part in found:
+        if part.key == "data.max_seq_len" and part.value != length:
+            part = Derived(part.key, length, f"{part.why}; {memory}")
+        chosen.append(part)
+    return chosen
+
+
+def _by_size(steps: Sequence[tuple[Any, ...]], size: float) -> tuple[Any, ...]:
+    return next(tuple(rest) for most, *rest in steps if size <= most)
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON Lines file as far as it can be read."""
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        for text in file:
+            if text.strip():
+                line = json.loads(text)
+                if isinstance(line, dict):
+                    yield line
