@@ -9,9 +9,9 @@ import traceback
 
 import click
 
-from launcher.commands.lazy import LazyGroup
 from launcher.errors import InterruptedStartError, LauncherError
 from launcher.terminal import visible
+from trainer.lazy_group import LazyGroup
 
 _CLUSTER = "launcher.commands.cluster"
 _STATUS = (f"{_CLUSTER}:status", "Show the run that is up, or the latest one.")

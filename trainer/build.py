@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from trainer.announcement import announced
 from trainer.checkpoint.resume import continue_run, open_store
 from trainer.config.run import Backend, RunConfig
 from trainer.data.encoder import Encoder
@@ -113,7 +114,11 @@ def read_inputs(
                 part.check()  # once, where the run is led: the workers have the same data
         if config is not given:
             tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
-        for line in survey(train_file, validation_file, encoder, length, config.num_classes):
+        if taught:
+            tell(f"data: {taught.description}")
+        with announced("measuring the data"):
+            lines = survey(train_file, validation_file, encoder, length, config.num_classes)
+        for line in lines:
             tell(line)
         plan = _plan(config, inputs.samples)
         if plan.total_steps > plan.steps_per_epoch * plan.epochs:
@@ -237,7 +242,8 @@ def _data_digest(config: RunConfig, taught: LogitsFolder | None) -> str:
         hasher.update(f"{content_digest(taught)}\0".encode())
     for path in filter(None, (None if taught else config.data.train, config.data.validation)):
         try:
-            hasher.update_mmap(path)
+            with announced(f"hashing {path}"):
+                hasher.update_mmap(path)
         except OSError as error:
             # The library's own errors carry a text, not an errno.
             reason = error.strerror or "no such file, or not readable"

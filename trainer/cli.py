@@ -7,26 +7,43 @@ import sys
 
 import click
 
-from trainer.commands.lazy import LazyGroup
 from trainer.errors import TrainerError
+from trainer.lazy_group import LazyGroup
 
 COMMANDS = {
-    "autotune": "Find a GPU's fastest kernels, once a card and driver.",
-    "completion": "Print shell completion.",
-    "distill": "Train a small model on a big one's logits.",
-    "evaluate": "Score a model, checkpoint or adapter on a JSON Lines file.",
-    "finetune": "Fine-tune a model: alone, as coordinator, or as worker.",
-    "generate": "Continue texts with a model, checkpoint or adapter.",
-    "generate-data": "Write training data that Motley can generate.",
-    "init-model": "Make a small Qwen3 with a tokenizer trained on your data.",
-    "merge": "Write a LoRA adapter into its base model.",
+    "autotune": (
+        "trainer.commands.autotune:autotune",
+        "Find a GPU's fastest kernels, once a card and driver.",
+    ),
+    "completion": ("trainer.commands.completion:completion", "Print shell completion."),
+    "distill": ("trainer.commands.distill:distill", "Train a small model on a big one's logits."),
+    "evaluate": (
+        "trainer.commands.evaluate:evaluate",
+        "Score a model, checkpoint or adapter on a JSON Lines file.",
+    ),
+    "finetune": (
+        "trainer.commands.finetune:finetune",
+        "Fine-tune a model: alone, as coordinator, or as worker.",
+    ),
+    "generate": (
+        "trainer.commands.generate:generate",
+        "Continue texts with a model, checkpoint or adapter.",
+    ),
+    "generate-data": (
+        "trainer.commands.generate_data:generate_data",
+        "Write training data that Motley can generate.",
+    ),
+    "init-model": (
+        "trainer.commands.init_model:init_model",
+        "Make a small Qwen3 with a tokenizer trained on your data.",
+    ),
+    "merge": ("trainer.commands.merge:merge", "Write a LoRA adapter into its base model."),
 }
 
 
 @click.group(
     cls=LazyGroup,
-    package="trainer.commands",
-    summaries=COMMANDS,
+    commands_at=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="motley", message="%(version)s")

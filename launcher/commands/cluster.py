@@ -148,6 +148,7 @@ def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: boo
     for remark in (*view.remarks, *view.unreachable.values()):
         render.tell(remark)
     render.say(f"output: {run.plan.output}")
+    render.say_card(view)
 
 
 @click.command()

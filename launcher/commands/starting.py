@@ -65,6 +65,7 @@ def start_run(
         render.print_json({**render.status_tree(view), "timings": watch.tree()})
         return
     render.tell(render.headline(view))
+    render.say_card(view)
     if not wait:
         render.console().print(render.status_table(view, render.width()))
         render.note("it goes on without this terminal: launch cluster status | logs | down")

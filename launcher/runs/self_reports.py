@@ -45,6 +45,7 @@ class _Report(_Member):
     exchange_ms: float | None = None
     validation: dict[str, Any] | None = None
     workers: Annotated[list[_Member], Field(max_length=65536)] | None = None
+    card: Annotated[list[_Text], Field(max_length=64)] | None = None
     updated: float | None = None
 
 

@@ -91,6 +91,11 @@ class RunView:
                 return self.beats.get(process.name, {})
 
     @property
+    def card(self) -> list[str]:
+        """What came of a run that has ended and what to do next, in the leader's words."""
+        return list((self.training or {}).get("card") or ()) if self.state in OVER else []
+
+    @property
     def remarks(self) -> list[str]:
         """What is said of workers that have no share: a line for each."""
         if not self.is_live:

@@ -140,6 +140,15 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
+def say_card(view: RunView) -> None:
+    """Print what a run left; its commands are for the host that has the output."""
+    leader = view.run.plan.leader.host
+    if view.card and not view.run.plan.host(leader).is_local:
+        say(f"on {leader}:")
+    for line in view.card:
+        say(line)
+
+
 def checks_table(checks: Iterable[Check], width: int | None) -> Table:
     """Return the table of `launch doctor`."""
     rows = [(_styled(c.status), c.host, c.name, c.detail, c.remedy) for c in checks]

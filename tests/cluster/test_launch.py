@@ -19,6 +19,8 @@ from launcher.supervisor.processes import identify
 
 pytestmark = pytest.mark.cluster
 __all__ = ["cluster"]
+CARD = "\ntook no time\nnext:\n  trainer x\n"
+"""Of the stand-in."""
 
 
 def test_up_status_logs_down(cluster: Cluster) -> None:
@@ -78,7 +80,10 @@ def test_wait_follows_to_the_end_and_leaves_nothing(cluster: Cluster) -> None:
     assert f"{tree['run_id']}: completed, step 3/10" in cluster.launch("cluster", "status").stdout
     assert {process["state"] for process in tree["processes"]} == {"exited"}
     assert cluster.living() == []
-    assert cluster.up("--wait").returncode == 0  # and the next one may start
+    assert cluster.launch("cluster", "status").stdout.endswith(CARD)
+    again = cluster.up("--wait")  # the next one may start
+    assert again.returncode == 0
+    assert again.stdout.endswith(CARD)
 
 
 def test_a_job_that_fails_is_reported_with_its_last_lines(cluster: Cluster) -> None:

@@ -8,13 +8,17 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import termios
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from stand_in_cluster import LAUNCH, Cluster, cluster
 
 __all__ = ["cluster"]  # a fixture
 pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("columns", [80, 60])
@@ -54,3 +58,43 @@ def on_a_terminal(
                 key = ""
     os.close(terminal)
     return view.wait(60), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
+
+
+def test_the_picture_of_the_documentation_is_drawn_from_a_run(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    assert cluster.up().returncode == 0
+    drawn = tmp_path / "drawn.svg"
+    done = subprocess.run(
+        [sys.executable, "scripts/status_picture.py", "--seconds", "0", "-o", str(drawn)],
+        cwd=ROOT, env=cluster.environment | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for picture in (drawn, ROOT / "docs" / "status-watch.svg"):
+        text = text_of(picture)
+        assert "http" not in picture.read_text().replace("http://www.w3.org/2000/svg", "").replace(
+            "https://www.textualize.io", ""
+        )
+        assert re.search(r"running +\d:\d\d:\d\d", text), text
+        assert re.search(r"RANK +HOST +DEVICE +STATE +SHARE +TOKENS/S +MEMORY", text), text
+        assert re.search(r"step \d+/\d+ .* \d+ % +epoch 1", text), text
+        assert re.search(r"^ +- +localhost +coordinator +running", text, re.M), text
+        assert re.search(r"^ +1 +localhost +cpu +active +\d+ % ", text, re.M), text
+
+
+def text_of(picture: Path) -> str:
+    """Return what a reader sees in a drawn terminal."""
+    rows: dict[float, list[tuple[float, str]]] = {}
+    for text in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text"):
+        if "textLength" in text.attrib:
+            place = float(text.attrib["x"]), (text.text or "").replace("\xa0", " ")
+            rows.setdefault(float(text.attrib["y"]), []).append(place)
+    width = 12.2  # of a character
+    lines: list[str] = []
+    for y in sorted(rows):
+        line = ""
+        for x, words in sorted(rows[y]):
+            line = line.ljust(round(x / width)) + words
+        lines.append(line.rstrip())
+    return "\n".join(lines)

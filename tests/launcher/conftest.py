@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,3 +76,25 @@ def own_ssh(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     close_all()
     server.config.write_text(before)
     server.known_hosts.write_text(server.known_line)
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    """Yield a run id, and prove afterwards that the test left nothing running."""
+    from keeping import wait_for
+
+    from launcher.supervisor.processes import find_run, send_signal
+
+    name = f"test-{secrets.token_hex(4)}"
+    yield name
+    try:
+        wait_for(lambda: not find_run(name), "everything to be gone", 10.0)
+    finally:
+        for process in find_run(name):
+            send_signal(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def home(tmp_path: Path, run_id: str) -> Path:
+    """Return where processes have their folders, as in a state folder."""
+    return tmp_path / "runs" / run_id / "processes"

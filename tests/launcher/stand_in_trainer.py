@@ -10,12 +10,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 
-def write_status(output: Path, arguments: argparse.Namespace, state: str, step: int) -> None:
+def write_status(
+    output: Path, arguments: argparse.Namespace, state: str, step: int, card: Sequence[str] = ()
+) -> None:
     joined = [
         rank
         for rank in range(arguments.expect_workers)
@@ -33,6 +36,7 @@ def write_status(output: Path, arguments: argparse.Namespace, state: str, step: 
         "loss": 1.0,
         "tokens_per_second": 10.0,
         "workers": [{"rank": rank, "state": "active", "samples": 4} for rank in joined],
+        "card": list(card),
         "updated": time.time(),
     }
     temporary = output / "status.tmp"
@@ -53,7 +57,7 @@ def coordinate(output: Path, arguments: argparse.Namespace, steps: int) -> None:
     for step in range(steps):
         write_status(output, arguments, "running", step)
         time.sleep(0.05)
-    write_status(output, arguments, "completed", steps)
+    write_status(output, arguments, "completed", steps, ["took no time", "next:", "  trainer x"])
     (output / f"over-{arguments.run_id}").touch()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from launcher.hosts.local import LocalConnection
 from launcher.runs import down
 from launcher.runs.processes import SessionSupervisor, Supervisor
 from launcher.runs.systemd import SystemdSupervisor
-from launcher.supervisor.processes import find_run, send_signal
 from launcher.supervisor.spec import SAVING, SAVING_VARIABLE, RestartPolicy, SessionSpec
 from trainer.exchange.coordinator import membership
 from trainer.exchange.transport import link
@@ -23,24 +21,6 @@ from trainer.tracking import run_recorder
 
 SLEEP = "import time\nwhile True: time.sleep(60)"
 Make = Callable[[float], Supervisor]
-
-
-@pytest.fixture
-def run_id() -> Iterator[str]:
-    """Yield a run id, and prove afterwards that the test left nothing running."""
-    name = f"test-{secrets.token_hex(4)}"
-    yield name
-    try:
-        wait_for(lambda: not find_run(name), "everything to be gone", 10.0)
-    finally:
-        for process in find_run(name):
-            send_signal(process, signal.SIGKILL)
-
-
-@pytest.fixture
-def home(tmp_path: Path, run_id: str) -> Path:
-    """Return where processes have their folders, as in a state folder."""
-    return tmp_path / "runs" / run_id / "processes"
 
 
 @pytest.fixture(params=["session", "units"])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -33,24 +32,6 @@ from trainer.errors import RESTARTED
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
 SLEEP = "import time\nwhile True: time.sleep(60)"
 Make = Callable[..., Supervisor]
-
-
-@pytest.fixture
-def run_id() -> Iterator[str]:
-    """Yield a run id, and prove afterwards that the test left nothing running."""
-    name = f"test-{secrets.token_hex(4)}"
-    yield name
-    try:
-        wait_for(lambda: not find_run(name), "everything to be gone", 10.0)
-    finally:
-        for process in find_run(name):
-            send_signal(process, signal.SIGKILL)
-
-
-@pytest.fixture
-def home(tmp_path: Path, run_id: str) -> Path:
-    """Return where processes have their folders, as in a state folder."""
-    return tmp_path / "runs" / run_id / "processes"
 
 
 @pytest.fixture(params=["session", "session that forks", "session of an agent", "units"])

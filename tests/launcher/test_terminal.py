@@ -207,8 +207,6 @@ DOORS = {
     "cli.py": "errors, and the version",
     "views/render.py": "say, note, JSON",
     "views/log_printer.py": "logs",
-    "commands/completion.py": "a shell script of our own",
-    "commands/lazy.py": "help",
     "deploy/install.py": "on a host, into a log",
     "inventory/rendering.py": "JSON to the launcher",
     "supervisor/process_supervisor.py": "on a host, into a log",

@@ -91,8 +91,7 @@ def test_each_contract_bites(
 
 
 BY_STRING = {
-    "launcher/commands/lazy.py": "commands, when one of them runs",
-    "trainer/commands/lazy.py": "commands, when one of them runs",
+    "trainer/lazy_group.py": "commands, when one of them runs",
     "trainer/evaluate/harness.py": "lm-eval, which is not Motley's",
 }
 """Where a module is imported by a string, and what: `lint-imports` does not see it."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from trainer.commands import complete
-from trainer.commands.overrides import setting
+from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.run import RunConfig
 from trainer.defaults import derive, own_rooms, provisional, table
@@ -16,33 +15,17 @@ from trainer.errors import InputError
 from trainer.model.files import resolve_model
 from trainer.parent import fork_workers
 
-_OVERRIDES = {
+_SETTINGS = {
     "task": "task",
-    "method": "method",
     "num_classes": "num_classes",
-    "output": "output",
     "model_dir": "model.path",
     "data": "data.train",
-    "validation": "data.validation",
-    "max_seq_len": "data.max_seq_len",
-    "epochs": "training.epochs",
-    "max_steps": "training.max_steps",
-    "batch_size": "training.batch_size",
-    "learning_rate": "optimizer.learning_rate",
 }
 
 
 @click.command()
 @click.argument("model_dir", required=False, type=click.Path())
-@click.option(
-    "--config",
-    "source",
-    metavar="FILE|PRESET",
-    shell_complete=complete.presets,
-    help="Run config or a preset's name.",
-)
 @click.option("--task", type=click.Choice(["classify", "causal-lm"]))
-@click.option("--method", type=click.Choice(["lora", "full"]))
 @click.option("--num-classes", type=int, help="Classes of a classify task.")
 @click.option(
     "--data",
@@ -50,28 +33,7 @@ _OVERRIDES = {
     metavar="FILE|DIR",
     help="JSON Lines, or a folder of a teacher's logits.",
 )
-@click.option("--validation", type=click.Path(), metavar="FILE", help="Held-out data, JSON Lines.")
-@click.option("--max-seq-len", type=int, help="Tokens; longer samples are cut.")
-@click.option("--epochs", type=int)
-@click.option("--max-steps", type=int, help="So many steps; wins over epochs.")
-@click.option("--batch-size", type=int, help="Samples a step, over all workers.")
-@click.option("--learning-rate", type=float)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    metavar="DIR",
-    help="Checkpoints, metrics and status go here.",
-)
-@click.option(
-    "--set",
-    "settings",
-    metavar="KEY=VALUE",
-    multiple=True,
-    shell_complete=complete.settings,
-    help="Any other setting.",
-)
-@click.option("--run-id", help="Name of the run; a restart with the same one resumes it.")
+@run_options("sample")
 @click.option(
     "--role",
     type=click.Choice(["local", "coordinator", "worker"]),
@@ -115,15 +77,14 @@ def finetune(
         fork_workers(lambda: _load_worker(flags["gpu_backend"]))
     if source is None and not (flags["model_dir"] and flags["data"]):
         raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
-    flagged = {path: flags[flag] for flag, path in _OVERRIDES.items() if flags[flag] is not None}
-    overrides = flagged | dict(setting(text) for text in settings)
+    given = overrides(flags, _SETTINGS, settings)
     notes: list[str] = []
     if source is None:
         # Members of a run have different memory, and must have the same settings.
         backend = flags["gpu_backend"] if role == "local" else None
-        config, notes = _follow_data(overrides, backend)
+        config, notes = _follow_data(given, backend)
     else:
-        config = run_config.load(source, overrides)
+        config = run_config.load(source, given)
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
     if role != "coordinator" and len(gpus) > 1:
         raise InputError(

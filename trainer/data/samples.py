@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, get_args
 
 from blake3 import blake3
 
+from trainer.announcement import announced
 from trainer.config.run import Task
 from trainer.data.formats import HEAD_BYTES, refuse_other_formats
 from trainer.data.shapes import BadLineError, Sample, parse_sample
@@ -57,7 +58,8 @@ def read_file(path: Path, task: Task, num_classes: int | None = None) -> SampleF
     if path.is_dir():
         raise InputError(f"{path}: is a folder, expected a JSON Lines file")
     hasher = blake3()
-    samples = [sample for _, sample in iterate(path, task, num_classes, hasher)]
+    with announced(f"reading {path}"):
+        samples = [sample for _, sample in iterate(path, task, num_classes, hasher)]
     if not samples:
         raise InputError(f"{path}: holds no samples, expected one JSON object a line")
     return SampleFile(path, samples, hasher.hexdigest())

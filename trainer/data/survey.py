@@ -22,10 +22,11 @@ def survey(
 ) -> list[str]:
     """Return what people want to know of the data before a run, a line for each matter.
 
-    Of a run that learns from a teacher's logits there is no `train`, and nothing to say.
+    A run that learns from a teacher's logits has no `train`.
     """
     if train is None:
-        return []
+        found = _lengths(validation.samples, encoder, max_seq_len) if validation else ()
+        return [f"validation: {line}" for line in found]
     lines = [
         *_lengths(train.samples, encoder, max_seq_len),
         *_classes(train.samples, num_classes),

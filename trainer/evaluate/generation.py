@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.announcement import announced
 from trainer.checkpoint.trained_model import Trained
 from trainer.config.run import Backend
 from trainer.data.encoder import Encoder
@@ -127,8 +128,8 @@ def _open(
     from trainer.replica.backend import cuda_device, first_usable, vulkan_device
 
     def torch_on(device: str) -> Generator:
-        from trainer.replica.torch.generator import TorchGenerator
-
+        with announced("importing torch and transformers"):
+            from trainer.replica.torch.generator import TorchGenerator
         return TorchGenerator(
             trained.base_dir, trained.config, trained.layout, trained.weights, device, threads
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.announcement import announced
 from trainer.checkpoint.trained_model import Trained
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute, Outcome
@@ -92,12 +93,13 @@ def _import(module: str) -> Any:
 
 def _load(trained: Trained, compute: Compute) -> Any:
     """Return the harness's view of the model on the first usable device."""
-    import torch
-    import transformers
+    with announced("importing torch and transformers"):
+        import torch
+        import transformers
 
-    from trainer.replica.backend import UnusableError, cuda_device, first_usable
-    from trainer.replica.torch.model import compute_dtype, flatten
-    from trainer.replica.torch.published import load_published
+        from trainer.replica.backend import UnusableError, cuda_device, first_usable
+        from trainer.replica.torch.model import compute_dtype, flatten
+        from trainer.replica.torch.published import load_published
 
     def on(name: str) -> Any:
         device = torch.device(name)

@@ -102,6 +102,13 @@ class Description:
         """Tokens of all shards."""
         return sum(shard.tokens for shard in self.shards)
 
+    def __str__(self) -> str:
+        windows, tokens, documents = self.windows, self.tokens, self.corpus.documents
+        return (
+            f"{tokens:,} tokens of {documents:,} documents in {windows:,} windows of at most"
+            f" {self.max_seq_len:,}"
+        )
+
     def to_json(self) -> str:
         """Return the text of dataset.json."""
         tree = {"schema": SCHEMA, **_description.dump_python(self, mode="json")}

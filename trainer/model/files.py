@@ -6,6 +6,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from trainer.announcement import announced
 from trainer.errors import InputError
 from trainer.model.formats import way_in
 from trainer.model.safetensors_headers import read_headers
@@ -45,13 +46,14 @@ def model_digest(model_dir: Path) -> str:
     files = {model_dir / name for name in _DIGESTED if (model_dir / name).is_file()}
     files |= {header.file for header in read_headers(model_dir).values()}
     hasher = blake3(max_threads=blake3.AUTO)
-    for path in sorted(files, key=lambda path: path.name):
-        try:
-            # Framed by name and size, so that bytes cannot move from one file to the next.
-            hasher.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            hasher.update_mmap(path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    with announced(f"hashing {model_dir}"):
+        for path in sorted(files, key=lambda path: path.name):
+            try:
+                # Framed by name and size, so that bytes cannot move from one file to the next.
+                hasher.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+                hasher.update_mmap(path)
+            except OSError as error:
+                raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     return hasher.hexdigest()
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from trainer.announcement import announced
 from trainer.config.run import Backend, RunConfig
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
@@ -145,8 +146,8 @@ def cuda_device(gpu: str) -> str:
     if gpu and not gpu.isdecimal():
         # Before torch looks at the devices: it then sees this one alone, as number 0.
         os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
-    import torch
-
+    with announced("importing torch"):
+        import torch
     if torch.version.cuda is None:
         raise UnusableError("this torch was built without CUDA")
     if not torch.cuda.is_available():
@@ -181,8 +182,9 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
         raise UnusableError(f"wgpu cannot be loaded: {str(error).splitlines()[0]}") from None
     try:
         device = Device(select(gpu, allow_software=allow_software))
-        autotune.load(device)
-        check(device)
+        with announced(f"compiling kernels for {device.adapter.name} and testing them"):
+            autotune.load(device)
+            check(device)
     except DeviceError as error:
         raise UnusableError(str(error)) from None
     return device
@@ -213,8 +215,8 @@ def _open_wgpu(wish: Wish) -> Replica:
 
 
 def _open_cpu(wish: Wish) -> Replica:
-    from trainer.replica.torch.replica import TorchReplica
-
+    with announced("importing torch"):
+        from trainer.replica.torch.replica import TorchReplica
     return TorchReplica(wish.model_dir, wish.config, wish.layout, "cpu", wish.threads)
 
 

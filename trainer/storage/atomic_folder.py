@@ -21,6 +21,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from trainer.announcement import announced
 from trainer.errors import InputError, StorageError
 from trainer.storage.host_identity import host_identity
 
@@ -240,13 +241,14 @@ def verify(folder: Path) -> dict[str, FileRecord]:
         StorageError: names the first file that differs.
     """
     records = read_manifest(folder)
-    for name, record in records.items():
-        try:
-            digest = _hash_file(folder / name)
-        except OSError as error:
-            raise StorageError(f"{folder / name}: cannot be read: {error.strerror}") from None
-        if digest != record.blake3:
-            raise StorageError(f"{folder / name}: its bytes are not those in the manifest")
+    with announced(f"hashing {folder}"):
+        for name, record in records.items():
+            try:
+                digest = _hash_file(folder / name)
+            except OSError as error:
+                raise StorageError(f"{folder / name}: cannot be read: {error.strerror}") from None
+            if digest != record.blake3:
+                raise StorageError(f"{folder / name}: its bytes are not those in the manifest")
     return records
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group
@@ -62,6 +62,14 @@ def choose_view(
         return GuardedView(None)
     is_live = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return GuardedView(live(stream) if is_live else plain(stream))
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print lines below a view that is closed, as they are: commands in them are to be copied."""
+    if sys.stderr is not None:  # a detached process may have none
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write("".join(f"{line}\n" for line in lines))
+            sys.stderr.flush()
 
 
 class GuardedView:
@@ -263,13 +271,18 @@ def _summary(status: Status, left: float | None) -> str:
     return "  ".join(parts)
 
 
-def _validation(figures: Mapping[str, Any]) -> str:
-    parts = [f"validation loss {figures['loss']:.4f}"]
-    if figures.get("accuracy") is not None:
-        parts.append(f"accuracy {figures['accuracy']:.3f}")
-    if figures.get("mcc") is not None:
-        parts.append(f"MCC {figures['mcc']:.3f}")
-    return "  ".join(parts)
+def figures(validation: Mapping[str, Any]) -> list[str]:
+    """Return what a validation found, each figure with its name."""
+    parts = [f"validation loss {validation['loss']:.4f}"]
+    if validation.get("accuracy") is not None:
+        parts.append(f"accuracy {validation['accuracy']:.3f}")
+    if validation.get("mcc") is not None:
+        parts.append(f"MCC {validation['mcc']:.3f}")
+    return parts
+
+
+def _validation(validation: Mapping[str, Any]) -> str:
+    return "  ".join(figures(validation))
 
 
 def _event(event: str, step: int, details: Mapping[str, Any]) -> str:

@@ -17,8 +17,9 @@ from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.storage.lease import Lease
+from trainer.tracking.card import make_card
 from trainer.tracking.metrics import MetricsLog, StepMetrics
-from trainer.tracking.progress import open_view
+from trainer.tracking.progress import open_view, show_lines
 from trainer.tracking.status import StatusFile, WorkerStatus, first_status
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class Journal:
         self._status["exit_code"] = exit_code
         for worker in self._workers.values():
             worker["state"] = "lost" if worker["state"] == "lost" else "active"
+        self._status["card"] = make_card(self._config) if exit_code == 0 else []
         self._publish()
         if self._config.checkpoint.folder is not None:
             # Who reads checkpoints on another host sees no output folder, but must see the end.
@@ -148,6 +150,7 @@ class Journal:
             if worker["backend_reason"]:
                 found = worker["rank"], worker["device"], worker["backend_reason"]
                 log.warning("worker %d computed on %s: %s", *found)
+        show_lines(self._status["card"])
         self._metrics.close()
         self._store.release()
         if self._lease_of_output:

@@ -83,6 +83,8 @@ class Status(TypedDict):
     workers: list[WorkerStatus]
     checkpoint: CheckpointStatus | None
     validation: ValidationStatus | None
+    card: list[str]
+    """Of a run that has ended with exit code 0: what came of it, in lines for people."""
 
 
 def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
@@ -105,6 +107,7 @@ def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
         workers=[],
         checkpoint=None,
         validation=None,
+        card=[],
     )
 
 

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import click
 
-from trainer.commands.lazy import LazyGroup
+from trainer.lazy_group import LazyGroup
 
+_HERE = "trainer.commands.distill"
 COMMANDS = {
-    "teacher": "Score a corpus with a teacher: logits as sharded Parquet.",
-    "student": "Train a student on a teacher's logits, also while they are written.",
-    "trim-tokenizer": "Take out of a tokenizer what a corpus does not need.",
-    "inspect": "Show what a folder of logits holds.",
-    "verify": "Check every byte of it, and that each document is there once.",
-    "audit": "Score a part again and compare with what was stored.",
+    "teacher": (
+        f"{_HERE}.teacher:teacher",
+        "Score a corpus with a teacher: logits as sharded Parquet.",
+    ),
+    "student": (
+        f"{_HERE}.student:student",
+        "Train a student on a teacher's logits, also while they are written.",
+    ),
+    "trim-tokenizer": (
+        f"{_HERE}.trim_tokenizer:trim_tokenizer",
+        "Take out of a tokenizer what a corpus does not need.",
+    ),
+    "inspect": (f"{_HERE}.inspect:inspect", "Show what a folder of logits holds."),
+    "verify": (
+        f"{_HERE}.verify:verify",
+        "Check every byte of it, and that each document is there once.",
+    ),
+    "audit": (f"{_HERE}.audit:audit", "Score a part again and compare with what was stored."),
 }
 
 
-@click.group(cls=LazyGroup, package="trainer.commands.distill", summaries=COMMANDS)
+@click.group(cls=LazyGroup, commands_at=COMMANDS)
 def distill() -> None:
     """Train a small model on what a big one says."""

@@ -7,27 +7,18 @@ from typing import Any
 
 import click
 
-from trainer.commands import complete
-from trainer.commands.overrides import setting
 from trainer.commands.place import place_options
+from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.errors import InputError
 
 _PRESET = "student"
-_OVERRIDES = {
-    "method": "method",
-    "output": "output",
+_SETTINGS = {
     "student": "model.path",
     "logits": "data.train",
-    "validation": "data.validation",
-    "max_seq_len": "data.max_seq_len",
     "alpha": "distillation.alpha",
     "temperature": "distillation.temperature",
     "divergence": "distillation.divergence",
-    "epochs": "training.epochs",
-    "max_steps": "training.max_steps",
-    "batch_size": "training.batch_size",
-    "learning_rate": "optimizer.learning_rate",
 }
 
 
@@ -49,41 +40,10 @@ _OVERRIDES = {
 @click.option(
     "--tokenizer", type=click.Path(), metavar="DIR", help="The tokenizer folder of a new model."
 )
-@click.option(
-    "--config",
-    "source",
-    metavar="FILE|PRESET",
-    shell_complete=complete.presets,
-    default=_PRESET,
-    show_default=True,
-    help="Run config or a preset's name.",
-)
-@click.option("--method", type=click.Choice(["full", "lora"]))
 @click.option("--alpha", type=float, help="Share of the divergence; 0 is cross-entropy alone.")
 @click.option("--temperature", type=float, help="Of teacher and student in the divergence.")
 @click.option("--divergence", type=click.Choice(["forward", "reverse", "jsd"]))
-@click.option("--validation", type=click.Path(), metavar="FILE", help="Held-out texts, JSON Lines.")
-@click.option("--max-seq-len", type=int, help="Tokens; longer windows are cut.")
-@click.option("--epochs", type=int)
-@click.option("--max-steps", type=int, help="So many steps; wins over epochs.")
-@click.option("--batch-size", type=int, help="Windows a step.")
-@click.option("--learning-rate", type=float)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    metavar="DIR",
-    help="Checkpoints, metrics and status go here.",
-)
-@click.option(
-    "--set",
-    "settings",
-    metavar="KEY=VALUE",
-    multiple=True,
-    shell_complete=complete.settings,
-    help="Any other setting.",
-)
-@click.option("--run-id", help="Name of the run; a restart with the same one resumes it.")
+@run_options("window", config=_PRESET)
 @place_options("auto", "cuda", "cpu")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the layers by torch.compile.")
 @click.option(
@@ -112,12 +72,11 @@ def student(
         raise InputError(
             "give --teacher-logits DIR, and --student MODEL or --student-config and --tokenizer"
         )
-    overrides = {path: flags[flag] for flag, path in _OVERRIDES.items()}
-    overrides |= dict(setting(text) for text in settings)
-    config = run_config.load(source, overrides)
+    given = overrides(flags, _SETTINGS, settings)
+    config = run_config.load(source, given)
     if shape:
-        overrides["model.path"] = str(Path(config.output) / "student")
-        config = run_config.load(source, overrides)
+        given["model.path"] = str(Path(config.output) / "student")
+        config = run_config.load(source, given)
     from trainer.distill.stopping import Stop
     from trainer.distill.student.inputs import FreshStudent
     from trainer.distill.student.run import Device, run_student

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainer.announcement import announced
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
 from trainer.errors import InputError
@@ -196,8 +197,8 @@ def _teach(
     view = open_teacher_view()
 
     def open_model() -> Teacher:
-        from trainer.distill.teacher.scoring import open_teacher
-
+        with announced("importing torch"):
+            from trainer.distill.teacher.scoring import open_teacher
         return open_teacher(
             assignment.model_dir,
             assignment.vocabulary.teacher_ids,

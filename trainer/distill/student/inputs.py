@@ -12,7 +12,10 @@ from pathlib import Path
 from trainer.checkpoint.resume import continue_run, open_store
 from trainer.checkpoint.store import CheckpointStore, Restored
 from trainer.config.run import RunConfig
-from trainer.data.tokens import Dataset, load_dataset
+from trainer.data.encoder import Encoder
+from trainer.data.samples import SampleFile, read_file
+from trainer.data.survey import survey
+from trainer.data.tokens import Dataset, make_dataset
 from trainer.distill.stopping import Stop
 from trainer.distill.student.from_scratch import fresh_config, fresh_model
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest
@@ -23,7 +26,7 @@ from trainer.logits import targets
 from trainer.logits.dataset import DATASET, LogitsFolder
 from trainer.logits.description import Description
 from trainer.logits.heartbeat import TeacherWatch
-from trainer.model.architecture import read_architecture
+from trainer.model.architecture import read_architecture, read_positions
 from trainer.model.files import model_digest, resolve_model
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import read_config
@@ -77,6 +80,27 @@ class FreshStudent:
             )
 
 
+def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> SampleFile | None:
+    """Return the validation data, checked with what a student needs no teacher for.
+
+    What the data holds is logged.
+
+    Raises:
+        InputError, DataError: the model, its tokenizer or the data cannot be used.
+    """
+    tokenizer_dir = fresh.tokenizer_dir if fresh else resolve_model(config.model.path)
+    if fresh is None:
+        config = _fit(config, tokenizer_dir)
+    if not config.data.validation:
+        return None
+    encoder, length = Encoder(tokenizer_dir), config.data.max_seq_len
+    file = read_file(Path(config.data.validation), "causal-lm")
+    make_dataset(file, encoder, "causal-lm", length).check()
+    for line in survey(None, file, encoder, length, None):
+        log.info("%s", line)
+    return file
+
+
 def await_description(
     folder: LogitsFolder, timeout: float, stop: Stop, on_wait: Callable[[str], None]
 ) -> bool:
@@ -107,14 +131,21 @@ def await_description(
     return True
 
 
-def read_inputs(config: RunConfig, run_id: str, folder: LogitsFolder) -> Inputs:
+def read_inputs(
+    config: RunConfig, run_id: str, folder: LogitsFolder, validation_file: SampleFile | None
+) -> Inputs:
     """Read everything that a student needs but its weights.
 
     Raises:
         InputError, RefusedError: see `run_student`.
     """
     description = folder.description
+    log.info("data: %s", description)
     model_dir = resolve_model(config.model.path)
+    config, given = _fit(config, model_dir), config
+    if config is not given:
+        length = config.data.max_seq_len
+        log.info("data.max_seq_len is lowered to %d: %s has no more positions", length, model_dir)
     check_student(config, description, model_dir)
     layout = build_layout(model_dir, config)
     plan = StepPlan(
@@ -124,9 +155,9 @@ def read_inputs(config: RunConfig, run_id: str, folder: LogitsFolder) -> Inputs:
         config.training.max_steps,
     )
     validation = None
-    if config.data.validation:
-        path = Path(config.data.validation)
-        validation = load_dataset(path, model_dir, "causal-lm", None, config.data.max_seq_len)
+    if validation_file is not None:
+        encoder, length = Encoder(model_dir), config.data.max_seq_len
+        validation = make_dataset(validation_file, encoder, "causal-lm", length)
     job = Job(
         run_id=run_id,
         agreement=config.agreement(),
@@ -152,6 +183,18 @@ def read_inputs(config: RunConfig, run_id: str, folder: LogitsFolder) -> Inputs:
         store=store,
         restored=restored,
     )
+
+
+def _fit(config: RunConfig, model_dir: Path) -> RunConfig:
+    """Return the config with a `data.max_seq_len` that a model knows.
+
+    One that is too long is lowered, not refused: it cuts windows whose length is the teacher's.
+    """
+    limit = read_positions(model_dir)
+    if limit is None or config.data.max_seq_len <= limit:
+        return config
+    data = config.data.model_copy(update={"max_seq_len": limit})
+    return config.model_copy(update={"data": data})
 
 
 def check_student(config: RunConfig, description: Description, model_dir: Path) -> None:

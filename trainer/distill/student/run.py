@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.announcement import announced
 from trainer.config.run import Backend, RunConfig
 from trainer.data.order import epoch_order
 from trainer.distill.stopping import Stop
-from trainer.distill.student.inputs import FreshStudent, Inputs, await_description, read_inputs
+from trainer.distill.student.inputs import (
+    FreshStudent,
+    Inputs,
+    await_description,
+    check_ahead,
+    read_inputs,
+)
 from trainer.errors import InputError, InUseError, NonFiniteError, TrainerError
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.stream import Position, ShardStream
@@ -95,11 +102,12 @@ def _run(
         status_file.update(status)
 
     try:
+        validation = check_ahead(config, fresh)
         if not await_description(folder, teacher_timeout, stop, on_wait):
             return 0
         if fresh is not None:
             fresh.make(config, folder.description)
-        inputs = read_inputs(config, run_id, folder)
+        inputs = read_inputs(config, run_id, folder, validation)
         student = _make_student(inputs, device, teacher_timeout, stop, held)
     except TrainerError as error:  # there is no journal yet that would say so
         status.update(state="failed", reason=str(error), exit_code=error.exit_code)
@@ -143,6 +151,7 @@ def _make_student(
     else:
         replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
     journal = Journal(Path(config.output), inputs.store, config, inputs.job, plan, 1, held)
+    journal.go_on(restored)
     journal.emit(
         {
             "event": "joined",
@@ -153,7 +162,6 @@ def _make_student(
             "backend_reason": choice.reason,
         }
     )
-    journal.go_on(restored)
     assert config.distillation is not None
     folder, scheme = inputs.folder, inputs.folder.description.scheme
     prepare = Preparation(scheme, config.distillation, config.data.max_seq_len)
@@ -188,8 +196,8 @@ def _open(inputs: Inputs, device: Device) -> Choice:
     from trainer.replica.backend import UnusableError, choose, cuda_device
 
     def open_torch(wish: Wish, device: str) -> Replica:
-        from trainer.replica.torch.replica import TorchReplica
-
+        with announced("importing torch"):
+            from trainer.replica.torch.replica import TorchReplica
         return TorchReplica(
             wish.model_dir, wish.config, wish.layout, device, wish.threads, moments=True
         )

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from trainer.announcement import announced
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import check_stored, stored_name
@@ -30,12 +31,12 @@ def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.M
     """
     tree, architecture = read_config(model_dir), read_architecture(model_dir)
     if not decoder.is_computed_here(tree):
-        from trainer.replica.torch.published import load_published
-
+        with announced("importing transformers"):
+            from trainer.replica.torch.published import load_published
         return load_published(model_dir, config, device)
     dtype = torch.float32 if config.method == "full" else getattr(torch, config.model.dtype)
     nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
-    with reading(model_dir, device):
+    with reading(model_dir, device, nf4=nf4 is not None):
         stored = StoredWeights(model_dir, dtype, device, nf4)
         where = str(model_dir / "config.json")
         model = Decoder(architecture, tree, where, stored, config.num_classes)

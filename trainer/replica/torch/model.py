@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from trainer.announcement import announced
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
@@ -22,10 +23,11 @@ NF4_BLOCK = 64
 
 
 @contextmanager
-def reading(model_dir: Path, device: torch.device) -> Iterator[None]:
-    """Turn what goes wrong when a model is loaded into one line for people."""
+def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iterator[None]:
+    """Say that a model is loaded, and turn what goes wrong there into one line for people."""
     try:
-        yield
+        with announced(f"{'quantising' if nf4 else 'loading'} {model_dir}"):
+            yield
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise InputError(

@@ -45,7 +45,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             llm_int8_skip_modules=list(_HEADS),
         )
     full = config.method == "full"
-    with reading(model_dir, device):
+    with reading(model_dir, device, nf4=config.model.quantization == "nf4"):
         model: nn.Module = auto.from_pretrained(
             model_dir,
             dtype=torch.float32 if full else getattr(torch, config.model.dtype),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.announcement import announced
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout
@@ -51,7 +52,8 @@ def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Dev
     length = padded_length(config.data.max_seq_len)
     tables = rope_tables(tree, architecture.head_dim, length, where)
     pool, slots = Pool(device), Slots(layout)
-    frozen = load_frozen(model_dir, config, pool)
+    with announced(f"loading {model_dir}"):
+        frozen = load_frozen(model_dir, config, pool)
     weights, gradients = slots.arrays(pool, "trainable"), slots.arrays(pool, "gradients")
     cosines, sines = (device.array(table.shape) for table in tables)
     device.write(cosines, tables[0])

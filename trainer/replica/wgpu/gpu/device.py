@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
+from trainer.announcement import announced
 from trainer.replica.wgpu.gpu.array import Array, Kind, aligned, nbytes
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
@@ -103,7 +104,7 @@ class Device:
         """
         key = code, tuple(sorted((constants or {}).items()))
         if key not in self._pipelines:
-            with self.guarded():
+            with announced("compiling a kernel"), self.guarded():
                 module = self.handle.create_shader_module(code=code)
                 stage: Any = {"module": module, "entry_point": "main", "constants": dict(key[1])}
                 made = self.handle.create_compute_pipeline(layout="auto", compute=stage)

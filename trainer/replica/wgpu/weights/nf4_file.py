@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from blake3 import blake3
 
+from trainer.announcement import announced
 from trainer.errors import InputError
 from trainer.model.files import model_digest
 from trainer.model.safetensors_headers import TensorHeader, read_file_headers
@@ -57,14 +58,17 @@ def quantized(
     ]
     for path in places:
         if path.exists():
-            if _matches(path, metadata, tensors):
+            with announced(f"hashing {path}"):
+                matches = _matches(path, metadata, tensors)
+            if matches:
                 yield read_file_headers(path)
                 return
             log.warning("%s: damaged, or of another model; it is made again", path)
     for path in places:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _make(path, metadata, tensors)
+            with announced(f"quantising {model_dir}"):
+                _make(path, metadata, tensors)
         except OSError as error:
             log.info("%s: cannot be written: %s", path, error.strerror)
             continue
@@ -73,7 +77,8 @@ def quantized(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "nf4.safetensors"
         try:
-            _make(path, metadata, tensors)
+            with announced(f"quantising {model_dir}"):
+                _make(path, metadata, tensors)
         except OSError as error:
             raise InputError(
                 f"{model_dir}: no place for the quantised weights: {error.strerror}"

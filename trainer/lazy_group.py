@@ -1,4 +1,7 @@
-"""Groups of commands that list themselves without importing any."""
+"""A Click group that loads a command when it is called, so that `--help` stays fast.
+
+Both programs are made of it.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,28 @@ if TYPE_CHECKING:
 
 
 class LazyGroup(click.Group):
-    """Lists commands from their one-line summaries and imports only the one that runs.
+    """A group whose commands are `{name: (module:attribute, one-line help)}`."""
 
-    Args:
-        package: where the commands live, one module each, named as they are with `_` for `-`.
-        summaries: what each command does, by its name.
-    """
+    def __init__(self, *, commands_at: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._commands_at = commands_at
 
-    def __init__(self, *args: Any, package: str, summaries: Mapping[str, str], **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._package, self._summaries = package, summaries
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names in the order they were given."""
+        return list(self._commands_at)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands' names."""
-        del ctx
-        return list(self._summaries)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
-        del ctx
-        if cmd_name not in self._summaries:
+    def get_command(  # click's signature
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        cmd_name: str,
+    ) -> click.Command | None:
+        """Import and return one command; None for an unknown name."""
+        if cmd_name not in self._commands_at:
             return None
-        name = cmd_name.replace("-", "_")
-        return getattr(importlib.import_module(f"{self._package}.{name}"), name)
+        module, _, attribute = self._commands_at[cmd_name][0].partition(":")
+        command: object = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Print the help when nothing is asked for: that is no mistake."""
@@ -53,7 +55,7 @@ class LazyGroup(click.Group):
             UsageError: there is none of this name; the message has the nearest ones.
         """
         name = args[0]
-        if name in self._summaries or name.startswith("-") or ctx.resilient_parsing:
+        if name in self._commands_at or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         from difflib import get_close_matches
 
@@ -69,7 +71,7 @@ class LazyGroup(click.Group):
 
         named = [
             CompletionItem(name, help=text)
-            for name, text in self._summaries.items()
+            for name, (_, text) in self._commands_at.items()
             if name.startswith(incomplete)
         ]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -84,8 +86,11 @@ class LazyGroup(click.Group):
                 found += command.paths(ctx, found[-1])
         return found
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing any."""
-        del ctx
+    def format_commands(  # click's signature
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """List the commands from the table, importing none of them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(self._summaries.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in self._commands_at.items()])

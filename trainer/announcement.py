@@ -1,0 +1,30 @@
+"""A line for what takes long: `importing torch ...`, once it has taken more than a second."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 1.0
+"""Seconds without a word."""
+
+
+@contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Log `what` once the block has taken longer than a second; a quick one says nothing.
+
+    It goes to the log, so to stderr, as a line: stdout is data, and logs of units have no
+    carriage returns.
+    """
+    timer = threading.Timer(PATIENCE, log.info, ("%s ...", what))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # who comes next may fork, or hand stderr to a view

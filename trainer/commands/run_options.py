@@ -1,0 +1,107 @@
+"""What all commands that train take: the settings of a run config that have flags of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from trainer.commands import complete
+from trainer.errors import InputError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_SETTINGS = {
+    "method": "method",
+    "output": "output",
+    "validation": "data.validation",
+    "max_seq_len": "data.max_seq_len",
+    "epochs": "training.epochs",
+    "max_steps": "training.max_steps",
+    "batch_size": "training.batch_size",
+    "learning_rate": "optimizer.learning_rate",
+}
+
+
+def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds --config (as `source`), --set (as `settings`) and the flags of
+    common settings.
+
+    Args:
+        unit: what a batch is made of.
+        config: the default of --config.
+    """
+    options = (
+        click.option(
+            "--config",
+            "source",
+            metavar="FILE|PRESET",
+            shell_complete=complete.presets,
+            default=config,
+            show_default=config is not None,
+            help="Run config or a preset's name.",
+        ),
+        click.option("--method", type=click.Choice(["lora", "full"])),
+        click.option(
+            "--validation", type=click.Path(), metavar="FILE", help="Held-out data, JSON Lines."
+        ),
+        click.option("--max-seq-len", type=int, help=f"Tokens; longer {unit}s are cut."),
+        click.option("--epochs", type=int),
+        click.option("--max-steps", type=int, help="So many steps; wins over epochs."),
+        click.option(
+            "--batch-size", type=int, help=f"{unit.capitalize()}s a step, over all workers."
+        ),
+        click.option("--learning-rate", type=float),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Path(),
+            metavar="DIR",
+            help="Checkpoints, metrics and status go here.",
+        ),
+        click.option(
+            "--set",
+            "settings",
+            metavar="KEY=VALUE",
+            multiple=True,
+            shell_complete=complete.settings,
+            help="Any other setting.",
+        ),
+        click.option("--run-id", help="Name of the run; a restart with the same one resumes it."),
+    )
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def overrides(
+    flags: Mapping[str, Any], own: Mapping[str, str], settings: Sequence[str]
+) -> dict[str, Any]:
+    """Return settings by their dotted paths, those of --set over those of flags.
+
+    Args:
+        own: the settings that further flags of the command stand for.
+
+    Raises:
+        InputError: one of --set is no KEY=VALUE.
+    """
+    known = {**_SETTINGS, **own}
+    given = {path: flags[flag] for flag, path in known.items() if flags[flag] is not None}
+    return given | dict(map(_setting, settings))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Return the dotted path and the value of `KEY=VALUE`, the value read as YAML."""
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: give KEY=VALUE, such as training.seed=3")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise InputError(f"--set {text}: the value is not valid YAML") from None

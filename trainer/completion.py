@@ -1,0 +1,40 @@
+"""The command that teaches a shell to complete commands, names and settings, for both programs."""
+
+from __future__ import annotations
+
+import click
+
+_SHELLS = ("bash", "zsh", "fish")
+_END_OF_BASH = "    return 0\n"
+_NO_BLANK = """    [[ "${COMPREPLY-}" == *= ]] && compopt -o nospace
+"""
+"""Behind `training.epochs=` goes a value, and no blank; click's script has nothing for that."""
+_HELP = """Print the completion script of a shell.
+
+\b
+eval "$({0} completion bash)"   # in ~/.bashrc
+eval "$({0} completion zsh)"    # in ~/.zshrc
+{0} completion fish | source    # in ~/.config/fish/config.fish
+"""
+
+
+def completion_of(program: str) -> click.Command:
+    """Return the command `completion` of a program."""
+
+    @click.command("completion", help=_HELP.format(program))
+    @click.argument("shell", type=click.Choice(_SHELLS))
+    @click.pass_context
+    def completion(context: click.Context, shell: str) -> None:
+        from click.shell_completion import get_completion_class
+
+        found = get_completion_class(shell)
+        root = context.find_root().command
+        if found is None:
+            raise click.UsageError(f"no completion for {shell}")
+        script = found(root, {}, program, f"_{program.upper()}_COMPLETE")
+        text = script.source_template % script.source_vars()
+        if shell == "bash":
+            text = text.replace(_END_OF_BASH, _NO_BLANK + _END_OF_BASH)
+        click.echo(text)
+
+    return completion

@@ -1,0 +1,147 @@
+"""The card of a run that has ended: what came of it, what it took, and what to do next.
+
+Everything in it is read from what the run has recorded: `metrics.jsonl` and the checkpoints.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
+from trainer.config.run import RunConfig
+from trainer.errors import StorageError
+from trainer.tracking.metrics import METRICS_FILE, read_metrics
+from trainer.tracking.progress import duration, figures
+
+Record = Mapping[str, Any]
+_ENDS = ("finished", "stopped")
+_STARTS = ("listening", "resumed")
+
+
+def make_card(config: RunConfig) -> list[str]:
+    """Return the card of the run in a config's output folder, a line for each matter.
+
+    What cannot be read is left out: a card is never worth a run.
+    """
+    output = Path(config.output)
+    try:
+        records = read_metrics(output / METRICS_FILE, abandoned=True)
+    except OSError:
+        records = []
+    lines = [*_took(records), f"lost and recovered: {', '.join(losses(records)) or 'nothing'}"]
+    store = output / FOLDER
+    for pointer in ("best", "latest"):
+        found = linked_checkpoint(store, pointer)
+        if found is not None:
+            scores = _scores(records, found)
+            kind = "adapter" if config.method == "lora" else "model"
+            return [f"{kind}: {store / pointer} ({scores})", *lines, "next:", *_next(config)]
+    return lines
+
+
+def losses(records: Sequence[Record]) -> list[str]:
+    """Return what was lost in a run and how it was recovered, from all lines of its metrics."""
+    events = [record for record in records if record.get("kind") == "event"]
+    found: list[str] = []
+    lost = Counter(_lost(events))
+    back = Counter(e.get("rank") for e in events if e.get("event") == "rejoined")
+    for rank, times in sorted(lost.items()):
+        returned = f"back {_times(back[rank])}" if back[rank] else "never back"
+        found.append(f"worker {rank} lost {_times(times)}, {returned}")
+    dealt = [e for e in events if e.get("event") == "redealt"]
+    if dealt:
+        samples = sum(e.get("samples", 0) for e in dealt)
+        found.append(f"{_count(samples, 'sample')} of lost workers computed by others")
+    resumed = [e for e in events if e.get("event") == "resumed"]
+    if resumed:
+        repeated = _repeated(records)
+        found.append(f"resumed {_times(len(resumed))}, {_count(repeated, 'step')} repeated")
+    alarms = sum(e.get("event") == "alarm" for e in events)
+    if alarms:
+        found.append(f"{_count(alarms, 'alarm')}, see {METRICS_FILE}")
+    return found
+
+
+def seconds_of(records: Sequence[Record]) -> float:
+    """Return how long a run was at work; the time between an end and the next start is none."""
+    total = 0.0
+    for before, after in pairwise(records):
+        if before.get("event") not in _ENDS and after.get("event") not in _STARTS:
+            total += max(0.0, after.get("time", 0.0) - before.get("time", 0.0))
+    return total
+
+
+def _lost(events: Sequence[Record]) -> Iterator[int]:
+    """Yield the rank of each loss; a worker that leaves a run which is stopped is none."""
+    stopping = False
+    for event in events:
+        if event.get("event") in ("stopping", *_STARTS):
+            stopping = event["event"] == "stopping"
+        elif event.get("event") == "lost" and not stopping:
+            yield event.get("rank", 0)
+
+
+def _took(records: Sequence[Record]) -> list[str]:
+    steps = [r for r in records if r.get("kind") == "step" and r.get("loss") is not None]
+    if not steps:
+        return []
+    last = steps[-1]
+    return [f"step {last['step']}, loss {last['loss']:.4f}, in {duration(seconds_of(records))}"]
+
+
+def _scores(records: Sequence[Record], checkpoint: Path) -> str:
+    """Return the step of a checkpoint and what its validation said."""
+    try:
+        step = read_progress(checkpoint).step
+    except StorageError:
+        return checkpoint.name
+    rated = [r for r in records if r.get("kind") == "validation" and r.get("step") == step]
+    rated = [r for r in rated if r.get("loss") is not None]  # what is not finite is null
+    return ", ".join([f"step {step}", *(figures(rated[-1]) if rated else ())])
+
+
+def _repeated(records: Sequence[Record]) -> int:
+    """Return how many steps were computed again after a resumption."""
+    applied, repeated = 0, 0
+    for record in records:
+        if record.get("kind") == "step":
+            repeated += record["step"] <= applied
+            applied = max(applied, record["step"])
+    return repeated
+
+
+def _next(config: RunConfig) -> list[str]:
+    """Return what a user does next, as commands for a shell in this folder."""
+    output, commands = config.output, list[list[str]]()
+    data = config.data.validation or config.data.train
+    if Path(data).is_file():  # not a folder of a teacher's logits
+        commands.append(["evaluate", output, "--data", data])
+    if config.task == "causal-lm":
+        commands.append(["generate", output, "--prompt", "Hello"])
+    if config.method == "lora":
+        commands.append(["merge", output, "-o", str(Path(output) / "merged")])
+    return [f"  {shlex.join([*_program(), *command])}" for command in commands]
+
+
+def _program() -> list[str]:
+    """Return how a shell calls this very program."""
+    script = Path(sys.executable).with_name("trainer")
+    if not script.exists():
+        return [sys.executable, "-P", "-m", "trainer.cli"]
+    found = shutil.which("trainer")
+    return ["trainer"] if found and Path(found).samefile(script) else [str(script)]
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
