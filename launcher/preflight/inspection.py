@@ -1,7 +1,7 @@
 """Every check of a start, over all hosts at once: which there are, and who is asked what.
 
 `launch cluster up` refuses what fails, `launch doctor` shows everything. What a check does is in
-`checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/commands.md
+`checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/checks.md
 lists them all with what to do.
 """
 

@@ -1,9 +1,10 @@
-"""What the README has a reader type on one machine: the same commands, on less data and shorter."""
+"""What README and demo have a reader type on one machine: the same commands on less data."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 def test_the_demo_by_hand(reader: Reader) -> None:
     printed = reader.type(
-        command_block("README.md", "What you see"),
+        command_block("docs/demo.md", "By hand"),
         {
             "-o demo/data": "--count 256 --validation-count 64",
             "--config pretrain": "--set training.max_steps=2 --set training.batch_size=8",
@@ -79,15 +80,11 @@ def test_a_readers_own_data_and_model(reader: Reader) -> None:
     own = "trainer generate-data shell-safety -o data --count 96 --validation-count 10\n"
     own += "trainer init-model --data data/train.jsonl -o model"
     assert reader.run(own).returncode == 0
-    (reader.folder / "run.yaml").write_text(
-        "task: classify\nnum_classes: 5\noutput: output\nmodel: {path: model}\n"
-        "data: {train: data/train.jsonl, max_seq_len: 64}\ntraining: {batch_size: 32}\n"
-    )
     printed = reader.type(
         command_block("README.md", "Your own data and model"),
         {"training.epochs=3": f"--wait -e motley_port={reader.port}"},
     )
-    assert "completed, step 9/9" in printed
+    assert re.search(r"completed, step (\d+)/\1\b.*validation accuracy", printed), printed
 
 
 def test_a_model_and_data_alone(reader: Reader) -> None:

@@ -223,5 +223,5 @@ def test_a_slow_answer_is_no_proof_of_a_wrong_clock() -> None:
 
 
 def test_every_check_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "checks.md").read_text(encoding="utf-8")
     assert [name for name in CHECKS if f"| `{name}` |" not in page] == []

@@ -70,7 +70,10 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
             found += visit(command, f"{path} {name}") if inner else [f"{path} {name}"]
         return found
 
-    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    page = "".join(
+        (ROOT / "docs" / name).read_text(encoding="utf-8")
+        for name in ("commands.md", "checks.md", "json.md")
+    )
     sources = [
         *(ROOT / "launcher").glob("commands/*.py"),
         *(ROOT / "trainer").glob("commands/**/*.py"),

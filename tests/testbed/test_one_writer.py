@@ -76,8 +76,9 @@ class Writer:
 
 
 @pytest.fixture
-def writers() -> Iterator[list[Writer]]:
-    """Return what is ended afterwards."""
+def writers(tmp_path: Path) -> Iterator[list[Writer]]:
+    """Yield a list of what is ended afterwards, while the logs in `tmp_path` are still there."""
+    del tmp_path
     started: list[Writer] = []
     yield started
     for writer in started:
