@@ -17,7 +17,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from launcher.runs.registry import Registry
-from launcher.runs.status import Cockpit, find_run
+from launcher.runs.status import RunMonitor, find_run
 from launcher.views.live import live_view
 from launcher.views.telemetry import Snapshot, Telemetry
 
@@ -36,7 +36,7 @@ def main() -> int:
     run = find_run(Registry.default(), options.run)
     if run is None:
         sys.exit("status_picture: no run; start one with: launch cluster up")
-    telemetry = Telemetry(Cockpit(run))
+    telemetry = Telemetry(RunMonitor(run))
     telemetry.start()
     time.sleep(options.seconds)
     snapshot = telemetry.latest()

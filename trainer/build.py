@@ -40,7 +40,7 @@ from trainer.model.layout import GradientLayout, build_layout
 from trainer.optimizer import AdamW, TrainState
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
-from trainer.tracking.run_recorder import Journal
+from trainer.tracking.run_recorder import RunRecorder
 
 if TYPE_CHECKING:
     from trainer.exchange.base import Exchange
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RunInputs:
     """What every member derives alike from its config, model and data."""
 
     config: RunConfig
@@ -69,7 +69,7 @@ class Inputs:
 
 def read_inputs(
     config: RunConfig, run_id: str, tell: Callable[[str], None] | None = None
-) -> Inputs:
+) -> RunInputs:
     """Find the model and name everything that members must have in common.
 
     All data is read, before torch is imported: what is wrong with it is said at once.
@@ -107,7 +107,7 @@ def read_inputs(
         data=_data_digest(config, taught),
         version=version("motley"),
     )
-    inputs = Inputs(config, model_dir, layout, job, train, dataset(validation_file))
+    inputs = RunInputs(config, model_dir, layout, job, train, dataset(validation_file))
     if tell is not None:
         for part in (train, inputs.validation):
             if isinstance(part, Dataset):
@@ -130,8 +130,8 @@ def read_inputs(
 
 
 def make_coordinator(
-    inputs: Inputs, expect_workers: int, now: float
-) -> tuple[Coordinator, Journal]:
+    inputs: RunInputs, expect_workers: int, now: float
+) -> tuple[Coordinator, RunRecorder]:
     """Return the coordinator at step 0, or where this run's newest checkpoint stands.
 
     Raises:
@@ -153,7 +153,7 @@ def make_coordinator(
             state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
             generation = 0
         write_run_file(config, job.run_id)
-        journal = Journal(output, store, config, job, plan, expect_workers, held)
+        journal = RunRecorder(output, store, config, job, plan, expect_workers, held)
         until_told.pop_all()
     journal.go_on(restored)
     coordinator = Coordinator(
@@ -171,7 +171,7 @@ def make_coordinator(
     return coordinator, journal
 
 
-def make_choice(inputs: Inputs, wanted: Backend, gpu: str, threads: int | None) -> Choice:
+def make_choice(inputs: RunInputs, wanted: Backend, gpu: str, threads: int | None) -> Choice:
     """Open a replica on the first backend that works.
 
     Raises:
@@ -184,7 +184,7 @@ def make_choice(inputs: Inputs, wanted: Backend, gpu: str, threads: int | None) 
     return choose(wanted, gpu, inputs.model_dir, inputs.config, inputs.layout, threads, rest=rest)
 
 
-def make_request(inputs: Inputs, choice: Choice, rank: int | None) -> JoinRequest:
+def make_request(inputs: RunInputs, choice: Choice, rank: int | None) -> JoinRequest:
     """Return what a worker says when it asks to join."""
     job = inputs.job
     return JoinRequest(
@@ -202,7 +202,7 @@ def make_request(inputs: Inputs, choice: Choice, rank: int | None) -> JoinReques
     )
 
 
-def make_worker(inputs: Inputs, choice: Choice, connect: Callable[[], Exchange]) -> Worker:
+def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchange]) -> Worker:
     """Return the loop around a replica and an exchange, with the data it works on.
 
     The data has been read when `connect` is called: who has joined is dealt samples at once.

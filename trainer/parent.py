@@ -1,4 +1,4 @@
-"""A process that imports once and forks a worker for each attempt of its keeper.
+"""A process that imports once and forks a worker for each attempt of its supervisor.
 
 The imports are most of a start, so a worker that was killed is back at once. What makes the fork
 sound: nothing but imports has happened. There is one thread, no device was opened, no random number
@@ -34,8 +34,8 @@ _PR_SET_PDEATHSIG = 1
 def fork_workers(load: Callable[[], None]) -> None:
     """Import by `load`, then fork a worker for each attempt; returns in every worker.
 
-    Without a keeper that asks for it, or where a fork would not be sound, it returns in this very
-    process, which then is the worker: on other systems than Linux, and beside a second thread.
+    Without a supervisor that asks for it, or where a fork would not be sound, it returns in this
+    very process, which then is the worker: on other systems than Linux, and beside a second thread.
     """
     keeper, _, descriptor = os.environ.pop(_VARIABLE, "").partition(":")
     if sys.platform != "linux" or keeper != str(os.getppid()):
@@ -53,7 +53,7 @@ def fork_workers(load: Callable[[], None]) -> None:
         while True:
             request, descriptors, _, _ = socket.recv_fds(requests, 16, 1)
             if not request:
-                sys.exit(0)  # the keeper needs no more
+                sys.exit(0)  # the supervisor needs no more
             (output,) = descriptors
             if _is_worker(requests, int(keeper), output):
                 return
@@ -76,7 +76,7 @@ def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
             os.close(end)
         return True
     os.waitpid(middle, 0)
-    # From here on the worker is the keeper's, which writes that down before it runs.
+    # From here on the worker is the supervisor's, which writes that down before it runs.
     requests.send(os.read(pids[0], 64))
     if requests.recv(16):
         os.write(begin[1], b"!")
@@ -86,7 +86,7 @@ def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
 
 
 def _begin(begin: tuple[int, int], keeper: int, output: int) -> None:
-    """Wait until this process is the keeper's child, and die with it from then on."""
+    """Wait until this process is the supervisor's child, and die with it from then on."""
     os.close(begin[1])
     adopted = os.read(begin[0], 1)
     os.close(begin[0])

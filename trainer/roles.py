@@ -33,7 +33,7 @@ NOT_RESTARTED = (InputError.exit_code, RefusedError.exit_code, 5, 0)
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where this process runs and how it proves who it is."""
 
     gpus: list[str]
@@ -79,7 +79,7 @@ class Place:
         return Path(self.tls_dir or os.environ.get("MOTLEY_TLS_DIR") or TLS_HOME).expanduser()
 
 
-def run_local(config: RunConfig, run_id: str, place: Place, notes: Sequence[str] = ()) -> int:
+def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[str] = ()) -> int:
     """Train alone, without the network, through the same state machine and loop.
 
     Args:
@@ -104,7 +104,7 @@ def run_local(config: RunConfig, run_id: str, place: Place, notes: Sequence[str]
 def run_coordinator(
     config: RunConfig,
     run_id: str,
-    place: Place,
+    place: Placement,
     bind: str,
     expect_workers: int | None,
     notes: Sequence[str] = (),
@@ -155,7 +155,7 @@ def load_worker(backend: str) -> None:
         import trainer.replica.torch.replica  # noqa: F401
 
 
-def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -> int:
+def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: str) -> int:
     """Join a run and work until it is over."""
     from trainer.exchange.transport.client import WorkerClient
 
@@ -183,14 +183,14 @@ def run_worker(config: RunConfig, run_id: str, place: Place, coordinator: str) -
     return end.exit_code
 
 
-def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> build.Inputs:
+def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> build.RunInputs:
     inputs = build.read_inputs(config, run_id, log.info)
     for line in notes:
         log.info("%s", line)
     return inputs
 
 
-def _open(inputs: build.Inputs, place: Place) -> Choice:
+def _open(inputs: build.RunInputs, place: Placement) -> Choice:
     """Return a replica, and say on what it computes and why not on an earlier backend."""
     choice = build.make_choice(inputs, place.backend, "".join(place.gpus), place.threads)
     log.info(
@@ -260,7 +260,7 @@ class _LocalWorkers:
 
 
 def _worker_command(
-    run_file: int, run_id: str, place: Place, rank: int, gpu: str, address: str
+    run_file: int, run_id: str, place: Placement, rank: int, gpu: str, address: str
 ) -> list[str]:
     source = f"/dev/fd/{run_file}"
     command = [sys.executable, "-P", "-m", "trainer.cli", "finetune", "--config", source]

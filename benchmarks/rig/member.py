@@ -119,7 +119,7 @@ class Commands:
 
 
 class PrintingKeeper:
-    """A Keeper that prints events and, with a store, saves in a thread as a run's journal does."""
+    """A Recorder that prints events; with a store it saves in a thread, as a run's does."""
 
     def __init__(self, spec: Spec, of: synthetic.GradientLayout) -> None:
         self._spec = spec

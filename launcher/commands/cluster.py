@@ -123,7 +123,7 @@ def up(
 @json_option
 def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the run that is up, or the latest one."""
-    from launcher.runs.status import Cockpit, find_run
+    from launcher.runs.status import RunMonitor, find_run
     from launcher.views import render
     from launcher.views.follow import watch_run
 
@@ -139,7 +139,7 @@ def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: boo
     if watch:
         watch_run(run, as_json)
         return
-    view = Cockpit(run).observe()
+    view = RunMonitor(run).observe()
     if as_json:
         render.print_json(render.status_tree(view))
         return

@@ -40,7 +40,7 @@ def logs(
 ) -> None:
     """Print what processes wrote, such as worker-2 or coordinator; without a name all of them."""
     from launcher.errors import ConfigError
-    from launcher.runs.status import Cockpit, find_run
+    from launcher.runs.status import RunMonitor, find_run
     from launcher.views import logs as process_logs
     from launcher.views import render
     from launcher.views.log_printer import Printer, parse_pattern, parse_since
@@ -58,7 +58,7 @@ def logs(
         raise ConfigError("nothing has been started here; start with: launch cluster up")
     chosen = process_logs.choose(run, names)
     printer = Printer(as_json, chosen)
-    reader = process_logs.LogReader(Cockpit(run), chosen, printer, selection)
+    reader = process_logs.LogReader(RunMonitor(run), chosen, printer, selection)
     if not follow:
         reader.print_existing(render.note)
         return

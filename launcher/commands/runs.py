@@ -15,10 +15,10 @@ from launcher.commands.options import inventory_option, json_option
 @json_option
 def runs(inventory: Path | None, as_json: bool) -> None:
     """List the runs of a cluster, the oldest first; those of this machine without an inventory."""
-    from launcher.runs.status import Cockpit
+    from launcher.runs.status import RunMonitor
     from launcher.views import render
 
-    views = [Cockpit(run).observe() for run in open_registry(inventory).all()]
+    views = [RunMonitor(run).observe() for run in open_registry(inventory).all()]
     if as_json:
         tree = [
             {

@@ -52,7 +52,7 @@ def start_run(
     """Bring a run up and show it; with `wait` follow it to its end."""
     from launcher.runs import up
     from launcher.runs.join import wait_for_first_step
-    from launcher.runs.status import Cockpit
+    from launcher.runs.status import RunMonitor
     from launcher.views import render
     from launcher.views.follow import follow_run
 
@@ -60,7 +60,7 @@ def start_run(
     if wait_for_first_step(run, resumed=resumed):
         watch.lap("first step")
     render.note(watch.line())
-    view = follow_run(run, render.note) if wait else Cockpit(run).observe()
+    view = follow_run(run, render.note) if wait else RunMonitor(run).observe()
     if as_json:
         render.print_json({**render.status_tree(view), "timings": watch.tree()})
         return

@@ -116,7 +116,7 @@ class LocalConnection:
 
     def is_alive(self, process: ProcessIdentity) -> bool:
         """Whether this very process runs; a reused pid is not it."""
-        for child in _CHILDREN:  # a keeper of our own that ended must not stay a zombie
+        for child in _CHILDREN:  # a supervisor of our own that ended must not stay a zombie
             child.poll()
         return processes.is_alive(process)
 
@@ -154,4 +154,4 @@ class LocalConnection:
 
 
 _CHILDREN: list[subprocess.Popen[bytes]] = []
-"""Keepers this process started: kept so that they are reaped, and not warned about."""
+"""Supervisors this process started: kept so that they are reaped, and not warned about."""

@@ -22,7 +22,7 @@ from launcher.hosts.bootstrap import agent_command, explain
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
-from launcher.hosts.ssh_config import CONNECT_TIMEOUT, Route
+from launcher.hosts.ssh_config import CONNECT_TIMEOUT, SshRoute
 from launcher.hosts.ssh_pipe import Hop, ProxyProcess, SshPipe
 from launcher.inventory.hosts import Host
 
@@ -134,7 +134,7 @@ def _open_link(host: Host) -> AgentLink:
         raise
 
 
-def _log_in(where: str, route: Route) -> Hop:
+def _log_in(where: str, route: SshRoute) -> Hop:
     """Return a login on a host whose key is as known.
 
     Raises:
@@ -181,7 +181,7 @@ def _log_in(where: str, route: Route) -> Hop:
     return Hop(where, connection.client, carriers, ssh_errors)
 
 
-def _stream(where: str, route: Route) -> tuple[Any, list[Any]]:
+def _stream(where: str, route: SshRoute) -> tuple[Any, list[Any]]:
     """Return a byte stream to sshd, and what has to be closed after it."""
     target = f"{route.hostname} port {route.port}"
     if route.jump is not None:

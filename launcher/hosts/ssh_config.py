@@ -29,7 +29,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._@%+=:,\[\]/-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
+class SshRoute:
     """One hop as ssh would take it."""
 
     alias: str
@@ -46,13 +46,13 @@ class Route:
     host_key_alias: str | None = None
     proxy_command: str | None = None
     """As it stands in ssh_config, `%h` and the like included."""
-    jump: Route | None = None
+    jump: SshRoute | None = None
     """The host before this one."""
     arguments: tuple[str, ...] = field(default=(), repr=False)
     """What ssh was given besides the name: the settings of this hop that are not listed here."""
 
 
-def route_to(host: Host) -> Route:
+def route_to(host: Host) -> SshRoute:
     """Return how ssh reaches a host of the inventory.
 
     Raises:
@@ -71,7 +71,7 @@ def route_to(host: Host) -> Route:
     return resolve(host.address or host.name, (*arguments, *host.ssh_args), f"host {host.name}")
 
 
-def resolve(alias: str, arguments: Sequence[str], where: str) -> Route:
+def resolve(alias: str, arguments: Sequence[str], where: str) -> SshRoute:
     """Return what `ssh ARGUMENTS ALIAS` would do; `where` names the host in errors.
 
     Raises:
@@ -100,7 +100,9 @@ def resolve(alias: str, arguments: Sequence[str], where: str) -> Route:
     return _read(alias, tuple(arguments), done.stdout, where)
 
 
-def ssh_arguments(route: Route, known_hosts: Sequence[str], strictness: str = "yes") -> list[str]:
+def ssh_arguments(
+    route: SshRoute, known_hosts: Sequence[str], strictness: str = "yes"
+) -> list[str]:
     """Return the OpenSSH command, without the destination, that goes the same verified way.
 
     `known_hosts` is looked at besides the files of the route itself.
@@ -124,7 +126,7 @@ def ssh_arguments(route: Route, known_hosts: Sequence[str], strictness: str = "y
     return ["ssh", *flags, *_without_jump(route.arguments)]
 
 
-def _read(alias: str, arguments: tuple[str, ...], text: str, where: str) -> Route:
+def _read(alias: str, arguments: tuple[str, ...], text: str, where: str) -> SshRoute:
     values: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -146,7 +148,7 @@ def _read(alias: str, arguments: tuple[str, ...], text: str, where: str) -> Rout
     else:
         socket = str(Path(agent).expanduser())
     files = [*values.get("userknownhostsfile", ()), *values.get("globalknownhostsfile", ())]
-    return Route(
+    return SshRoute(
         alias=alias,
         hostname=one("hostname") or alias,
         port=int(one("port") or 22),
@@ -167,7 +169,7 @@ def _read(alias: str, arguments: tuple[str, ...], text: str, where: str) -> Rout
     )
 
 
-def _jump(hop: str, before: str, arguments: Sequence[str], where: str) -> Route:
+def _jump(hop: str, before: str, arguments: Sequence[str], where: str) -> SshRoute:
     """Return the route to `[user@]host[:port]`, which itself is reached over `before`."""
     found = re.fullmatch(
         r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^]]+\]|[^:@]+)(?::(?P<port>\d+))?/?", hop
@@ -224,7 +226,7 @@ def shell_command(text: str) -> list[str]:
     return ["/bin/sh", "-c", f"exec {text}"]
 
 
-def expand(command: str, route: Route) -> str:
+def expand(command: str, route: SshRoute) -> str:
     """Return a ProxyCommand with its tokens filled in.
 
     Raises:

@@ -18,7 +18,7 @@ from paramiko.agent import AgentSSH  # pyright: ignore[reportMissingTypeStubs]
 from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts import known_hosts
 from launcher.hosts.known_hosts import KnownKey
-from launcher.hosts.ssh_config import CONNECT_TIMEOUT, Route
+from launcher.hosts.ssh_config import CONNECT_TIMEOUT, SshRoute
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ class Trust:
 class Login:
     """Logs in by public key and nothing else: there is nobody to ask for a password."""
 
-    def __init__(self, where: str, route: Route) -> None:
+    def __init__(self, where: str, route: SshRoute) -> None:
         self._where = where
         self._route = route
         self._skipped: list[str] = []

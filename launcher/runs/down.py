@@ -20,9 +20,9 @@ from launcher.supervisor.processes import ProcessIdentity
 from launcher.supervisor.spec import LONGEST_SAVE, SessionSpec
 
 GRACE = SessionSpec.grace + 5.0
-"""Seconds for a process to end by itself: the keeper's own grace and some. Saves come on top."""
+"""Seconds for a process to end by itself: its supervisor's grace and more. Saves come on top."""
 _SETTLE = 1.0
-"""Seconds for what is already on its way out, such as a keeper that wrote its last state."""
+"""Seconds for what is already on its way out, such as a supervisor that wrote its last state."""
 _SWEEP_DEADLINE = 10.0
 
 

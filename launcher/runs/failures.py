@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from launcher.runs.processes import ProcessState
-from launcher.runs.status import Cockpit, RunView
+from launcher.runs.status import RunMonitor, RunView
 
 LINES = 8
 """Of a log that are shown."""
@@ -30,9 +30,9 @@ class Failure:
 class FailureWatch:
     """Compares looks at one run. What had failed and recovered before the first is no news."""
 
-    def __init__(self, cockpit: Cockpit, without: Collection[str] = ()) -> None:
+    def __init__(self, monitor: RunMonitor, without: Collection[str] = ()) -> None:
         """`without` are the processes whose words are seen anyway."""
-        self._cockpit = cockpit
+        self._monitor = monitor
         self._without = frozenset(without)
         self._ended: dict[str, int] = {}
         """The last attempt of each process of which the end is known."""
@@ -50,12 +50,12 @@ class FailureWatch:
                 before = ended - 1 if state.state in _BAD else ended
             self._ended[process.name] = ended
             if ended > before and (state.exit_code or state.signal or state.state == "lost"):
-                what = state.ending or "its keeper was killed"
+                what = state.ending or "its supervisor was killed"
                 after = {"failed": "for good", "lost": "for good"}.get(state.state, "starts again")
                 heading = (
                     f"{process.name} on {process.host}: attempt {ended} ended, {what}; {after}"
                 )
-                lines = self._cockpit.last_lines(process, LINES, ended)
+                lines = self._monitor.last_lines(process, LINES, ended)
                 found.append(Failure(heading, tuple(lines)))
         return found
 

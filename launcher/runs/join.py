@@ -12,7 +12,7 @@ from launcher.errors import InterruptedStartError, JobFailedError, LauncherError
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import POLL
 from launcher.runs.registry import Run
-from launcher.runs.status import OVER, Cockpit, RunView
+from launcher.runs.status import OVER, RunMonitor, RunView
 
 STEP_PATIENCE = 15.0
 """Seconds for which `up` waits for the first step, to say how long it took."""
@@ -28,15 +28,15 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
         JobFailedError: the leader failed.
         InterruptedStartError: somebody took the run down meanwhile.
     """
-    cockpit = Cockpit(run)
+    monitor = RunMonitor(run)
     until = time.monotonic() + timeout
     said = ""
     while True:
-        view = cockpit.observe()
+        view = monitor.observe()
         if run.asked_to_end():
             raise InterruptedStartError(f"run {run.run_id} was taken down while it started")
         if view.state in ("failed", "stopped"):
-            raise job_failure(cockpit, view)
+            raise job_failure(monitor, view)
         if view.state in ("scoring", "completed") or (_is_at_work(view) and not view.missing):
             return
         if (line := f"{_present(view)} have joined") != said:
@@ -46,17 +46,17 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
         if hopeless and view.training is not None and view.training.get("state") == "completed":
             hopeless = []
         if hopeless or time.monotonic() > until:
-            raise _missing_followers(cockpit, view, hopeless, timeout)
+            raise _missing_followers(monitor, view, hopeless, timeout)
         time.sleep(2 * POLL)
 
 
 def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE) -> bool:
     """Wait until a step has been committed; False when that takes longer than `patience`."""
-    cockpit = Cockpit(run)
+    monitor = RunMonitor(run)
     before: int | None = None if resumed else 0
     until = time.monotonic() + patience
     while time.monotonic() < until:
-        view = cockpit.observe()
+        view = monitor.observe()
         if view.state in OVER:
             return False
         step = (view.training or {}).get("step")
@@ -68,14 +68,14 @@ def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE
     return False
 
 
-def job_failure(cockpit: Cockpit, view: RunView) -> JobFailedError:
+def job_failure(monitor: RunMonitor, view: RunView) -> JobFailedError:
     """Return the error that says why the leader is gone."""
     leader = view.run.plan.leader
     ending = view.processes[leader.name].ending or view.processes[leader.name].state
     reason = f": {view.reason}" if view.reason else ""
     return JobFailedError(
         f"run {view.run.run_id} {view.state}: {leader.name} ended ({ending}){reason}",
-        _evidence(cockpit, view, leader),
+        _evidence(monitor, view, leader),
     )
 
 
@@ -95,15 +95,15 @@ def _present(view: RunView) -> str:
 
 
 def _missing_followers(
-    cockpit: Cockpit, view: RunView, hopeless: Sequence[ProcessPlan], timeout: float
+    monitor: RunMonitor, view: RunView, hopeless: Sequence[ProcessPlan], timeout: float
 ) -> LauncherError:
     leader = view.run.plan.leader
     missing = view.missing or [leader]
     names = ", ".join(f"{p.name} ({_condition(view, p)})" for p in hopeless or missing)
     when = "" if hopeless else f" within {timeout:.0f} s"
-    details = [line for process in missing for line in _evidence(cockpit, view, process)]
+    details = [line for process in missing for line in _evidence(monitor, view, process)]
     if len(view.missing) == len(view.run.plan.followers):
-        details += _evidence(cockpit, view, leader)
+        details += _evidence(monitor, view, leader)
     return PartialError(
         f"{_present(view)} joined{when}; missing: {names}; all was stopped", details
     )
@@ -114,9 +114,9 @@ def _condition(view: RunView, process: ProcessPlan) -> str:
     return ", ".join(part for part in (state.state, state.ending) if part)
 
 
-def _evidence(cockpit: Cockpit, view: RunView, process: ProcessPlan) -> list[str]:
+def _evidence(monitor: RunMonitor, view: RunView, process: ProcessPlan) -> list[str]:
     """Return a heading and the last log lines of a process."""
-    lines = cockpit.last_lines(process)
+    lines = monitor.last_lines(process)
     attempt = view.processes[process.name].attempt
     heading = f"{process.name} on {process.host}, attempt {attempt}, {_condition(view, process)}:"
     return [heading, *(f"  {line}" for line in lines or ["(it wrote nothing)"])]

@@ -1,7 +1,7 @@
 """Start, stop and inspect the processes of a run on one host.
 
-`SessionSupervisor` gives each process a keeper of its own (`supervisor/process_supervisor.py`): no
-root, no systemd. `systemd.py` has systemd run the same keepers.
+`SessionSupervisor` gives each process a supervisor of its own
+(`supervisor/process_supervisor.py`): no root, no systemd. `systemd.py` has systemd run the same.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ProcessState:
 
     state: str
     """`absent` (never started), `starting`, `running`, `backoff`, `stopping`, `exited` (0),
-    `failed` (for good), `stopped` (asked to), `lost`: its keeper was killed, or `unreachable`: its
-    host does not answer."""
+    `failed` (for good), `stopped` (asked to), `lost`: its supervisor was killed, or `unreachable`:
+    its host does not answer."""
     attempt: int = 0
     failures: int = 0
     keeper: ProcessIdentity | None = None
@@ -118,7 +118,7 @@ class Supervisor(Protocol):
 
 
 class SessionSupervisor:
-    """Processes under plain-session keepers; state and logs are files in the process's folder."""
+    """Processes under plain supervisors; state and logs are files in the process's folder."""
 
     def __init__(
         self,
@@ -136,10 +136,10 @@ class SessionSupervisor:
         self._grace = grace
 
     def start(self, process: ProcessPlan, leader: ProcessPlan | None = None) -> None:
-        """Start a keeper for the process; it looks after its leader's state.json by itself.
+        """Start a supervisor for the process; it looks after its leader's state.json by itself.
 
         Raises:
-            PartialError: the keeper did not come up; its own words are in the message.
+            PartialError: the supervisor did not come up; its own words are in the message.
             OSError: the host's disk does not take the spec.
         """
         spec = SessionSpec(
@@ -163,20 +163,20 @@ class SessionSupervisor:
             time.sleep(POLL / 5)
 
     def begin(self, process: ProcessPlan) -> None:
-        """Start the keeper of a process whose spec lies ready."""
+        """Start the supervisor of a process whose spec lies ready."""
         argv = (self.connection.python, "-P", "-m", "launcher.session")
         path, log = f"{self.folder(process)}/spec.json", f"{self.folder(process)}/keeper.log"
         self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
 
     def complain(self, process: ProcessPlan) -> PartialError:
-        """Return the error of a keeper that gives no sign of life, in its own words."""
+        """Return the error of a supervisor that gives no sign of life, in its own words."""
         text = self._read(f"{self.folder(process)}/keeper.log").decode(errors="replace")
         words = text.strip().splitlines()
         reason = words[-1] if words else f"no sign of life in {_START_DEADLINE:.0f} s"
         return PartialError(f"{process.name}: its keeper did not start: {reason}")
 
     def state(self, process: ProcessPlan) -> ProcessState:
-        """Return what the keeper wrote, checked against the processes that really live."""
+        """Return what the supervisor wrote, checked against the processes that really live."""
         try:
             said = self._said(process)
             if said is None or said.is_over or _lives(self.connection, said.keeper):
@@ -188,7 +188,7 @@ class SessionSupervisor:
         return again if again.is_over else replace(again, state="lost")
 
     def _said(self, process: ProcessPlan) -> ProcessState | None:
-        """Return what the keeper wrote; None when there is nothing yet.
+        """Return what the supervisor wrote; None when there is nothing yet.
 
         Raises:
             ValueError: it is damaged.
@@ -202,7 +202,7 @@ class SessionSupervisor:
         return said
 
     def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
-        """SIGTERM to every keeper at once; after `grace` SIGKILL to keeper and child group."""
+        """SIGTERM to every supervisor at once; after `grace` SIGKILL to it and its child group."""
         living = [
             (process, state)
             for process in plans
@@ -221,7 +221,7 @@ class SessionSupervisor:
                 self.connection.send_group_signal(state.child, signal.SIGKILL)
 
     def outlast(self, plans: Iterable[ProcessPlan], grace: float) -> None:
-        """Wait until the keepers of processes are gone: `grace` seconds, and while they save."""
+        """Wait until the supervisors are gone: `grace` seconds, and while they save."""
         keepers = [(process, self.state(process).keeper) for process in plans]
         until = time.monotonic() + grace
         last, saved = until + LONGEST_SAVE, False

@@ -119,7 +119,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Place:
+class StateFolder:
     """A host's state folder and the way there."""
 
     connection: Connection
@@ -146,9 +146,9 @@ class Registry:
 
     def __init__(
         self,
-        place: Place,
+        place: StateFolder,
         hosts: Sequence[Host] = (),
-        others: Sequence[Place] = (),
+        others: Sequence[StateFolder] = (),
         absence: LauncherError | None = None,
     ) -> None:
         """`others` are read instead of `place` while that does not answer: `absence` says why."""
@@ -161,7 +161,7 @@ class Registry:
     @classmethod
     def default(cls) -> Registry:
         """Return the registry of this machine and user."""
-        return cls(Place(LocalConnection(), default_state_folder()))
+        return cls(StateFolder(LocalConnection(), default_state_folder()))
 
     @classmethod
     def of(cls, hosts: Sequence[Host], deadline: float = LOOK) -> Registry:
@@ -211,7 +211,7 @@ class Registry:
                 ) from None
             yield
 
-    def ask(self, question: Callable[[Place], T], deadline: float = LOOK) -> Answers[T]:
+    def ask(self, question: Callable[[StateFolder], T], deadline: float = LOOK) -> Answers[T]:
         """Put a question to every host of the cluster; to this machine alone without one."""
         if not self.hosts:
             return at_once({"localhost": partial(question, self._place)}, deadline)
@@ -270,7 +270,7 @@ class Registry:
                 return self._read(place, run_id)
         return None
 
-    def _read(self, place: Place, run_id: str) -> Run:
+    def _read(self, place: StateFolder, run_id: str) -> Run:
         path = place.plan_of(run_id)
         try:
             record = read_record(place.connection.read(path, limit=MOST), run_id)
@@ -313,9 +313,9 @@ def head_of(hosts: Sequence[Host]) -> Host:
     return next((host for host in hosts if host.coordinator), hosts[0])
 
 
-def place_of(host: Host, connection: Connection) -> Place:
+def place_of(host: Host, connection: Connection) -> StateFolder:
     """Return where a host keeps its runs."""
-    return Place(connection, Path(host.state_folder or connection.state_folder), host.name)
+    return StateFolder(connection, Path(host.state_folder or connection.state_folder), host.name)
 
 
 def new_run_id(name: str, now: datetime.datetime | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What a run is doing: the keepers' states and what the processes say of themselves, put together.
+"""What a run is doing: the states of its supervisors, and what its processes report.
 
 Every host is asked at once and on its own. One that does not answer costs a look its deadline
 (`fleet.LOOK`), its processes are `unreachable`, and everything else is shown.
@@ -21,7 +21,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.log_pages import last_lines
 from launcher.runs.processes import ProcessState, Supervisor
-from launcher.runs.registry import Place, Registry, Run
+from launcher.runs.registry import Registry, Run, StateFolder
 from launcher.runs.self_reports import read_report, read_training
 from launcher.runs.systemd import supervise
 
@@ -118,7 +118,7 @@ class RunView:
         return [process for process in self.run.plan.followers if not self.takes_part(process)]
 
 
-class Cockpit:
+class RunMonitor:
     """A run's hosts: a supervisor for each, and what its processes write."""
 
     def __init__(self, run: Run) -> None:
@@ -272,7 +272,7 @@ def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
         UnreachableError: with `surely`, for a host that does not answer.
     """
 
-    def unfinished(place: Place) -> list[str]:
+    def unfinished(place: StateFolder) -> list[str]:
         named = place.connection.ask("unfinished_runs", {"folder": str(place.folder)})
         return receive(list[str], named, "unfinished_runs")
 
@@ -280,7 +280,7 @@ def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
     answers = registry.ask(unfinished, deadline)
     named = answers.require() if surely else answers.found
     among = {run_id for ids in named.values() for run_id in ids}
-    views = [Cockpit(run).observe(deadline) for run in registry.all(among)]
+    views = [RunMonitor(run).observe(deadline) for run in registry.all(among)]
     return [view for view in views if view.is_live]
 
 

@@ -1,4 +1,4 @@
-"""Processes of a run as systemd units: the same keeper, started and guarded by the host's systemd.
+"""Processes of a run as systemd units: the same supervisor, started by the host's systemd.
 
     motley-coordinator@<run id>:coordinator.service
     motley-worker@<run id>:worker-2.service
@@ -8,8 +8,8 @@ Whoever computes is a worker to systemd: a student, a teacher and an evaluator n
 
 The recipe installs the templates and the one root command that starts and stops them. A unit gives
 a process its cgroup and its limits, and brings it back after a reboot. Restarts, logs and
-state.json stay the keeper's (`supervisor/process_supervisor.py`); systemd is asked only what the
-keeper cannot say: that it is about to come back.
+state.json stay the supervisor's (`supervisor/process_supervisor.py`); systemd is asked only what
+the supervisor cannot say: that it is about to come back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Shown:
 
 
 class SystemdSupervisor(SessionSupervisor):
-    """Processes under keepers that systemd runs; start and stop go through `control_unit`."""
+    """Processes under supervisors that systemd runs; start and stop go through `control_unit`."""
 
     def begin(self, process: ProcessPlan) -> None:
         """Start and enable the unit: a rebooted host goes on with an unfinished process.
@@ -52,7 +52,7 @@ class SystemdSupervisor(SessionSupervisor):
         self.connection.control_unit("start", unit_of(self.run_id, process), _START_DEADLINE)
 
     def complain(self, process: ProcessPlan) -> PartialError:
-        """Return the error of a unit whose keeper gives no sign of life."""
+        """Return the error of a unit whose supervisor gives no sign of life."""
         unit = unit_of(self.run_id, process)
         said = self._show([process]).units.get(unit, {})
         words = ", ".join(said[key] for key in ("ActiveState", "SubState", "Result") if key in said)
@@ -62,7 +62,7 @@ class SystemdSupervisor(SessionSupervisor):
         )
 
     def state(self, process: ProcessPlan) -> ProcessState:
-        """Return what the keeper wrote; one that systemd is about to bring back is `starting`."""
+        """Return what the supervisor wrote; `starting` if systemd is about to start it again."""
         state = super().state(process)
         if state.state not in ("lost", "absent"):
             return state
@@ -72,7 +72,7 @@ class SystemdSupervisor(SessionSupervisor):
         due = rebooted and said.get("UnitFileState") == "enabled"  # but not its turn yet
         coming = said.get("ActiveState") in _COMING
         if coming or (due and said.get("ActiveState") == "inactive"):
-            again = super().state(process)  # its keeper may have written something since
+            again = super().state(process)  # its supervisor may have written something since
             return (
                 again if again.state not in ("lost", "absent") else replace(again, state="starting")
             )
@@ -93,7 +93,7 @@ class SystemdSupervisor(SessionSupervisor):
             {unit: partial(self._end, unit, process, grace) for unit, process in wanted.items()},
             grace + LONGEST_SAVE + _KILL_DEADLINE,
         )
-        # Keepers that systemd knows nothing of: started before the host got its units.
+        # Supervisors that systemd knows nothing of: started before the host got its units.
         super().stop(processes, max(0.0, until - time.monotonic()))
 
     def _end(self, unit: str, process: ProcessPlan, grace: float) -> None:

@@ -30,7 +30,7 @@ from launcher.preflight.survey import Survey, survey
 from launcher.runs.down import tear_down, uninterrupted
 from launcher.runs.join import Report, wait_until_joined
 from launcher.runs.kept_configs import Start, keep_config
-from launcher.runs.registry import Place, Registry, Run, authority_folder, new_run_id
+from launcher.runs.registry import Registry, Run, StateFolder, authority_folder, new_run_id
 from launcher.runs.status import OVER, live_runs
 from launcher.runs.stopwatch import Stopwatch
 from launcher.runs.systemd import supervise
@@ -42,7 +42,7 @@ JOIN_MARGIN = 60.0
 """Seconds on top of the exchange's join deadline: imports, model load, data."""
 
 START_DEADLINE = 60.0
-"""Seconds until the keepers of all hosts have to show a sign of life."""
+"""Seconds until the supervisors of all hosts have to show a sign of life."""
 
 HEALTHY_MARGIN = 600.0
 """Seconds on top of the join deadline that a process has to live before its earlier failures are
@@ -182,7 +182,7 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
             "see: launch cluster status, end it: launch cluster down"
         )
 
-    def wanted(place: Place) -> list[str]:
+    def wanted(place: StateFolder) -> list[str]:
         if not place.connection.units:
             return []
         return receive(list[str], place.connection.ask("wanted_runs"), "wanted_runs")
@@ -242,9 +242,9 @@ def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentia
 
 
 def _start(run: Run, join_deadline: float) -> None:
-    """Start the keepers of all hosts at once; each looks after its process from then on."""
+    """Start the supervisors of all hosts at once; each looks after its process from then on."""
     # A worker gives up on an absent coordinator after the deadline: that is no healthy life, and
-    # so its keeper gives up as well at last, wherever the launcher is by then.
+    # so its supervisor gives up as well at last, wherever the launcher is by then.
     restart = RestartPolicy(healthy_after=join_deadline + HEALTHY_MARGIN)
     leader = run.plan.leader
 

@@ -19,7 +19,7 @@ _UNIT = re.compile(r"motley-(?:worker|coordinator)@([a-z0-9][a-z0-9._-]*):[a-z0-
 def unfinished_runs(folder: str) -> list[str]:
     """Return the ids of the runs below a state folder of which a process had not ended for good.
 
-    By what the keepers wrote: whether such a process still lives is for the asker to find out.
+    By what the supervisors wrote: whether such a process still lives is for the asker to find out.
     """
     found: set[str] = set()
     for path in Path(folder).glob("runs/*/processes/*/state.json"):
@@ -32,7 +32,7 @@ def unfinished_runs(folder: str) -> list[str]:
 def wanted_runs(folder: Path = WANTED) -> list[str]:
     """Return the ids of the runs of which a unit would be started at boot.
 
-    A run that ended by itself leaves them so: its keepers may not change what systemd does.
+    A run that ended by itself leaves them so: its supervisors may not change what systemd does.
     """
     try:
         found = [_UNIT.fullmatch(path.name) for path in folder.iterdir()]

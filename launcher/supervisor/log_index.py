@@ -1,8 +1,8 @@
 """When a log grew: `attempt-N.times` beside `attempt-N.log`, a line `UNIX-SECONDS SIZE` a mark.
 
 Processes write what they like; their lines carry no time. Every few seconds in which the log grew
-their keeper notes how long it was, so `launch logs --since` knows where to begin: what lies before
-a mark was written before it. Standard library only.
+their supervisor notes how long it was, so `launch logs --since` knows where to begin: what lies
+before a mark was written before it. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GRANULARITY = 5.0
 
 
 class LogMarks:
-    """Writes the marks of one log, for its keeper. Failing to is no reason to end the training."""
+    """Writes the marks of one log. A failure is no reason to end the training."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

@@ -1,11 +1,11 @@
-"""A program that imports once and forks a child for each attempt, as its keeper sees it.
+"""A program that imports once and forks a child for each attempt, as its supervisor sees it.
 
-The keeper tells every program by $MOTLEY_PARENT, `PID:DESCRIPTOR`, of a socket between the two. A
-program that knows it (`trainer/parent.py`) imports what it needs and then, for each descriptor of a
-log that arrives, forks a child that writes there, and answers with its pid. That child was orphaned
-on purpose: it comes to the keeper, which has adopted orphans, so its end, signals and group are
-those of any child. It waits until the keeper has written down whom it keeps. Every other program
-just runs. Standard library only.
+The supervisor tells every program by $MOTLEY_PARENT, `PID:DESCRIPTOR`, of a socket between the
+two. A program that knows it (`trainer/parent.py`) imports what it needs and then, for each
+descriptor of a log that arrives, forks a child that writes there, and answers with its pid. That
+child was orphaned on purpose: it comes to the supervisor, which has adopted orphans, so its end,
+signals and group are those of any child. It waits until the supervisor has written down whom it
+keeps. Every other program just runs. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATIENCE = 10.0
 
 
 class Children:
-    """The children of a keeper, one after the other. It has blocked SIGCHLD and SIGIO.
+    """The children of a supervisor, one after the other. It has blocked SIGCHLD and SIGIO.
 
     One at a time is an attempt's: the program that was started, or what that forked.
     """

@@ -1,4 +1,4 @@
-"""The keeper of one process: `python -P -m launcher.session SPEC.json`, or `--instance RUN:NAME`.
+"""Supervises one process: `python -P -m launcher.session SPEC.json`, or `--instance RUN:NAME`.
 
 An instance is the process of that name in $MOTLEY_STATE_DIR: systemd's units name theirs so. A host
 that was rebooted goes on with an unfinished process and leaves a finished one alone.
@@ -6,8 +6,8 @@ that was rebooted goes on with an unfinished process and leaves a finished one a
 It outlives the terminal and the SSH session that started it, restarts its child with backoff,
 and writes down what it knows in `state.json`. It needs nothing but the standard library.
 
-The child runs in a process group of its own and dies with its keeper (PR_SET_PDEATHSIG), so a
-killed keeper never leaves an unsupervised training process behind. A program that supports it
+The child runs in a process group of its own and dies with its supervisor (PR_SET_PDEATHSIG), so a
+killed supervisor never leaves an unsupervised training process behind. A program that supports it
 forks a child for each attempt instead of starting from nothing (`prefork.py`).
 """
 
@@ -58,7 +58,7 @@ _WRONG_COMMAND = (
 _HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGIO})
 
 
-class Keeper:
+class ProcessSupervisor:
     """Runs one child until it is done, hopeless or asked to stop. Not reusable."""
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -275,7 +275,7 @@ class Keeper:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the keeper of the spec file, or of the instance, named on the command line."""
+    """Run the supervisor of the spec file, or of the instance, named on the command line."""
     state = os.environ.get("MOTLEY_STATE_DIR")
     match arguments:
         case ["--instance", instance] if state and re.fullmatch(_INSTANCE, instance):
@@ -291,7 +291,7 @@ def main(arguments: list[str]) -> int:
             usage = "SPEC.json | --instance RUN:NAME (with MOTLEY_STATE_DIR set)"
             print(f"usage: python -P -m launcher.session {usage}", file=sys.stderr)  # noqa: T201 - a program
             return 2
-    Keeper(SessionSpec.from_json(spec.read_bytes())).run()
+    ProcessSupervisor(SessionSpec.from_json(spec.read_bytes())).run()
     return 0
 
 
@@ -315,7 +315,7 @@ def is_final(state: Path) -> bool:
 
 
 def _is_unfinished(state: Path) -> bool:
-    """Whether an earlier keeper left the process in the middle; a start empties the file."""
+    """Whether an earlier supervisor left the process in the middle; a start empties the file."""
     with contextlib.suppress(OSError):
         return state.stat().st_size > 0 and not is_final(state)
     return False

@@ -1,6 +1,6 @@
 """Processes of this machine, named so that a reused pid is never mistaken for them.
 
-Standard library only: the session keeper needs it, also on hosts without the launcher's extras.
+Standard library only: the session supervisor needs it, also on hosts without the launcher's extras.
 """
 
 from __future__ import annotations

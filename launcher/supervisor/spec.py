@@ -1,4 +1,4 @@
-"""What a session keeper is asked to do, as the file that it reads. Standard library only."""
+"""What a session supervisor is asked to do, as the file that it reads. Standard library only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RestartPolicy:
     healthy_after: float = 60.0
     """A child that lived this long makes the next delay the first one again."""
     most_failures: int = 20
-    """Failures in a row after which the keeper gives up."""
+    """Failures in a row after which the supervisor gives up."""
 
     def restarts(self, returncode: int) -> bool:
         """Whether a child that ended so (negative: by that signal) is started again."""
@@ -58,7 +58,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What to keep running. `env` is added to the keeper's own environment."""
+    """What to keep running. `env` is added to the supervisor's own environment."""
 
     name: str
     run_id: str

@@ -33,7 +33,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """A folder on some host, and how rsync gets there."""
 
     host: str

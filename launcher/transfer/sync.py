@@ -23,7 +23,7 @@ from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.runs.kept_configs import SHARE
-from launcher.transfer.rsync import Moved, Place, Report, transfer
+from launcher.transfer.rsync import Endpoint, Moved, Report, transfer
 
 Kind = Literal["inputs", "logits", "checkpoints"]
 
@@ -134,7 +134,12 @@ def pull(host: Host, kind: Kind, name: str, target: Path, report: Report) -> Syn
 
 
 def push_folder(
-    source: Path, place: Place, name: str, there: Connection, report: Report, delete: bool = False
+    source: Path,
+    place: Endpoint,
+    name: str,
+    there: Connection,
+    report: Report,
+    delete: bool = False,
 ) -> Moved:
     """Bring one folder to a place, its vouchers last; `delete`: nothing else stays in it there."""
     sources, target = [f"{source}/"], place.address(f"{name}/" if name else "")
@@ -151,7 +156,7 @@ def push_folder(
     return moved + transfer(place.host, sources, target, [*options, *last])
 
 
-def find_place(host: Host, there: Connection, kind: Kind) -> Place:
+def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
     """Return where a host keeps inputs, logits or checkpoints, and how rsync gets there.
 
     Raises:
@@ -166,13 +171,13 @@ def find_place(host: Host, there: Connection, kind: Kind) -> Place:
         raise ConfigError(f"host {host.name}: set motley_share_folder, where its {kind} are")
     if host.is_local:
         there.make_folder(folder)
-        return Place(host.name, folder)
+        return Endpoint(host.name, folder)
     ssh = tuple(connection.ssh_command(host))
     destination = connection.ssh_destination(host)
     if managed and host.user != RUN_USER:
-        return Place(host.name, folder, "module", kind, destination, ssh)
+        return Endpoint(host.name, folder, "module", kind, destination, ssh)
     there.make_folder(folder)
-    return Place(host.name, folder, "login", kind, destination, ssh)
+    return Endpoint(host.name, folder, "login", kind, destination, ssh)
 
 
 def _everywhere(hosts: Sequence[Host], task: Callable[[Host, Connection], Synced]) -> list[Synced]:
@@ -197,7 +202,7 @@ def _everywhere(hosts: Sequence[Host], task: Callable[[Host, Connection], Synced
     raise kind(lines[0], lines[1:])
 
 
-def _pull(place: Place, name: str, target: Path, report: Report) -> tuple[Moved, list[str]]:
+def _pull(place: Endpoint, name: str, target: Path, report: Report) -> tuple[Moved, list[str]]:
     source = place.address(f"{name}/" if name else "")
     fetched = target / _FETCHED
     shutil.rmtree(fetched, ignore_errors=True)

@@ -11,7 +11,7 @@ from launcher.runs.failures import Failure, FailureWatch
 from launcher.runs.join import job_failure
 from launcher.runs.processes import POLL
 from launcher.runs.registry import Run
-from launcher.runs.status import OVER, Cockpit, RunView
+from launcher.runs.status import OVER, RunMonitor, RunView
 from launcher.views import render
 from launcher.views.keys import read_keys
 from launcher.views.live import live_view
@@ -28,11 +28,11 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
     Raises:
         JobFailedError: it failed, or was stopped before it had finished.
     """
-    cockpit = Cockpit(run)
-    watch = FailureWatch(cockpit)
+    monitor = RunMonitor(run)
+    watch = FailureWatch(monitor)
     said, said_at = "", 0.0
     with render.detaching(_WATCH, run.run_id):
-        while (view := cockpit.observe()).state not in OVER:
+        while (view := monitor.observe()).state not in OVER:
             for failure in watch.news(view):
                 for text in failure.text:
                     report(text)
@@ -42,14 +42,14 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
                 said, said_at = line, time.monotonic()
             time.sleep(4 * POLL)
     if view.state != "completed":
-        failure = job_failure(cockpit, view)
+        failure = job_failure(monitor, view)
         tear_down(run)
         raise failure
     deadline = time.monotonic() + 10.0  # the others are told that it is over, and leave
-    while cockpit.observe().is_live and time.monotonic() < deadline:
+    while monitor.observe().is_live and time.monotonic() < deadline:
         time.sleep(POLL)
     tear_down(run)
-    return cockpit.observe()
+    return monitor.observe()
 
 
 def watch_run(run: Run, as_json: bool) -> None:
@@ -59,15 +59,15 @@ def watch_run(run: Run, as_json: bool) -> None:
     """
     with render.detaching(_WATCH, run.run_id):
         if as_json:
-            cockpit = Cockpit(run)
-            while not is_over(view := cockpit.observe()):
+            monitor = RunMonitor(run)
+            while not is_over(view := monitor.observe()):
                 render.print_json(render.status_tree(view))
                 time.sleep(LOOK_EVERY)
             render.print_json(render.status_tree(view))
         elif sys.stdout.isatty():
-            _draw(Telemetry(Cockpit(run)))
+            _draw(Telemetry(RunMonitor(run)))
         else:
-            _print_changes(Telemetry(Cockpit(run)))
+            _print_changes(Telemetry(RunMonitor(run)))
 
 
 def is_over(view: RunView) -> bool:

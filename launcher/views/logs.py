@@ -23,7 +23,7 @@ from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
 from launcher.runs.log_pages import LogPages, Page
 from launcher.runs.registry import Run
-from launcher.runs.status import Cockpit
+from launcher.runs.status import RunMonitor
 from launcher.views.log_printer import Printer
 
 POLL = 0.2
@@ -59,9 +59,9 @@ class Selection:
 class ProcessLog:
     """The logs of one process; remembers how far they were read."""
 
-    def __init__(self, cockpit: Cockpit, process: ProcessPlan, selection: Selection) -> None:
+    def __init__(self, monitor: RunMonitor, process: ProcessPlan, selection: Selection) -> None:
         self.process = process
-        self._cockpit = cockpit
+        self._monitor = monitor
         self._selection = selection
         self._offsets: dict[int, int] = {}
         self._moment: float | None = None
@@ -73,7 +73,7 @@ class ProcessLog:
             ConfigError: there is no such attempt.
             UnreachableError: the host does not answer; calling this again goes on.
         """
-        supervisor = self._cockpit.supervisor(self.process)
+        supervisor = self._monitor.supervisor(self.process)
         attempts = supervisor.attempts(self.process)
         wanted = self._selection.attempt
         if wanted is not None and wanted not in attempts:
@@ -90,8 +90,8 @@ class ProcessLog:
         Raises:
             UnreachableError: the host does not answer; calling this again goes on.
         """
-        state = self._cockpit.state(self.process)  # before reading: its last words are included
-        attempts = self._cockpit.supervisor(self.process).attempts(self.process)
+        state = self._monitor.state(self.process)  # before reading: its last words are included
+        attempts = self._monitor.supervisor(self.process).attempts(self.process)
         latest = max(self._offsets, default=0)
         for attempt in attempts:
             if attempt < latest:
@@ -117,14 +117,14 @@ class ProcessLog:
         if self._selection.since is None:
             return attempts[-1:]
         if self._moment is None:  # by the clock of the host, which made the marks
-            host = self._cockpit.run.host(self.process.host)
+            host = self._monitor.run.host(self.process.host)
             clock = receive(float, ssh.connect(host).ask("clock"), "clock")
             self._moment = self._selection.since(clock)
         return attempts
 
     def _beginning(self, attempt: int, announce: Announce) -> int:
         """Return the offset of the first line that is wanted, but for `grep`."""
-        pages = LogPages(self._cockpit.supervisor(self.process), self.process, attempt)
+        pages = LogPages(self._monitor.supervisor(self.process), self.process, attempt)
         offset = 0
         if self._moment is not None:
             since = pages.offset_since(self._moment)
@@ -151,7 +151,7 @@ class ProcessLog:
 
     def _advance(self, attempt: int, emit: Callable[[int, list[bytes]], None], whole: bool) -> None:
         """Hand over what is behind the remembered offset, which moves only after that."""
-        pages = LogPages(self._cockpit.supervisor(self.process), self.process, attempt)
+        pages = LogPages(self._monitor.supervisor(self.process), self.process, attempt)
         page: Page
         for page in pages.pages(self._offsets[attempt], whole):
             if lines := self._selection.matching(page.lines):
@@ -164,13 +164,13 @@ class LogReader:
 
     def __init__(
         self,
-        cockpit: Cockpit,
+        monitor: RunMonitor,
         chosen: Sequence[ProcessPlan],
         printer: Printer,
         selection: Selection,
     ) -> None:
-        self._cockpit = cockpit
-        self._logs = [ProcessLog(cockpit, process, selection) for process in chosen]
+        self._monitor = monitor
+        self._logs = [ProcessLog(monitor, process, selection) for process in chosen]
         self._printer = printer
 
     def print_existing(self, announce: Announce) -> None:
@@ -206,8 +206,8 @@ class LogReader:
             threading.Thread(target=_follow, args=(log, events), daemon=True).start()
         open_logs = len(self._logs)
         followed = {log.process.name for log in self._logs}
-        if len(followed) < len(self._cockpit.run.plan.processes):
-            arguments = (self._cockpit, followed, events)
+        if len(followed) < len(self._monitor.run.plan.processes):
+            arguments = (self._monitor, followed, events)
             threading.Thread(target=_watch_others, args=arguments, daemon=True).start()
         while open_logs:
             try:
@@ -272,12 +272,14 @@ def _follow(log: ProcessLog, events: queue.Queue[_Event]) -> None:
         time.sleep(pause)
 
 
-def _watch_others(cockpit: Cockpit, followed: Collection[str], events: queue.Queue[_Event]) -> None:
+def _watch_others(
+    monitor: RunMonitor, followed: Collection[str], events: queue.Queue[_Event]
+) -> None:
     """Announce failures of the processes that are not followed."""
-    watch = FailureWatch(cockpit, without=followed)
+    watch = FailureWatch(monitor, without=followed)
     while True:
         with contextlib.suppress(LauncherError, OSError):
-            for failure in watch.news(cockpit.observe()):
+            for failure in watch.news(monitor.observe()):
                 for line in failure.text:
                     events.put(_Event(note=line))
         time.sleep(_OTHERS_EVERY)

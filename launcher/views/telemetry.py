@@ -15,7 +15,7 @@ from launcher.hosts import ssh
 from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
 from launcher.runs.failures import Failure, FailureWatch
-from launcher.runs.status import Cockpit, RunView
+from launcher.runs.status import RunMonitor, RunView
 
 LOOK_EVERY = 1.0
 GAUGES_EVERY = 2.0
@@ -45,7 +45,7 @@ class Snapshot:
     failures: tuple[Failure, ...] = ()
 
 
-class Pace:
+class StepRate:
     """How fast steps have come of late."""
 
     def __init__(self) -> None:
@@ -74,16 +74,16 @@ class Pace:
 class Telemetry:
     """Observes one run until it is closed."""
 
-    def __init__(self, cockpit: Cockpit) -> None:
-        self._cockpit = cockpit
-        self._watch = FailureWatch(cockpit)
+    def __init__(self, monitor: RunMonitor) -> None:
+        self._monitor = monitor
+        self._watch = FailureWatch(monitor)
         self._view: RunView | None = None
         self._seen = 0.0
         self._error: BaseException | None = None
         self._gauges: dict[str, tuple[float, dict[str, Gauge]]] = {}
         self._losses: deque[float] = deque(maxlen=_KEPT_LOSSES)
         self._step: object = None
-        self._pace = Pace()
+        self._pace = StepRate()
         self._failures: deque[Failure] = deque(maxlen=_KEPT_FAILURES)
         self._first = threading.Event()
         self._closed = threading.Event()
@@ -95,7 +95,7 @@ class Telemetry:
             LauncherError: the first look failed.
         """
         threading.Thread(target=self._observe, daemon=True).start()
-        for host in self._cockpit.run.hosts:
+        for host in self._monitor.run.hosts:
             threading.Thread(target=self._ask, args=(host,), daemon=True).start()
         self._first.wait()
         self.latest()
@@ -129,7 +129,7 @@ class Telemetry:
     def _observe(self) -> None:
         try:
             while not self._closed.is_set():
-                view = self._cockpit.observe()
+                view = self._monitor.observe()
                 self._note(view)
                 self._pace.seen(view, time.monotonic())
                 self._failures.extend(self._watch.news(view))

@@ -127,7 +127,7 @@ def test_a_stop_does_not_wait_for_a_step_without_end(cluster: Cluster) -> None:
 
 
 def test_down_loses_no_commit_when_a_step_takes_longer_than_the_grace(cluster: Cluster) -> None:
-    """The keeper kills a coordinator that still waits for its step; what was committed is saved."""
+    """A coordinator that is killed while it waits for its step has saved what was committed."""
     cluster.configure(checkpoint__every=1000)
     command = [sys.executable, "-P", "-m", "trainer.cli", "finetune"]
     command += ["--config", str(cluster.run_file), "--run-id", cluster.run_id]

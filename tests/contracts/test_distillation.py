@@ -20,7 +20,7 @@ from trainer.logits.scores import Scheme
 from trainer.logits.targets import targets
 from trainer.replica.torch import kd_loss
 from trainer.replica.torch.batch import SoftRows, soft_rows
-from trainer.replica.torch.kd_loss import Mix, row_losses, token_losses
+from trainer.replica.torch.kd_loss import KDWeights, row_losses, token_losses
 
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 VOCABULARY, KEPT = 50, 8
@@ -52,7 +52,7 @@ def teach(
 
 
 def plainly(
-    logits: Tensor, wanted: Tensor, soft: SoftRows, mix: Mix
+    logits: Tensor, wanted: Tensor, soft: SoftRows, mix: KDWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return loss, cross-entropy and divergence by their definitions, over all buckets at once."""
     rows, vocabulary = logits.shape
@@ -91,7 +91,7 @@ def test_no_divergence_is_negative(divergence: Divergence, kept: int, scale: flo
     logits = draw(2, pairs, VOCABULARY, scale=scale).float()
     wanted = torch.zeros(pairs, dtype=torch.int64)
     teacher = soft.chunk(slice(0, pairs), logits)
-    kl = row_losses(logits, wanted, teacher, Mix(0.5, 1.0, divergence)).kl
+    kl = row_losses(logits, wanted, teacher, KDWeights(0.5, 1.0, divergence)).kl
     print(f"the least of {pairs} is {float(kl.min()):.3g}")
     assert kl.shape == (pairs,)
     assert float(kl.min()) >= -1e-7
@@ -106,7 +106,11 @@ def test_it_is_zero_for_the_teacher_itself_and_pulls_nowhere(
     soft = teach(logits.detach(), kept)
     wanted = torch.zeros(100, dtype=torch.int64)
     sums = token_losses(
-        logits, torch.eye(VOCABULARY, dtype=torch.float64), wanted, soft, Mix(1.0, 1.0, divergence)
+        logits,
+        torch.eye(VOCABULARY, dtype=torch.float64),
+        wanted,
+        soft,
+        KDWeights(1.0, 1.0, divergence),
     )
     sums.loss.backward()
     assert abs(float(sums.kl)) < 1e-12
@@ -126,7 +130,7 @@ def test_a_high_temperature_flattens(divergence: Divergence, share: float) -> No
     wanted = torch.zeros(rows, dtype=torch.int64)
     soft = teach(theirs, VOCABULARY, temperature)
     eye = torch.eye(VOCABULARY, dtype=torch.float64)
-    sums = token_losses(mine, eye, wanted, soft, Mix(1.0, temperature, divergence))
+    sums = token_losses(mine, eye, wanted, soft, KDWeights(1.0, temperature, divergence))
     sums.loss.backward()
     apart = mine.detach() - theirs
     apart = apart - apart.mean(1, keepdim=True)
@@ -136,7 +140,9 @@ def test_a_high_temperature_flattens(divergence: Divergence, share: float) -> No
     )
     assert relative(mine.grad, share * apart / VOCABULARY) < 1e-2
     single = torch.autograd.grad(
-        token_losses(mine, eye, wanted, teach(theirs, VOCABULARY), Mix(1.0, 1.0, divergence)).loss,
+        token_losses(
+            mine, eye, wanted, teach(theirs, VOCABULARY), KDWeights(1.0, 1.0, divergence)
+        ).loss,
         mine,
     )[0]
     assert relative(single, share * apart / VOCABULARY) > 0.5  # at temperature 1 it is none of this
@@ -151,7 +157,7 @@ def test_without_alpha_it_is_the_cross_entropy(divergence: Divergence) -> None:
     expected = torch.autograd.grad(ce, (hidden, head))
     taught = teach(draw(8, 300, VOCABULARY), KEPT)
     without = (None, None)
-    for soft, mix in (without, *((taught, Mix(0.0, t, divergence)) for t in (1.0, 2.0))):
+    for soft, mix in (without, *((taught, KDWeights(0.0, t, divergence)) for t in (1.0, 2.0))):
         sums = token_losses(hidden, head, wanted, soft, mix)
         found = torch.autograd.grad(sums.loss, (hidden, head))
         assert sums.loss.item() == pytest.approx(ce.item(), rel=1e-7)
@@ -167,7 +173,7 @@ def test_the_gradient_is_that_of_the_definition(
     divergence: Divergence, kept: int, temperature: float
 ) -> None:
     """In fp32 against autograd in fp64, and in fp64 against finite differences."""
-    rows, mix = 40, Mix(0.7, temperature, divergence)
+    rows, mix = 40, KDWeights(0.7, temperature, divergence)
     hidden, head = draw(9, rows, 12, scale=1.0), draw(10, VOCABULARY, 12, scale=1.0)
     wanted = torch.arange(rows) % VOCABULARY
     soft = teach(draw(11, rows, VOCABULARY), kept, temperature, torch.float32)
@@ -209,7 +215,7 @@ def test_extreme_logits_stay_finite(divergence: Divergence, temperature: float) 
             torch.eye(VOCABULARY),
             torch.tensor([1, 0]),
             soft,
-            Mix(1, temperature, divergence),
+            KDWeights(1, temperature, divergence),
         )
         sums.loss.backward()
         assert hidden.grad is not None
@@ -231,7 +237,7 @@ def test_draws_give_the_full_gradient_on_average(scheme: Scheme) -> None:
     positions, repeats = 6, 3000
     theirs, mine = draw(12, positions, VOCABULARY, scale=2.0), draw(13, positions, VOCABULARY)
     wanted = torch.zeros(positions, dtype=torch.int64)
-    mix = Mix(1.0, 1.0, "forward")
+    mix = KDWeights(1.0, 1.0, "forward")
     student = mine.clone().requires_grad_()
     _, _, kl = plainly(student, wanted, teach(theirs, VOCABULARY), mix)
     (expected,) = torch.autograd.grad(kl, student)
@@ -300,7 +306,7 @@ def test_chunks_change_nothing_and_bound_what_exists(
     soft = mix = None
     if divergence is not None:
         soft = teach(draw(17, rows, VOCABULARY), KEPT, temperature, torch.float32)
-        mix = Mix(0.7, temperature, divergence)
+        mix = KDWeights(0.7, temperature, divergence)
 
     def step() -> tuple[list[float], tuple[Tensor, ...], int]:
         with Largest(VOCABULARY) as largest:
@@ -335,7 +341,7 @@ def test_all_tokens_one_by_one_are_the_full_distribution(divergence: Divergence)
         student = mine.clone().requires_grad_()
         eye = torch.eye(VOCABULARY, dtype=torch.float64)
         wanted = torch.zeros(30, dtype=torch.int64)
-        sums = token_losses(student, eye, wanted, soft, Mix(1.0, 1.0, divergence))
+        sums = token_losses(student, eye, wanted, soft, KDWeights(1.0, 1.0, divergence))
         found += [sums.loss.detach(), *torch.autograd.grad(sums.loss, student)]
     assert float(found[0]) == pytest.approx(float(found[2]), rel=1e-6)
     assert relative(found[1], found[3]) < 1e-6

@@ -18,7 +18,7 @@ from trainer.errors import InputError
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.parent import FALLBACK_VARIABLE
-from trainer.replica.backend import OPENERS, Choice, Opener, UnusableError, Wish, choose
+from trainer.replica.backend import OPENERS, BackendRequest, Choice, Opener, UnusableError, choose
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
 
@@ -137,7 +137,7 @@ def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
     asked: list[str] = []
 
     def broken(reason: str):
-        def open_(wish: Wish) -> Replica:
+        def open_(wish: BackendRequest) -> Replica:
             asked.append(wish.gpu)
             raise UnusableError(reason)
 

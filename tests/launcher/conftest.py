@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def keepers() -> Iterator[None]:
-    """Wait for the keepers that a test has started in this process: they end with their runs."""
+    """Wait for the supervisors that a test has started here: they end with their runs."""
     yield
     access = sys.modules.get("launcher.hosts.local")
     while access and access._CHILDREN:

@@ -17,7 +17,7 @@ from launcher.errors import ConfigError
 from trainer.config.run import load
 from trainer.errors import InputError
 from trainer.exchange.transport import tls
-from trainer.roles import Place, run_coordinator, run_worker
+from trainer.roles import Placement, run_coordinator, run_worker
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_command_writes_what_the_trainer_looks_for(
     tree = json.loads(capsys.readouterr().out)
     assert tree["schema"] == "motley.certificates/1"
     assert tree["members"] == ["coordinator", "rank-0", "rank-1"]
-    place = Place(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=str(folder))
+    place = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=str(folder))
     assert place.certificates("coordinator", "10.0.0.1") == folder / "coordinator"
     for member, role in (("coordinator", "coordinator"), ("rank-1", "rank:1")):
         uri = f"urn:motley:run:run:{role}"
@@ -156,7 +156,7 @@ def test_a_process_refuses_to_start_with_a_certificate_of_another_run(
     tmp_path: Path, authority: Authority
 ) -> None:
     write_bundle(authority, tmp_path / "tls", "first", 1, [], replace=False)
-    place = Place(gpus=[], backend="cpu", threads=1, rank=0, tls_dir=str(tmp_path / "tls"))
+    place = Placement(gpus=[], backend="cpu", threads=1, rank=0, tls_dir=str(tmp_path / "tls"))
     config = load("quickstart")
     refusal = r"cert\.pem is not of run second; .* launch certificates --run-id second"
     with pytest.raises(InputError, match=refusal):

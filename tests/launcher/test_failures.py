@@ -1,4 +1,4 @@
-"""What went wrong since the last look: real keepers, real logs."""
+"""What went wrong since the last look: real supervisors, real logs."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.failures import FailureWatch
 from launcher.runs.processes import ProcessState, SessionSupervisor
 from launcher.runs.registry import Run
-from launcher.runs.status import Cockpit, RunView
+from launcher.runs.status import RunMonitor, RunView
 from launcher.supervisor.spec import RestartPolicy
 
 
@@ -21,17 +21,17 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh, "connect", lambda _host: LocalConnection())
 
 
-def cockpit_of(process: ProcessPlan) -> Cockpit:
+def cockpit_of(process: ProcessPlan) -> RunMonitor:
     hosts = (Host(name=process.host, connection="local"),)
     plan = LaunchPlan(
         run_id="r", output="/nowhere", bind_address="", port=1, hosts=hosts, processes=(process,)
     )
-    return Cockpit(Run(plan, 0.0, hosts))
+    return RunMonitor(Run(plan, 0.0, hosts))
 
 
-def view(cockpit: Cockpit, state: ProcessState) -> RunView:
-    name = cockpit.run.plan.processes[0].name
-    return RunView(cockpit.run, "running", None, {name: state}, None)
+def view(monitor: RunMonitor, state: ProcessState) -> RunView:
+    name = monitor.run.plan.processes[0].name
+    return RunView(monitor.run, "running", None, {name: state}, None)
 
 
 def state(name: str, attempt: int, exit_code: int | None = None) -> ProcessState:
@@ -47,19 +47,19 @@ def test_each_failure_is_told_once_with_its_own_last_lines(tmp_path: Path) -> No
         "sys.exit(2)\n"
     )
     process = python_process(tmp_path, code)
-    cockpit = cockpit_of(process)
-    watch = FailureWatch(cockpit)
-    assert watch.news(cockpit.observe()) == []
+    monitor = cockpit_of(process)
+    watch = FailureWatch(monitor)
+    assert watch.news(monitor.observe()) == []
     supervisor = SessionSupervisor(LocalConnection(), "r", restart=RestartPolicy(first_delay=0.05))
     supervisor.start(process)
     found = []
 
     def over() -> bool:
-        found.extend(watch.news(look := cockpit.observe()))
+        found.extend(watch.news(look := monitor.observe()))
         return not look.is_live
 
     wait_for(over, "both attempts to fail")
-    assert watch.news(cockpit.observe()) == []
+    assert watch.news(monitor.observe()) == []
     last = found[-1]
     assert last.heading == "worker-0 on localhost: attempt 2 ended, exit code 2; for good"
     assert last.lines == ("attempt 2",)
@@ -85,15 +85,15 @@ def test_each_failure_is_told_once_with_its_own_last_lines(tmp_path: Path) -> No
 def test_what_is_news(
     tmp_path: Path, before: ProcessState | None, now: ProcessState, news: bool
 ) -> None:
-    cockpit = cockpit_of(python_process(tmp_path, ""))
-    watch = FailureWatch(cockpit)
+    monitor = cockpit_of(python_process(tmp_path, ""))
+    watch = FailureWatch(monitor)
     if before is not None:
-        watch.news(view(cockpit, before))
-    assert bool(watch.news(view(cockpit, now))) == news
-    assert watch.news(view(cockpit, now)) == []
+        watch.news(view(monitor, before))
+    assert bool(watch.news(view(monitor, now))) == news
+    assert watch.news(view(monitor, now)) == []
 
 
 def test_who_is_followed_anyway_is_left_out(tmp_path: Path) -> None:
-    cockpit = cockpit_of(python_process(tmp_path, ""))
-    watch = FailureWatch(cockpit, without=["worker-0"])
-    assert watch.news(view(cockpit, state("failed", 1, 2))) == []
+    monitor = cockpit_of(python_process(tmp_path, ""))
+    watch = FailureWatch(monitor, without=["worker-0"])
+    assert watch.news(view(monitor, state("failed", 1, 2))) == []

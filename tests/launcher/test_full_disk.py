@@ -1,4 +1,4 @@
-"""Keepers on a full disk: they look after their process all the same, and say so once they can."""
+"""Supervisors on a full disk: their process goes on, and they say so as soon as they can."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SmallDisk:
 
 
 class LimitedDisk:
-    """A limit of the kernel under which the keeper cannot write a byte to any file."""
+    """A limit of the kernel under which the supervisor cannot write a byte to any file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 class Kept:
-    """A keeper on a disk, and its child, which notes its lives elsewhere."""
+    """A supervisor on a disk, and its child, which notes its lives elsewhere."""
 
     def __init__(self, disk: Disk, elsewhere: Path) -> None:
         self.elsewhere = elsewhere
@@ -138,7 +138,7 @@ class Kept:
         return json.loads(text) if text else {}
 
     def kill_child(self) -> None:
-        """Kill the present child; its keeper gets to know of it at once."""
+        """Kill the present child; its supervisor gets to know of it at once."""
         wait_for(lambda: list(self.elsewhere.glob("pid-*")), "the child's pid")  # after its life
         (pid,) = [int(path.name.removeprefix("pid-")) for path in self.elsewhere.glob("pid-*")]
         (self.elsewhere / f"pid-{pid}").rmdir()

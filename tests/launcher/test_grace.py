@@ -25,7 +25,7 @@ Make = Callable[[float], Supervisor]
 
 @pytest.fixture(params=["session", "units"])
 def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator[Make]:
-    """Return a maker of supervisors by their keepers' grace."""
+    """Return a maker of supervisors by their supervisors' grace."""
     units = request.param == "units"
     connection = UnitHost(tmp_path) if units else LocalConnection()
     kind = SystemdSupervisor if units else SessionSupervisor
@@ -53,7 +53,7 @@ while True: time.sleep(60)
 
 
 def test_a_process_that_saves_is_given_the_time(make: Make, home: Path) -> None:
-    """Far more than the grace of its keeper, and than the launcher's own."""
+    """Far more than the grace of its supervisor, and than the launcher's own."""
     supervisor = make(0.2)
     process = python_process(home, SAVES.format(seconds=3))
     supervisor.start(process)
@@ -120,6 +120,6 @@ def test_the_mark_of_a_save_has_the_name_that_the_trainer_looks_for() -> None:
 
 
 def test_every_grace_outlasts_what_a_stopped_coordinator_waits_for() -> None:
-    """It gives up its step first; then its keeper's grace ends, then the launcher's."""
+    """It gives up its step first; then its supervisor's grace ends, then the launcher's."""
     keeper = SessionSpec("coordinator", "run", (), {}, "").grace
     assert membership.STOP_PATIENCE + link.FLUSH < keeper < down.GRACE

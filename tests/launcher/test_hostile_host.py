@@ -21,7 +21,7 @@ from launcher.plan.placement import Setting, place
 from launcher.runs.down import tear_down
 from launcher.runs.plan_file import read_record
 from launcher.runs.registry import Registry
-from launcher.runs.status import Cockpit, find_run
+from launcher.runs.status import RunMonitor, find_run
 from trainer.config.run import load
 
 RUN_ID = "demo-20261120-110300-7f3a"
@@ -138,7 +138,7 @@ def test_a_host_that_the_inventory_lacks_is_unreachable_whatever_its_plan_says(
         return real_connect(host) if host.name == "stranger" else lab.connect(host)
 
     monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
-    view = Cockpit(lab.run()).observe()
+    view = RunMonitor(lab.run()).observe()
     assert view.processes["worker-1"].state == "unreachable"
     assert "the run's plan names it and the inventory does not" in view.unreachable["stranger"]
     ending = tear_down(lab.run(), grace=0.1)
@@ -162,11 +162,11 @@ def test_no_path_of_a_plan_is_used_on_any_host(lab: Lab, host: str, folder: str)
     lab.says({**tree, "hosts": hosts})
     run = lab.run()
     (lab.folder / host / "runs" / RUN_ID).mkdir(parents=True)
-    cockpit = Cockpit(run)
-    view = cockpit.observe()
+    monitor = RunMonitor(run)
+    view = monitor.observe()
     process = run.plan.process("worker-1")
-    cockpit.last_lines(process)
-    cockpit.supervisor(process).log_offset(process, 1, 0.0)
+    monitor.last_lines(process)
+    monitor.supervisor(process).log_offset(process, 1, 0.0)
     tear_down(run, grace=0.1)
     assert view.processes["worker-1"].state == "absent"
     assert process.argv == ()
@@ -184,9 +184,9 @@ def test_where_a_process_reports_says_the_plan_of_its_own_host(lab: Lab) -> None
     tree = {**lab.tree, "processes": [leader, *lab.tree["processes"][1:]]}
     lab.says({**tree, "output": str(secret.parent)})
     write_state(lab.folder / "good" / "runs" / RUN_ID / "processes" / "coordinator")
-    assert Cockpit(lab.run()).observe().training is None
+    assert RunMonitor(lab.run()).observe().training is None
     lab.says({**tree, "output": str(secret.parent)}, host="good")
-    view = Cockpit(lab.run()).observe()
+    view = RunMonitor(lab.run()).observe()
     assert view.training is not None
     assert view.reason == "secret"
 
@@ -257,7 +257,7 @@ def test_a_state_of_another_shape_costs_that_process_alone(lab: Lab, state: Tree
     lab.says(lab.tree)
     processes = lab.folder / "good" / "runs" / RUN_ID / "processes"
     write_state(processes / "worker-1", **state)
-    view = Cockpit(lab.run()).observe()
+    view = RunMonitor(lab.run()).observe()
     assert view.processes["worker-1"].state == "lost"
     assert (view.processes["worker-1"].message or "").startswith("state.json: ")
     assert view.processes["worker-0"].state == "absent"
@@ -287,7 +287,7 @@ def test_a_report_of_another_shape_is_none(lab: Lab, report: object) -> None:
     if isinstance(report, dict):
         text = json.dumps({**tree, **report})
     (lab.output / "status.json").write_text(text)
-    view = Cockpit(lab.run()).observe()
+    view = RunMonitor(lab.run()).observe()
     assert (view.training, view.joined) == (None, [])
 
 
@@ -299,7 +299,7 @@ def test_names_of_logs_that_are_no_numbers_are_passed_over(lab: Lab) -> None:
         (folder / name).touch()
     run = lab.run()
     process = run.plan.process("worker-1")
-    assert Cockpit(run).supervisor(process).attempts(process) == [1]
+    assert RunMonitor(run).supervisor(process).attempts(process) == [1]
 
 
 def test_the_inventory_names_a_host_of_the_plan_that_is_away(

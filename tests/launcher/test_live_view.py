@@ -20,10 +20,10 @@ from launcher.plan.plan import LaunchPlan
 from launcher.runs.failures import Failure
 from launcher.runs.processes import ProcessState, SessionSupervisor
 from launcher.runs.registry import Run
-from launcher.runs.status import Cockpit, RunView
+from launcher.runs.status import RunMonitor, RunView
 from launcher.views import render, telemetry
 from launcher.views.live import curve, live_view
-from launcher.views.telemetry import Pace, Snapshot, Telemetry
+from launcher.views.telemetry import Snapshot, StepRate, Telemetry
 
 GIB = 1 << 30
 UUID = "GPU-6f1e0b1c-0000-1111-2222-333344445555"
@@ -168,7 +168,7 @@ def test_a_curve_has_a_scale(values: Any, bars: str) -> None:
 
 
 def test_the_time_that_is_left_goes_by_the_pace_of_late(run: Run) -> None:
-    view, pace = snapshot(run).view, Pace()
+    view, pace = snapshot(run).view, StepRate()
     for now, step in ((0.0, 100), (1.0, 100), (10.0, 120)):
         assert pace.left(view) is None
         pace.seen(replace(view, training={**TRAINING, "step": step}), now)
@@ -191,7 +191,7 @@ def test_a_dead_host_does_not_hold_up_the_picture(
     monkeypatch.setattr(telemetry, "LOOK_EVERY", 0.01)
     worker = run.plan.processes[1]
     SessionSupervisor(LocalConnection(), run.run_id).start(worker)
-    looking = Telemetry(Cockpit(run))
+    looking = Telemetry(RunMonitor(run))
     looking.start()
     try:
         wait_for(lambda: "intel" in looking.latest().gauges, "gauges")

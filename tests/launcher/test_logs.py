@@ -18,7 +18,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.processes import SessionSupervisor
 from launcher.runs.registry import Run
-from launcher.runs.status import Cockpit
+from launcher.runs.status import RunMonitor
 from launcher.supervisor.spec import RestartPolicy
 from launcher.views import logs
 from launcher.views.log_printer import Printer
@@ -75,7 +75,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def existing(selection: Selection, *processes: ProcessPlan) -> list[str]:
     printer = Collector()
-    reader = LogReader(Cockpit(run_of(*processes)), processes, printer, selection)
+    reader = LogReader(RunMonitor(run_of(*processes)), processes, printer, selection)
     reader.print_existing(lambda _: None)
     return printer.texts
 
@@ -114,7 +114,7 @@ def test_a_log_without_times_is_shown_and_said(process: ProcessPlan) -> None:
     said: list[str] = []
     printer = Collector()
     selection = Selection(since=lambda _: 230.0)
-    reader = LogReader(Cockpit(run_of(process)), [process], printer, selection)
+    reader = LogReader(RunMonitor(run_of(process)), [process], printer, selection)
     reader.print_existing(said.append)
     assert printer.texts == ["two", "three", "four", "fi"]
     assert said == ["--- worker-0: attempt 2 has no times; all of it ---"]
@@ -129,7 +129,7 @@ def test_one_host_that_is_away(tmp_path: Path, process: ProcessPlan, here: set[s
     here.add("away")
     gone = replace(python_process(tmp_path, "", "worker-1"), host="away")
     printer = Collector()
-    reader = LogReader(Cockpit(run_of(gone, process)), [gone, process], printer, Selection())
+    reader = LogReader(RunMonitor(run_of(gone, process)), [gone, process], printer, Selection())
     with pytest.raises(UnreachableError, match="host away: no route"):
         reader.print_existing(lambda _: None)
     assert printer.texts == ["two", "three", "four", "fi"]
@@ -196,7 +196,7 @@ def test_no_line_is_lost_or_doubled_when_agents_die(tmp_path: Path, far: AgentHo
             (tmp_path / str(number)).touch()
 
     printer.hook = lose_the_agent
-    LogReader(Cockpit(run), [process], printer, Selection()).follow(said.append)
+    LogReader(RunMonitor(run), [process], printer, Selection()).follow(said.append)
     numbered = [text for text in printer.texts if text.startswith("line ")]
     assert numbered == [f"line {number} " + "x" * (number % 97) for number in range(1000)]
     assert printer.texts[-1] == "half a line"
@@ -223,7 +223,9 @@ def test_a_host_that_is_away_holds_up_no_other(
         here.clear()
 
     printer.hook = come_back
-    LogReader(Cockpit(run_of(away, there)), [away, there], printer, Selection()).follow(said.append)
+    LogReader(RunMonitor(run_of(away, there)), [away, there], printer, Selection()).follow(
+        said.append
+    )
     assert printer.texts == ["there", "away"]
     assert said.count("--- worker-1: host away: no route; trying again ---") == 1
     assert "--- worker-1: away is back ---" in said
@@ -232,7 +234,7 @@ def test_a_host_that_is_away_holds_up_no_other(
 def test_what_a_thread_runs_into_is_raised(tmp_path: Path, here: set[str]) -> None:
     process = python_process(tmp_path, "")
     write(process, 1, b"x\n")
-    reader = LogReader(Cockpit(run_of(process)), [process], Collector(), Selection(attempt=4))
+    reader = LogReader(RunMonitor(run_of(process)), [process], Collector(), Selection(attempt=4))
     with pytest.raises(ConfigError, match="no attempt 4"):
         reader.follow(lambda _: None)
 

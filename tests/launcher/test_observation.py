@@ -15,7 +15,7 @@ from launcher.plan.plan import LaunchPlan
 from launcher.runs.processes import ProcessState
 from launcher.runs.registry import Run
 from launcher.runs.self_reports import read_training
-from launcher.runs.status import Cockpit, derive_state, shards
+from launcher.runs.status import RunMonitor, derive_state, shards
 from launcher.supervisor.processes import ProcessIdentity, identify
 from trainer.config import distill_job
 from trainer.config.run import load
@@ -82,7 +82,7 @@ def test_no_status_yet(plan: LaunchPlan) -> None:
 
 
 class Distillation:
-    """A student that leads and a teacher beside it, by what their keepers and they wrote."""
+    """A student that leads and a teacher beside it, by what their supervisors and they wrote."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("launcher.hosts.ssh.connect", lambda _host: LocalConnection())
@@ -152,29 +152,29 @@ def distillation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distillatio
 
 
 def test_a_distillation_from_start_to_the_last_score(distillation: Distillation) -> None:
-    cockpit = Cockpit(distillation.run)
-    assert cockpit.observe().state == "starting"
+    monitor = RunMonitor(distillation.run)
+    assert monitor.observe().state == "starting"
     distillation.student_says("waiting")
-    assert cockpit.observe().state == "waiting"
+    assert monitor.observe().state == "waiting"
     distillation.student_says("running")
-    assert cockpit.observe().state == "running"
+    assert monitor.observe().state == "running"
     distillation.student_says("completed")
     distillation.keeper("student", "exited")
-    view = cockpit.observe()
+    view = monitor.observe()
     assert (view.state, view.is_live) == ("scoring", True)
     distillation.keeper("evaluator", "exited")
-    assert cockpit.observe().state == "completed"
+    assert monitor.observe().state == "completed"
 
 
 def test_a_teacher_takes_part_once_its_present_attempt_says_so(distillation: Distillation) -> None:
-    cockpit = Cockpit(distillation.run)
-    assert [process.name for process in cockpit.observe().missing] == ["teacher-0"]
+    monitor = RunMonitor(distillation.run)
+    assert [process.name for process in monitor.observe().missing] == ["teacher-0"]
     distillation.teacher_says(distillation.pid + 1, done=7)  # an earlier attempt did
-    assert [process.name for process in cockpit.observe().missing] == ["teacher-0"]
+    assert [process.name for process in monitor.observe().missing] == ["teacher-0"]
     distillation.teacher_says(distillation.pid, done=3)
-    view = cockpit.observe()
+    view = monitor.observe()
     assert view.missing == []
     student, teacher, _ = distillation.run.plan.processes
     assert (shards(view.member(teacher)), shards(view.member(student))) == ("3/12", "")
     distillation.student_says("running")
-    assert cockpit.observe().member(student)["tokens_per_second"] == 5.0
+    assert monitor.observe().member(student)["tokens_per_second"] == 5.0

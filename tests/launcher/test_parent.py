@@ -1,4 +1,4 @@
-"""A program that forks a child for each attempt, under a real keeper; and programs that cannot."""
+"""A program that forks a child for each attempt under a supervisor; programs that cannot."""
 
 from __future__ import annotations
 

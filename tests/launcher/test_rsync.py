@@ -28,6 +28,8 @@ def test_exit_codes_of_rsync_become_ours(
 
 
 def test_the_ssh_command_survives_rsyncs_own_splitting() -> None:
-    place = rsync.Place("h", "/srv", "module", "inputs", "h", ("ssh", "-o", "ProxyCommand=a 'b' c"))
+    place = rsync.Endpoint(
+        "h", "/srv", "module", "inputs", "h", ("ssh", "-o", "ProxyCommand=a 'b' c")
+    )
     assert place.options[1] == "'ssh' '-o' 'ProxyCommand=a ''b'' c'"
     assert place.address("x/") == "h::inputs/x/"

@@ -13,7 +13,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import Setting, place
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.registry import Place, Registry, authority_folder, new_run_id, time_of
+from launcher.runs.registry import Registry, StateFolder, authority_folder, new_run_id, time_of
 from trainer.config.run import load
 
 CPU = Device("cpu", "cpu")
@@ -147,7 +147,7 @@ def test_the_cas_folder_is_the_laptops_own(
 
 
 def test_damaged_runs_are_left_out_and_named_when_asked_for(tmp_path: Path) -> None:
-    registry = Registry(Place(LocalConnection(), tmp_path))
+    registry = Registry(StateFolder(LocalConnection(), tmp_path))
     (tmp_path / "runs" / "torn").mkdir(parents=True)
     (tmp_path / "runs" / "torn" / "plan.json").write_text("{")
     (tmp_path / "runs" / "empty").mkdir()
@@ -167,7 +167,7 @@ def test_a_run_without_a_time_began_when_its_id_says(
     folder = tmp_path / "runs" / plan.run_id
     folder.mkdir(parents=True)
     (folder / "plan.json").write_bytes(plan.to_json())
-    run = Registry(Place(LocalConnection(), tmp_path)).get(plan.run_id)
+    run = Registry(StateFolder(LocalConnection(), tmp_path)).get(plan.run_id)
     assert run.started == 1795172580.0 == time_of(plan.run_id)
     assert time_of("demo-1") == 0.0
     assert abs(time_of(new_run_id("x")) - LocalConnection().ask("clock")) < 5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.hosts.ssh_config import Route, expand, route_to, ssh_arguments
+from launcher.hosts.ssh_config import SshRoute, expand, route_to, ssh_arguments
 from launcher.inventory.hosts import Host
 
 
@@ -134,7 +134,7 @@ def as_ssh_runs(option: str) -> list[str]:
 
 
 def test_hops_are_quoted_for_the_shell_that_runs_them(tmp_path: Path) -> None:
-    inner = Route(
+    inner = SshRoute(
         alias="gate", hostname="gate", port=22, user="me", known_hosts=(f"{tmp_path}/100% mine",)
     )
     middle = replace(inner, alias="door", hostname="door", jump=inner)
@@ -150,7 +150,7 @@ def test_hops_are_quoted_for_the_shell_that_runs_them(tmp_path: Path) -> None:
 
 
 def test_a_proxy_command_gets_its_tokens_and_no_shell_words() -> None:
-    route = Route(alias="a", hostname="10.0.0.3", port=2222, user="me")
+    route = SshRoute(alias="a", hostname="10.0.0.3", port=2222, user="me")
     assert expand("nc -X 5 %h %p # %r@%n %% %z", route) == ("nc -X 5 10.0.0.3 2222 # me@a % %z")
     for bad in ("$(id)", "a b", "a;b", "`id`"):
         with pytest.raises(ConfigError, match="cannot go into a ProxyCommand"):

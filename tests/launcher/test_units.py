@@ -102,7 +102,7 @@ def test_a_killed_keeper_comes_back_with_the_next_attempt(place: Place) -> None:
 
 
 def test_everything_of_a_unit_carries_the_run(place: Place) -> None:
-    """systemd gives all instances one environment; the keeper adds the id by which it is found."""
+    """systemd gives all instances one environment; the supervisor adds the run's id."""
     process = place.process()
     place.supervisor.start(process)
     place.up(process)

@@ -48,7 +48,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Pair:
-    """A keeper and what it keeps, as they live now."""
+    """A supervisor and what it keeps, as they live now."""
 
     keeper: ProcessIdentity | None
     child: ProcessIdentity | None
@@ -166,7 +166,7 @@ class SoakCluster:
     # Who lives
 
     def pair(self, name: str) -> Pair:
-        """Return keeper and child of a process, from the kernel: a full disk hides nothing."""
+        """Return supervisor and child of a process, from the kernel: a full disk hides nothing."""
         spec = str(self.process_folder(name) / "spec.json")
         for keeper in self.living():
             if spec in _command_line(keeper.pid):
@@ -178,7 +178,7 @@ class SoakCluster:
         return find_run(self.run_id)
 
     def restart_keeper(self, name: str) -> None:
-        """Start a keeper whose spec lies ready, as systemd does with the recipe's units."""
+        """Start a supervisor whose spec lies ready, as systemd does with the recipe's units."""
         folder = self.process_folder(name)
         self._keepers = [keeper for keeper in self._keepers if keeper.poll() is None]
         with (folder / "keeper.log").open("ab") as log:
@@ -243,7 +243,7 @@ def _link_address(index: int) -> str:
 
 
 def _newest_child(pid: int) -> ProcessIdentity | None:
-    """Return what trains: the older child of a keeper is the parent that forked it."""
+    """Return what trains: the older child of a supervisor is the parent that forked it."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

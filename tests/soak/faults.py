@@ -15,7 +15,7 @@ from tests.soak.cluster import LINK_DELAY, SoakCluster
 from tests.soak.schedule import COORDINATOR, WORKERS, Fault
 
 KEEPER_DELAY = 2.0
-"""Seconds until a killed keeper is started again: RestartSec of the recipe's units."""
+"""Seconds until a killed supervisor is started again: RestartSec of the recipe's units."""
 _TURN = 0.1
 """Seconds of one turn of a stall: some of it the worker runs, the rest it is stopped."""
 _BALLAST = "ballast"

@@ -1,7 +1,7 @@
-"""`launch` for a soak: in an hour as many faults as in a year, and keepers that forget accordingly.
+"""`launch` for a soak: as many faults in an hour as in a year, and supervisors that forget faster.
 
-A keeper gives up after 20 failures in a row, and a failure is forgotten after ten healthy minutes:
-here after ten healthy seconds. Everything else is `launch`.
+A supervisor gives up after 20 failures in a row, and a failure is forgotten after ten healthy
+minutes: here after ten healthy seconds. Everything else is `launch`.
 """
 
 from __future__ import annotations

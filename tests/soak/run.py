@@ -100,7 +100,7 @@ def _disturb(
 
 
 def _living(cluster: SoakCluster) -> dict[str, ProcessIdentity]:
-    """Return coordinator, workers and their keepers by name, those that live."""
+    """Return coordinator, workers and their supervisors by name, those that live."""
     found: dict[str, ProcessIdentity] = {}
     for name in _PROCESSES:
         pair = cluster.pair(name)

@@ -21,8 +21,8 @@ class Kind:
     """One kind of fault."""
 
     weight: int
-    """How often it comes, relative to the others. A kill of a keeper costs seconds of CPU, a cut
-    next to none: the weights keep two cores busy with training most of the time."""
+    """How often it comes, relative to the others. A kill of a supervisor costs seconds of CPU, a
+    cut next to none: the weights keep two cores busy with training most of the time."""
     targets: tuple[str, ...]
     touches: str
     """What two faults must not change at once: a process, its link, its clock, or the disk."""

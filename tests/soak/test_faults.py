@@ -38,7 +38,7 @@ class Link:
 
 
 class Stage:
-    """What faults need of a cluster: one process as keeper and child of everything."""
+    """What faults need of a cluster: one process as supervisor and child of everything."""
 
     def __init__(self, process: ProcessIdentity | None) -> None:
         self.process = process

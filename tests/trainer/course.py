@@ -11,7 +11,7 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
 from trainer.distill.stopping import Stop
 from trainer.distill.student.inputs import FreshStudent
-from trainer.distill.student.run import Device, run_student
+from trainer.distill.student.run import StudentDevice, run_student
 from trainer.tracking.metrics import read_metrics
 
 
@@ -45,7 +45,7 @@ class Course:
         return run_student(
             self.config,
             "run",
-            Device(backend="cpu", threads=1, compiled=compiled),
+            StudentDevice(backend="cpu", threads=1, compiled=compiled),
             teacher_timeout=timeout,
             stop=Stop() if stop is None else stop,
             fresh=fresh,

@@ -12,7 +12,7 @@ import small_model
 import torch
 
 from trainer.data.documents import Documents
-from trainer.distill.teacher.assignment import Assignment, Wish, assign
+from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
 from trainer.distill.teacher.run import Teaching
 from trainer.distill.teacher.scoring import Teacher, open_teacher
 from trainer.distill.tokenizer.trim import trim
@@ -58,7 +58,7 @@ def write_trimmed(folder: Path, model: Path, corpus: Path, size: int = 266) -> P
     return folder
 
 
-def wish(model: Path, corpus: Path, output: Path, **changes: Any) -> Wish:
+def wish(model: Path, corpus: Path, output: Path, **changes: Any) -> ScoringRequest:
     settings: dict[str, Any] = {
         "tokenizer": None,
         "scheme": TOPK,
@@ -67,7 +67,7 @@ def wish(model: Path, corpus: Path, output: Path, **changes: Any) -> Wish:
         "dtype": "float32",
         "values": "float32",
     }
-    return Wish(model=str(model), data=[corpus], output=output, **(settings | changes))
+    return ScoringRequest(model=str(model), data=[corpus], output=output, **(settings | changes))
 
 
 def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
@@ -81,7 +81,7 @@ def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
     )
 
 
-def teach(wanted: Wish, **options: Any) -> Assignment:
+def teach(wanted: ScoringRequest, **options: Any) -> Assignment:
     """Score what is missing."""
     assignment = assign(wanted)
     opener: Callable[[], Teacher] = options.pop("open_teacher", lambda: load(assignment))

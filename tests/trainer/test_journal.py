@@ -14,7 +14,7 @@ from trainer.errors import StorageError, UnprovedError
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.tracking.metrics import read_metrics
-from trainer.tracking.run_recorder import SAVING_VARIABLE, Journal
+from trainer.tracking.run_recorder import SAVING_VARIABLE, RunRecorder
 from trainer.tracking.status import read_status
 
 
@@ -66,17 +66,17 @@ def store() -> StuckStore:
 
 
 @pytest.fixture
-def journal(store: StuckStore, tmp_path: Path) -> Journal:
+def journal(store: StuckStore, tmp_path: Path) -> RunRecorder:
     job: Any = SimpleNamespace(run_id="run", data="d" * 64)
     stands: Any = store
-    return Journal(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+    return RunRecorder(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
 
 
 def save_of(step: int, validation: dict[str, Any] | None = None) -> Save:
     return Save(tiny_state(step, tiny_layout()).snapshot(), 1, validation)
 
 
-def test_a_slow_disk_does_not_pile_up_snapshots(journal: Journal, store: StuckStore) -> None:
+def test_a_slow_disk_does_not_pile_up_snapshots(journal: RunRecorder, store: StuckStore) -> None:
     """A checkpoint that waits gives way to a newer one: each would keep three gradients alive."""
     saves = [save_of(step) for step in range(1, 6)]
     journal.save(saves[0])
@@ -89,13 +89,13 @@ def test_a_slow_disk_does_not_pile_up_snapshots(journal: Journal, store: StuckSt
     assert store.saved == [1, 5]
 
 
-def test_a_defect_in_the_last_save_is_no_success(journal: Journal) -> None:
+def test_a_defect_in_the_last_save_is_no_success(journal: RunRecorder) -> None:
     journal._store = BrokenStore()  # type: ignore[assignment]
     journal.save(save_of(1))
     assert journal.close(0, "done") == 6
 
 
-def test_a_rated_checkpoint_does_not_give_way(journal: Journal, store: StuckStore) -> None:
+def test_a_rated_checkpoint_does_not_give_way(journal: RunRecorder, store: StuckStore) -> None:
     """It may be the best one."""
     journal.save(save_of(1))
     assert store.begun.wait(30)
@@ -107,14 +107,14 @@ def test_a_rated_checkpoint_does_not_give_way(journal: Journal, store: StuckStor
     assert store.saved == [1, 2, 4]
 
 
-def saved_in_turn(journal: Journal, *steps: int) -> None:
+def saved_in_turn(journal: RunRecorder, *steps: int) -> None:
     """Save steps, each after the one before has come to its end."""
     for step in steps:
         journal.save(save_of(step))
         journal._writer.submit(lambda: None).result(30)
 
 
-def test_a_failed_save_is_an_alarm_and_a_second_one_in_a_row_halts(journal: Journal) -> None:
+def test_a_failed_save_is_an_alarm_and_a_second_one_in_a_row_halts(journal: RunRecorder) -> None:
     journal._store = FullStore(2)  # type: ignore[assignment]  # it has what a journal calls
     saved_in_turn(journal, 1)
     assert journal.failure is None
@@ -126,7 +126,7 @@ def test_a_failed_save_is_an_alarm_and_a_second_one_in_a_row_halts(journal: Jour
     assert journal.close(journal.failure.exit_code, said) == 6
 
 
-def test_a_save_that_succeeds_in_between_forgives_the_first(journal: Journal) -> None:
+def test_a_save_that_succeeds_in_between_forgives_the_first(journal: RunRecorder) -> None:
     store = FullStore(1)
     journal._store = store  # type: ignore[assignment]
     saved_in_turn(journal, 1, 2)
@@ -138,14 +138,14 @@ def test_a_save_that_succeeds_in_between_forgives_the_first(journal: Journal) ->
     assert journal.close(0, "done") == 0
 
 
-def test_a_defect_counts_like_a_full_disk(journal: Journal) -> None:
+def test_a_defect_counts_like_a_full_disk(journal: RunRecorder) -> None:
     journal._store = BrokenStore()  # type: ignore[assignment]
     saved_in_turn(journal, 1, 2)
     assert isinstance(journal.failure, StorageError)
     journal.close(6, "")
 
 
-def test_an_unproved_end_whose_checkpoint_failed_is_the_disks_fault(journal: Journal) -> None:
+def test_an_unproved_end_whose_checkpoint_failed_is_the_disks_fault(journal: RunRecorder) -> None:
     journal._store = FullStore(1)  # type: ignore[assignment]
     saved_in_turn(journal, 1)
     assert journal.close(UnprovedError.exit_code, "not proved") == StorageError.exit_code
@@ -159,7 +159,7 @@ def test_a_mark_says_while_something_is_being_saved(
     monkeypatch.setenv(SAVING_VARIABLE, str(mark))
     job: Any = SimpleNamespace(run_id="run", data="d" * 64)
     stands: Any = store
-    journal = Journal(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+    journal = RunRecorder(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
     assert not mark.exists()
     journal.save(save_of(1))
     assert mark.exists(), "from the moment that it is asked for"
@@ -183,14 +183,14 @@ def test_a_mark_that_cannot_be_made_is_no_reason_not_to_save(
     monkeypatch.setenv(SAVING_VARIABLE, str(tmp_path / "gone" / "saving"))
     job: Any = SimpleNamespace(run_id="run", data="d" * 64)
     stands: Any = store
-    journal = Journal(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+    journal = RunRecorder(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
     store.free.set()
     journal.save(save_of(1))
     assert journal.close(0, "done") == 0
     assert store.saved == [1]
 
 
-def test_a_run_that_waits_says_so_until_it_goes_on(journal: Journal, tmp_path: Path) -> None:
+def test_a_run_that_waits_says_so_until_it_goes_on(journal: RunRecorder, tmp_path: Path) -> None:
     def state() -> tuple[str, str | None]:
         status = read_status(tmp_path / "status.json")
         return status["state"], status["reason"]
@@ -216,7 +216,7 @@ def test_a_run_that_waits_says_so_until_it_goes_on(journal: Journal, tmp_path: P
 
 
 def test_an_idle_worker_is_active_again_when_it_has_a_share(
-    journal: Journal, tmp_path: Path
+    journal: RunRecorder, tmp_path: Path
 ) -> None:
     who = {"host": "a", "device": "cpu", "backend": "cpu", "backend_reason": ""}
     journal.emit({"event": "joined", "rank": 0, **who})
@@ -236,7 +236,7 @@ def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: 
     elsewhere = config.checkpoint.model_copy(update={"folder": str(share.folder)})
     config = config.model_copy(update={"checkpoint": elsewhere})
     job: Any = SimpleNamespace(run_id="run", data="d" * 64)
-    journal = Journal(tmp_path / "output", share, config, job, StepPlan(100, 10, 1), 1)
+    journal = RunRecorder(tmp_path / "output", share, config, job, StepPlan(100, 10, 1), 1)
     assert not (share.folder / "status.json").exists()
     assert journal.close(5, "NaN in the loss") == 5
     said = read_status(share.folder / "status.json")

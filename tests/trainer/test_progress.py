@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from trainer.tracking.progress import GuardedView, LiveView, Pace, PlainView, duration, open_view
+from trainer.tracking.progress import (
+    GuardedView,
+    LiveView,
+    PlainView,
+    StepTimes,
+    duration,
+    open_view,
+)
 
 
 def status(step: int, **changes: Any) -> dict[str, Any]:
@@ -195,7 +202,7 @@ def test_a_wrong_status_does_not_stop_training(caplog: pytest.LogCaptureFixture)
 
 def test_pace_survives_a_resume():
     clock = Clock()
-    pace = Pace(clock)
+    pace = StepTimes(clock)
     assert pace.left(10) is None
     for step in (5, 6, 7):
         clock.now += 2.0

@@ -14,10 +14,10 @@ from trainer import build, roles
 from trainer.checkpoint.store import find_checkpoint
 from trainer.config.run import RunConfig, load
 from trainer.errors import InputError
-from trainer.roles import Place
+from trainer.roles import Placement
 from trainer.tracking.metrics import read_metrics
 
-ALONE = Place(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
+ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_resuming_continues_with_the_same_bits(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert roles.run_local(config(model, whole), "run", ALONE) == 0
 
-    class StopInThird(build.Journal):
+    class StopInThird(build.RunRecorder):
         interrupt = None
 
         def emit(self, event: dict) -> None:
@@ -122,7 +122,7 @@ def test_resuming_continues_with_the_same_bits(
                 StopInThird.interrupt("the test says so")
 
     with monkeypatch.context() as patch:
-        patch.setattr(build, "Journal", StopInThird)
+        patch.setattr(build, "RunRecorder", StopInThird)
         patch.setattr(roles, "on_signal", lambda f: setattr(StopInThird, "interrupt", f))
         assert roles.run_local(config(model, parts), "run", ALONE) == 0
     status = json.loads((parts / "status.json").read_bytes())

@@ -93,7 +93,7 @@ def finetune(
         )
     from trainer import roles
 
-    place = roles.Place(
+    place = roles.Placement(
         gpus=gpus,
         backend=flags["gpu_backend"],
         threads=flags["threads"],

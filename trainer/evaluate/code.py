@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
-from trainer.evaluate.sandbox import Sandbox, Trial, Verdict
+from trainer.evaluate.sandbox import Sandbox, Trial, TrialResult
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """Where a function is over: the paper's own, section 3.2."""
@@ -74,7 +74,9 @@ def read_problems(path: Path) -> list[Problem]:
     return problems
 
 
-def judge(sandbox: Sandbox, trials: Sequence[Trial], threads: int | None = None) -> list[Verdict]:
+def judge(
+    sandbox: Sandbox, trials: Sequence[Trial], threads: int | None = None
+) -> list[TrialResult]:
     """Run trials, several at a time; none outlives this call, whatever ends it."""
     pool = ThreadPoolExecutor(threads or os.cpu_count())
     try:

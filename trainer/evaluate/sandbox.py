@@ -62,7 +62,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialResult:
     """How a trial ended."""
 
     passed: bool
@@ -98,7 +98,7 @@ class Sandbox:
             try:
                 verdict = self.run(Trial(program="def f(): pass", entry_point="f", test="f()"))
             except OSError as error:
-                verdict = Verdict(False, f"{bwrap}: {error.strerror}")
+                verdict = TrialResult(False, f"{bwrap}: {error.strerror}")
             if verdict.passed:
                 return
             reasons.append(verdict.reason)
@@ -107,7 +107,7 @@ class Sandbox:
             "user namespaces, else leave out the task code"
         )
 
-    def run(self, trial: Trial) -> Verdict:
+    def run(self, trial: Trial) -> TrialResult:
         """Put a program to its tests."""
         job = json.dumps(vars(trial)).encode()
         with tempfile.TemporaryFile() as errors, ExitStack() as stack:
@@ -126,11 +126,11 @@ class Sandbox:
                 with suppress(BrokenPipeError):  # then its exit code and last words say more
                     tests.communicate(job, timeout=self._limits.seconds)
             except subprocess.TimeoutExpired:
-                return Verdict(False, f"ran for more than {self._limits.seconds:g} s")
+                return TrialResult(False, f"ran for more than {self._limits.seconds:g} s")
             tests.wait()
             if tests.returncode == 0:
-                return Verdict(True)
-            return Verdict(False, _last_line(errors)[:200] or f"ended with {tests.returncode}")
+                return TrialResult(True)
+            return TrialResult(False, _last_line(errors)[:200] or f"ended with {tests.returncode}")
 
     def stop(self) -> None:
         """End all trials that run in other threads."""

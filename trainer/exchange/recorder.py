@@ -8,7 +8,7 @@ from trainer.errors import TrainerError
 from trainer.exchange.protocol.actions import Save
 
 
-class Keeper(Protocol):
+class Recorder(Protocol):
     """Takes events and checkpoints; must not block the exchange."""
 
     def emit(self, event: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ INTERVAL = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """What a teacher says of itself."""
 
     name: str
@@ -42,7 +42,7 @@ class Beat:
     tokens_per_second: float | None = None
 
 
-class TeacherBeat:
+class TeacherHeartbeat:
     """Keeps a teacher's heartbeat going in a thread of its own, until `done` or `failed`.
 
     A disk that refuses a beat raises an alarm in the log and stops nothing. As a context manager
@@ -52,7 +52,7 @@ class TeacherBeat:
     def __init__(self, folder: LogitsFolder, name: str, interval: float = INTERVAL) -> None:
         assert Path(name).name == name
         self._path = folder.path / TEACHERS / f"{name}.json"
-        self._beat = Beat(name=name)
+        self._beat = Heartbeat(name=name)
         self._counter = 0
         self._outage = Outage(self._path, logger.warning)
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class TeacherBeat:
         """Say why nothing more comes from this teacher, and end."""
         self._finish(replace(self._beat, state="failed", reason=reason))
 
-    def _finish(self, last: Beat) -> None:
+    def _finish(self, last: Heartbeat) -> None:
         self._end()
         self._beat = last
         self._write()
@@ -130,7 +130,7 @@ class TeacherBeat:
 class TeacherStatus:
     """A teacher as a reader sees it."""
 
-    beat: Beat
+    beat: Heartbeat
     silent: float
     """Seconds since its file changed, or since it was first seen."""
 
@@ -142,7 +142,7 @@ class TeacherWatch:
         self._folder = folder.path / TEACHERS
         self._clock = clock
         self._began = clock()
-        self._seen: dict[str, tuple[bytes, Beat, float]] = {}
+        self._seen: dict[str, tuple[bytes, Heartbeat, float]] = {}
 
     def look(self) -> list[TeacherStatus]:
         """Return every teacher that ever wrote here, by name."""
@@ -172,6 +172,6 @@ class TeacherWatch:
         return min([self._clock() - self._began, *silences])
 
 
-def _parse(content: bytes) -> Beat:
+def _parse(content: bytes) -> Heartbeat:
     tree: Any = json.loads(content)
-    return Beat(**{name: tree[name] for name in Beat.__dataclass_fields__})
+    return Heartbeat(**{name: tree[name] for name in Heartbeat.__dataclass_fields__})

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ShardVerdict:
     """What became of one shard."""
 
     number: int
@@ -22,7 +22,7 @@ class Verdict:
     reason: str | None = None
 
 
-def verdicts(folder: LogitsFolder) -> Iterator[Verdict]:
+def verdicts(folder: LogitsFolder) -> Iterator[ShardVerdict]:
     """Read every byte of every shard, one after the other.
 
     Raises:
@@ -32,8 +32,8 @@ def verdicts(folder: LogitsFolder) -> Iterator[Verdict]:
         try:
             if folder.is_there(plan.number):
                 folder.verify(plan.number)
-                yield Verdict(plan.number, plan.name, "whole")
+                yield ShardVerdict(plan.number, plan.name, "whole")
             else:
-                yield Verdict(plan.number, plan.name, "missing")
+                yield ShardVerdict(plan.number, plan.name, "missing")
         except StorageError as error:
-            yield Verdict(plan.number, plan.name, "damaged", str(error))
+            yield ShardVerdict(plan.number, plan.name, "damaged", str(error))

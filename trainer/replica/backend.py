@@ -49,7 +49,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Wish:
+class BackendRequest:
     """What is to be opened."""
 
     model_dir: Path
@@ -64,7 +64,7 @@ class Wish:
     """What a teacher expected is known in parts as a sum only."""
 
 
-Opener = Callable[[Wish], Replica]
+Opener = Callable[[BackendRequest], Replica]
 
 
 def choose(
@@ -89,7 +89,7 @@ def choose(
     openers = openers or OPENERS
 
     def opener(backend: Backend) -> Callable[[], Replica]:
-        wish = Wish(model_dir, config, layout, gpu, threads, backend == wanted, rest)
+        wish = BackendRequest(model_dir, config, layout, gpu, threads, backend == wanted, rest)
         return lambda: openers[backend](wish)
 
     return Choice(*first_usable(wanted, gpu, {backend: opener(backend) for backend in CHAIN}))
@@ -190,14 +190,14 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
     return device
 
 
-def _open_cuda(wish: Wish) -> Replica:
+def _open_cuda(wish: BackendRequest) -> Replica:
     device = cuda_device(wish.gpu)
     from trainer.replica.torch.replica import TorchReplica
 
     return TorchReplica(wish.model_dir, wish.config, wish.layout, device, wish.threads)
 
 
-def _open_wgpu(wish: Wish) -> Replica:
+def _open_wgpu(wish: BackendRequest) -> Replica:
     """Open our engine; an adapter that is the CPU in disguise only for who asked for wgpu.
 
     What it refuses, such as a model beyond the card's memory, torch may still do.
@@ -214,7 +214,7 @@ def _open_wgpu(wish: Wish) -> Replica:
         raise UnusableError(str(error)) from None
 
 
-def _open_cpu(wish: Wish) -> Replica:
+def _open_cpu(wish: BackendRequest) -> Replica:
     with announced("importing torch"):
         from trainer.replica.torch.replica import TorchReplica
     return TorchReplica(wish.model_dir, wish.config, wish.layout, "cpu", wish.threads)

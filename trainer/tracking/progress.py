@@ -103,7 +103,7 @@ class GuardedView:
                 view.close()
 
 
-class Pace:
+class StepTimes:
     """Seconds a step over the last steps, for the time that is left."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, window: int = 50) -> None:
@@ -138,7 +138,7 @@ class PlainView:
         self._stream = stream
         self._interval = interval
         self._clock = clock
-        self._pace = Pace(clock)
+        self._pace = StepTimes(clock)
         self._shown: tuple[float, int, str] | None = None
         self._validated: Mapping[str, Any] | None = None
 
@@ -186,7 +186,7 @@ class LiveView:
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = ViewConsole(file=stream)  # honours NO_COLOR by itself
-        self._pace = Pace(clock)
+        self._pace = StepTimes(clock)
         self._status: Status | None = None
         self._events: deque[str] = deque(maxlen=5)
         # Drawn on update only: no thread that could fail out of sight.

@@ -1,4 +1,4 @@
-"""The Keeper of a run: its events become metrics, status and a view; its saves, checkpoints."""
+"""The record of a run: its events become metrics, status and a view; its saves, checkpoints."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 SAVING_VARIABLE = "MOTLEY_SAVING"
 """Names a file that is there while a checkpoint is being saved: a supervisor then waits with an end
-by force. Set by the launcher's keepers."""
+by force. Set by the launcher's supervisors."""
 _STUDENT = ("ce", "kl", "alpha", "waited_seconds")
 _QUIET = ("step", "validation", "verified", "listening")
 """Events that the view shows as figures, or not at all."""
 
 
-class Journal:
+class RunRecorder:
     """Writes below the run's output folder, beside the training.
 
     A slow disk never stops the run, and neither does a save that fails; a second one in a row does.

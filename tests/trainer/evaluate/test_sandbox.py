@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import InputError
-from trainer.evaluate.sandbox import Limits, Sandbox, Trial, Verdict
+from trainer.evaluate.sandbox import Limits, Sandbox, Trial, TrialResult
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def sandbox() -> Sandbox:
         pytest.skip(f"needs bwrap: {error}")
 
 
-def attempt(sandbox: Sandbox, program: str) -> Verdict:
+def attempt(sandbox: Sandbox, program: str) -> TrialResult:
     """Run a program where programs under test run; it passes when it comes to its end."""
     called = f"def attack():\n    exec({program!r}, {{'__name__': '__main__'}})\n"
     return sandbox.run(Trial(program=called, entry_point="attack", test="attack()"))

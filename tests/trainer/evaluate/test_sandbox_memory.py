@@ -13,7 +13,7 @@ import pytest
 
 from trainer.errors import InputError
 from trainer.evaluate import syscalls
-from trainer.evaluate.sandbox import Limits, Sandbox, Trial, Verdict
+from trainer.evaluate.sandbox import Limits, Sandbox, Trial, TrialResult
 
 MIB = 1024**2
 LIMIT = 256 * MIB
@@ -28,7 +28,7 @@ def sandbox() -> Sandbox:
         pytest.skip(f"needs bwrap: {error}")
 
 
-def attempt(sandbox: Sandbox, program: str) -> Verdict:
+def attempt(sandbox: Sandbox, program: str) -> TrialResult:
     called = f"def attack():\n    exec({program!r}, {{'__name__': '__main__'}})\n"
     return sandbox.run(Trial(program=called, entry_point="attack", test="attack()"))
 

@@ -31,6 +31,6 @@ class Bystander:
         """A run is only done when a worker proved its last state, and all that are there did."""
         if (finish.exit_code, finish.reason) == (0, "done"):
             step = self._coordinator.training.state.step
-            present = {self._proved.get(m.link) for m in self._coordinator.roster.ready()}
+            present = {self._proved.get(m.link) for m in self._coordinator.membership.ready()}
             assert present <= {step}, "someone who is there did not prove the last state"
             assert step in self._proved.values(), "no worker proved the last state"

@@ -1,4 +1,4 @@
-"""A GradientServer in this process, with a keeper that remembers, and a peer in a thread."""
+"""A GradientServer in this process, with a supervisor that remembers, and a peer in a thread."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class SimulatedShell:
             for frame in wire.up.received(data):
                 self.bystander.saw(wire.number, frame)
                 self._perform(self.coordinator.receive(wire.number, frame, self.now))
-                if self.coordinator.roster.by_link(wire.number):
+                if self.coordinator.membership.by_link(wire.number):
                     wire.up.decoder.admit()
                 if self.finish:
                     return

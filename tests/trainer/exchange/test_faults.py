@@ -135,7 +135,7 @@ def test_orphans_are_dealt_once_when_their_owner_comes_and_goes_before_it_is_rea
     cluster.connect(owner)
     cluster.deliver_up(owner)  # let in, but it never proves its state
     assert cluster.coordinator
-    assert len(cluster.coordinator.roster) == 1
+    assert len(cluster.coordinator.membership) == 1
     cluster.kill(owner)
     assert covered(open_round(cluster).orphans) == set(range(8))
     cluster.run_to_end()

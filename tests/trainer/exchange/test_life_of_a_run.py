@@ -107,12 +107,12 @@ def test_a_killed_coordinator_goes_on_from_its_checkpoint(problem: ExactProblem,
     cluster = SimulatedCluster(problem, workers=3)
     until_step(cluster, step)
     last = saved(cluster)[-1][0] if cluster.saves else 0
-    generation = cluster.coordinator.roster.generation if cluster.coordinator else 0
+    generation = cluster.coordinator.membership.generation if cluster.coordinator else 0
     cluster.kill_coordinator(delivered=50)
     cluster.start_coordinator()
     assert cluster.step == last
     assert cluster.coordinator
-    assert cluster.coordinator.roster.generation <= generation
+    assert cluster.coordinator.membership.generation <= generation
     cluster.run_to_end()
     steps = [event["step"] for event in cluster.named("step")]
     assert steps == [*range(1, step + 1), *range(last + 1, 7)]

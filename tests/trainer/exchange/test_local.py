@@ -17,7 +17,7 @@ from trainer.optimizer import AdamW, TrainState, weights_digest
 
 
 class Listing:
-    """A keeper that keeps lists."""
+    """A supervisor that keeps lists."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []

@@ -152,7 +152,7 @@ def test_nothing_counts_before_a_valid_request(problem: ExactProblem, frame: Fra
     cluster.deliver_down(worker)
     assert not cluster.wires
     assert cluster.coordinator
-    assert len(cluster.coordinator.roster) == 0
+    assert len(cluster.coordinator.membership) == 0
 
 
 def test_a_second_request_on_the_same_link_ends_it(problem: ExactProblem):
@@ -164,7 +164,7 @@ def test_a_second_request_on_the_same_link_ends_it(problem: ExactProblem):
     cluster.deliver_up(worker)
     assert cluster.named("lost")
     assert cluster.coordinator
-    assert len(cluster.coordinator.roster) == 0
+    assert len(cluster.coordinator.membership) == 0
 
 
 def test_a_wrong_proof_of_the_state_is_not_believed(problem: ExactProblem):

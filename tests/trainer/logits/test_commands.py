@@ -11,7 +11,7 @@ from trainer.commands.distill.inspect import inspect
 from trainer.commands.distill.verify import verify
 from trainer.errors import InputError, StorageError
 from trainer.logits.dataset import SHARD_FILE
-from trainer.logits.heartbeat import TeacherBeat
+from trainer.logits.heartbeat import TeacherHeartbeat
 
 DESCRIPTION = tiny_description(SCHEMES["topk"])
 
@@ -68,7 +68,7 @@ def test_a_folder_that_is_none_is_one_line(tmp_path, command):
 def test_inspect_measures(tmp_path, kind):
     description = tiny_description(SCHEMES[kind])
     folder = tiny_folder(tmp_path, description, write=[0, 2])
-    with TeacherBeat(folder, "intel-1") as beat:
+    with TeacherHeartbeat(folder, "intel-1") as beat:
         beat.beat(shards_done=2, shards=3, tokens_per_second=812.0)
         beat.failed("the disk is full")
     result = call(inspect, tmp_path, "--json")
@@ -119,7 +119,10 @@ def test_inspect_names_what_cannot_be_read(tmp_path):
 def test_inspect_knows_a_living_teacher_from_a_silent_one(tmp_path, monkeypatch):
     folder = tiny_folder(tmp_path, DESCRIPTION, write=[])
     monkeypatch.setattr("trainer.logits.heartbeat.INTERVAL", 0.4)
-    with TeacherBeat(folder, "lives", interval=0.02), TeacherBeat(folder, "hangs", interval=3600):
+    with (
+        TeacherHeartbeat(folder, "lives", interval=0.02),
+        TeacherHeartbeat(folder, "hangs", interval=3600),
+    ):
         text = call(inspect, tmp_path).output
     assert "lives: running, 0 of 0 shards\n" in text
     assert "hangs: running, 0 of 0 shards, no beat just now\n" in text

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny_logits import SCHEMES, tiny_description, tiny_folder
 
-from trainer.logits.heartbeat import TeacherBeat, TeacherWatch
+from trainer.logits.heartbeat import TeacherHeartbeat, TeacherWatch
 
 DESCRIPTION = tiny_description(SCHEMES["topk"])
 
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 
 def test_a_beat_is_read_as_it_was_written(folder):
-    with TeacherBeat(folder, "intel-1") as beat:
+    with TeacherHeartbeat(folder, "intel-1") as beat:
         beat.beat(shards_done=1, shards=3, tokens_per_second=812.5)
         [seen] = TeacherWatch(folder).look()
         assert (seen.beat.name, seen.beat.state) == ("intel-1", "running")
@@ -44,7 +44,7 @@ def test_a_beat_is_read_as_it_was_written(folder):
 
 
 def test_an_exception_is_the_reason(folder):
-    with pytest.raises(OSError, match="no more"), TeacherBeat(folder, "a"):
+    with pytest.raises(OSError, match="no more"), TeacherHeartbeat(folder, "a"):
         raise OSError("no more")
     [seen] = TeacherWatch(folder).look()
     assert (seen.beat.state, seen.beat.reason) == ("failed", "no more")
@@ -53,7 +53,7 @@ def test_an_exception_is_the_reason(folder):
 def test_it_beats_while_the_teacher_is_busy(folder):
     """One forward may take minutes: nobody calls `beat`, and still the file changes."""
     path = folder.path / "teachers" / "a.json"
-    with TeacherBeat(folder, "a", interval=0.01) as beat:
+    with TeacherHeartbeat(folder, "a", interval=0.01) as beat:
         counters = set()
         while len(counters) < 3:
             counters.add(json.loads(path.read_text())["counter"])
@@ -66,7 +66,7 @@ def test_it_beats_while_the_teacher_is_busy(folder):
 def test_silence_is_measured_by_change_on_the_readers_clock(folder):
     clock = Clock()
     path = folder.path / "teachers" / "a.json"
-    with TeacherBeat(folder, "a", interval=3600) as beat:
+    with TeacherHeartbeat(folder, "a", interval=3600) as beat:
         os.utime(path, (0, 0))  # the teacher's clock is decades behind
         watch = TeacherWatch(folder, clock)
         assert watch.quiet() == 0
@@ -85,12 +85,12 @@ def test_those_that_ended_are_no_sign_of_life(folder):
     clock = Clock()
     watch = TeacherWatch(folder, clock)
     for name in ("a", "b"):
-        with TeacherBeat(folder, name) as beat:
+        with TeacherHeartbeat(folder, name) as beat:
             beat.done() if name == "a" else beat.failed("the disk is full")
     clock.now += 30
     assert [each.beat.state for each in watch.look()] == ["done", "failed"]
     assert watch.quiet() == 30
-    with TeacherBeat(folder, "c") as beat:
+    with TeacherHeartbeat(folder, "c") as beat:
         assert watch.quiet() == 0
         beat.done()
 
@@ -99,8 +99,8 @@ def test_a_killed_teacher_falls_silent(folder):
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from trainer.logits.dataset import LogitsFolder\n"
-        "from trainer.logits.heartbeat import TeacherBeat\n"
-        "beat = TeacherBeat(LogitsFolder(Path(sys.argv[1])), 'a', interval=0.01)\n"
+        "from trainer.logits.heartbeat import TeacherHeartbeat\n"
+        "beat = TeacherHeartbeat(LogitsFolder(Path(sys.argv[1])), 'a', interval=0.01)\n"
         "print('up', flush=True)\ntime.sleep(600)\n"
     )
     process = subprocess.Popen(
@@ -124,7 +124,7 @@ def test_a_killed_teacher_falls_silent(folder):
 
 def test_a_full_disk_stops_no_teacher(folder, caplog):
     (folder.path / "teachers").rename(folder.path / "gone")
-    with TeacherBeat(folder, "a") as beat:
+    with TeacherHeartbeat(folder, "a") as beat:
         beat.beat(shards_done=1, shards=3)
         beat.done()
     assert [each.message for each in caplog.records if "not written" in each.message]

@@ -17,7 +17,7 @@ from tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 from trainer.data.order import epoch_order
 from trainer.errors import InputError, UnreachableError
 from trainer.logits.dataset import SHARD_FILE, LogitsFolder
-from trainer.logits.heartbeat import TeacherBeat
+from trainer.logits.heartbeat import TeacherHeartbeat
 from trainer.logits.stream import Position, ShardStream
 
 LENGTHS = tuple((3 + number % 4,) * (1 + number % 3) for number in range(14))
@@ -158,7 +158,7 @@ def test_it_waits_for_a_slow_teacher(folder):
     timeout = 2.0
     folder.shard_path(2).rename(folder.path / "away")
     messages = []
-    with TeacherBeat(folder, "intel-1", interval=0.02) as beat:
+    with TeacherHeartbeat(folder, "intel-1", interval=0.02) as beat:
 
         def teach():
             time.sleep(1.2 * timeout)
@@ -175,7 +175,7 @@ def test_it_waits_for_a_slow_teacher(folder):
 
 def test_a_teacher_that_died_is_an_error(folder):
     folder.shard_path(4).rename(folder.path / "gone")
-    beat = TeacherBeat(folder, "intel-1", interval=3600)
+    beat = TeacherHeartbeat(folder, "intel-1", interval=3600)
     with pytest.raises(UnreachableError, match=r"shard-00004 .*intel-1 running, silent for"):
         keys(make(folder))
     beat.failed("the disk is full")
@@ -192,7 +192,7 @@ def test_no_teacher_at_all_is_an_error(folder):
 def test_done_with_missing_shards_says_which_and_what_to_run(folder):
     for number in (4, 6):
         folder.shard_path(number).rename(folder.path / f"gone-{number}")
-    with TeacherBeat(folder, "intel-1") as beat:
+    with TeacherHeartbeat(folder, "intel-1") as beat:
         beat.done()
     with pytest.raises(InputError, match=r"shards 4, 6 are missing .* run `trainer distill teach"):
         keys(make(folder))

@@ -14,7 +14,7 @@ from trainer.data.encoder import IGNORED
 from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
 from trainer.replica.torch.batch import AllTokens, NamedTokens, SoftRows, soft_rows
-from trainer.replica.torch.kd_loss import Mix, row_losses
+from trainer.replica.torch.kd_loss import KDWeights, row_losses
 
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 ROWS, VOCABULARY = 60, 400
@@ -43,7 +43,7 @@ def test_matrices_and_entries_agree(divergence: Divergence, temperature: float) 
     """In fp64, where the order of a sum does not show."""
     by_id = torch.arange(VOCABULARY).expand(ROWS, -1)
     logits, wanted = draw(2, ROWS, VOCABULARY), torch.arange(ROWS)
-    mix = Mix(0.7, temperature, divergence)
+    mix = KDWeights(0.7, temperature, divergence)
     parts = [
         whole(order, temperature).chunk(slice(0, ROWS), logits) for order in (by_id, by_id.flip(1))
     ]

@@ -79,7 +79,7 @@ def student(
         config = run_config.load(source, given)
     from trainer.distill.stopping import Stop
     from trainer.distill.student.inputs import FreshStudent
-    from trainer.distill.student.run import Device, run_student
+    from trainer.distill.student.run import StudentDevice, run_student
     from trainer.roles import on_signal
 
     stop = Stop()
@@ -87,7 +87,7 @@ def student(
     fresh = (
         FreshStudent(shape=shape, tokenizer_dir=Path(tokenizer)) if shape and tokenizer else None
     )
-    device = Device(backend=backend, gpu=gpu, threads=threads, compiled=compiled)
+    device = StudentDevice(backend=backend, gpu=gpu, threads=threads, compiled=compiled)
     code = run_student(
         config,
         run_id or config.name,

@@ -180,7 +180,7 @@ def _teach(
     batch_tokens: int | None,
     **wish: Any,
 ) -> None:
-    from trainer.distill.teacher.assignment import Wish, assign
+    from trainer.distill.teacher.assignment import ScoringRequest, assign
     from trainer.distill.teacher.progress import open_teacher_view
     from trainer.distill.teacher.run import Teaching
     from trainer.logits.scores import Scheme
@@ -193,7 +193,7 @@ def _teach(
         samples=samples,
         temperature=temperature,
     )
-    assignment = assign(Wish(model=model, scheme=kept, **wish))
+    assignment = assign(ScoringRequest(model=model, scheme=kept, **wish))
     view = open_teacher_view()
 
     def open_model() -> Teacher:

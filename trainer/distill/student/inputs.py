@@ -38,7 +38,7 @@ _TELL = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class StudentInputs:
     """What was read and checked before the device is opened."""
 
     config: RunConfig
@@ -133,7 +133,7 @@ def await_description(
 
 def read_inputs(
     config: RunConfig, run_id: str, folder: LogitsFolder, validation_file: SampleFile | None
-) -> Inputs:
+) -> StudentInputs:
     """Read everything that a student needs but its weights.
 
     Raises:
@@ -172,7 +172,7 @@ def read_inputs(
     except BaseException:
         store.release()
         raise
-    return Inputs(
+    return StudentInputs(
         config=config,
         job=job,
         folder=folder,

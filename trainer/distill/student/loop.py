@@ -20,7 +20,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.logits.stream import Position
 from trainer.optimizer import learning_rate_at
 from trainer.replica.torch.replica import TorchReplica
-from trainer.tracking.run_recorder import Journal
+from trainer.tracking.run_recorder import RunRecorder
 
 _PORTION = 64
 """Validation samples between two looks at whether to stop."""
@@ -35,7 +35,7 @@ class Student:
     replica: TorchReplica
     optimizer: StudentOptimizer
     feed: Feed
-    journal: Journal
+    journal: RunRecorder
     validation: Dataset | None
     stop: Stop
     step: int

@@ -14,7 +14,7 @@ from trainer.data.order import epoch_order
 from trainer.distill.stopping import Stop
 from trainer.distill.student.inputs import (
     FreshStudent,
-    Inputs,
+    StudentInputs,
     await_description,
     check_ahead,
     read_inputs,
@@ -25,7 +25,7 @@ from trainer.logits.stream import Position, ShardStream
 from trainer.model.initialization import initial_weights
 from trainer.storage import lease
 from trainer.storage.lease import Lease
-from trainer.tracking.run_recorder import Journal
+from trainer.tracking.run_recorder import RunRecorder
 from trainer.tracking.status import StatusFile, first_status, say_last
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from trainer.checkpoint.store import Restored
     from trainer.distill.student.loop import Student
     from trainer.distill.student.prefetch import Batch
-    from trainer.replica.backend import Choice, Opener, Wish
+    from trainer.replica.backend import BackendRequest, Choice, Opener
     from trainer.replica.base import Replica
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class StudentDevice:
     """What a student computes on."""
 
     backend: Backend = "auto"
@@ -55,7 +55,7 @@ class Device:
 def run_student(
     config: RunConfig,
     run_id: str,
-    device: Device,
+    device: StudentDevice,
     *,
     teacher_timeout: float,
     stop: Stop,
@@ -87,7 +87,7 @@ def run_student(
 def _run(
     config: RunConfig,
     run_id: str,
-    device: Device,
+    device: StudentDevice,
     teacher_timeout: float,
     stop: Stop,
     fresh: FreshStudent | None,
@@ -126,7 +126,7 @@ def _run(
 
 
 def _make_student(
-    inputs: Inputs, device: Device, teacher_timeout: float, stop: Stop, held: Lease
+    inputs: StudentInputs, device: StudentDevice, teacher_timeout: float, stop: Stop, held: Lease
 ) -> Student:
     """Open the device, bring the weights there, and begin to read.
 
@@ -150,7 +150,7 @@ def _make_student(
         optimizer.restore(restored.state)
     else:
         replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
-    journal = Journal(Path(config.output), inputs.store, config, inputs.job, plan, 1, held)
+    journal = RunRecorder(Path(config.output), inputs.store, config, inputs.job, plan, 1, held)
     journal.go_on(restored)
     journal.emit(
         {
@@ -192,17 +192,17 @@ def _make_student(
     )
 
 
-def _open(inputs: Inputs, device: Device) -> Choice:
+def _open(inputs: StudentInputs, device: StudentDevice) -> Choice:
     from trainer.replica.backend import UnusableError, choose, cuda_device
 
-    def open_torch(wish: Wish, device: str) -> Replica:
+    def open_torch(wish: BackendRequest, device: str) -> Replica:
         with announced("importing torch"):
             from trainer.replica.torch.replica import TorchReplica
         return TorchReplica(
             wish.model_dir, wish.config, wish.layout, device, wish.threads, moments=True
         )
 
-    def refuse(_: Wish) -> Replica:
+    def refuse(_: BackendRequest) -> Replica:
         raise UnusableError("students are trained by torch")
 
     openers: dict[Backend, Opener] = {

@@ -34,7 +34,7 @@ SHARD_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ScoringRequest:
     """What somebody wants to have scored."""
 
     model: str
@@ -63,7 +63,7 @@ class Assignment:
     folder: LogitsFolder
 
 
-def assign(wish: Wish) -> Assignment:
+def assign(wish: ScoringRequest) -> Assignment:
     """Write what is wanted into the output folder, or compare it with what is there.
 
     Raises:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.logits.description import ShardPlan
-from trainer.tracking.progress import Pace, ProgressView, ViewConsole, choose_view, duration
+from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choose_view, duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Tally:
         self._done: set[int] = set()
         self._reading = 0  # tokens of shards that are not on disk yet
         self._read = 0
-        self._pace = Pace(clock)
+        self._pace = StepTimes(clock)
 
     def begin(self) -> None:
         """Start the clock: the model is there."""

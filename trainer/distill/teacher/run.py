@@ -16,7 +16,7 @@ from trainer.distill.teacher.progress import Headway, Tally
 from trainer.errors import StorageError
 from trainer.interruption import Interrupted
 from trainer.logits.description import ShardPlan
-from trainer.logits.heartbeat import INTERVAL, TeacherBeat
+from trainer.logits.heartbeat import INTERVAL, TeacherHeartbeat
 
 if TYPE_CHECKING:  # torch and transformers come with it: not when all is scored already
     from trainer.distill.teacher.scoring import Teacher
@@ -73,7 +73,7 @@ class Teaching:
             StorageError: a shard could not be written; nothing half-written is left.
             Interrupted: the pass was stopped; a shard that was scored is written first.
         """
-        with TeacherBeat(self._folder, self._name) as beat:
+        with TeacherHeartbeat(self._folder, self._name) as beat:
             try:
                 self._pass(beat, stay)
             except Interrupted:
@@ -83,7 +83,7 @@ class Teaching:
             beat.done()
         return self._tally.headway
 
-    def _pass(self, beat: TeacherBeat, stay: bool) -> None:
+    def _pass(self, beat: TeacherHeartbeat, stay: bool) -> None:
         with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
             for plan in self._due():
                 if self._over():
@@ -130,7 +130,7 @@ class Teaching:
             return False
         return True
 
-    def _score(self, plan: ShardPlan, beat: TeacherBeat, writer: ThreadPoolExecutor) -> None:
+    def _score(self, plan: ShardPlan, beat: TeacherHeartbeat, writer: ThreadPoolExecutor) -> None:
         if self._teacher is None:
             self._teacher = self._open_teacher()
             self._tally.begin()
@@ -151,7 +151,7 @@ class Teaching:
             self._writing = None
             self._tally.written(plan)
 
-    def _show(self, beat: TeacherBeat) -> None:
+    def _show(self, beat: TeacherHeartbeat) -> None:
         self._on_headway(asdict(self._tally.headway))
         if time.monotonic() - self._beaten_at >= INTERVAL:
             self._beaten_at = time.monotonic()

@@ -9,7 +9,7 @@ memory; so the run may be a few steps ahead of a joiner, then it waits.
 from __future__ import annotations
 
 from trainer.exchange.coordinator.outbox import Outbox
-from trainer.exchange.protocol.members import Member, Roster
+from trainer.exchange.protocol.members import Member, Membership
 
 AHEAD = 4
 """Steps that the run may be ahead of a joiner: a state is three gradients, and one to spare."""
@@ -21,8 +21,10 @@ _SILENT = 1.0
 class Joiners:
     """Looks at the members that are not ready; `streams` are sent to each in a step."""
 
-    def __init__(self, roster: Roster, outbox: Outbox, streams: int, patience: float) -> None:
-        self._roster = roster
+    def __init__(
+        self, membership: Membership, outbox: Outbox, streams: int, patience: float
+    ) -> None:
+        self._membership = membership
         self._outbox = outbox
         self._limit = AHEAD * streams
         self._patience = patience
@@ -62,7 +64,7 @@ class Joiners:
         return behind if waited > self._patience else []
 
     def _joining(self) -> list[Member]:
-        return [member for member in self._roster if not member.ready]
+        return [member for member in self._membership if not member.ready]
 
 
 def _waiting(member: Member) -> int:

@@ -19,7 +19,7 @@ from trainer.exchange.coordinator.training import Training
 from trainer.exchange.coordinator.validation import Score
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.actions import Action, Finish
-from trainer.exchange.protocol.members import Certified, Job, Member, RefusalError, Roster
+from trainer.exchange.protocol.members import Certified, Job, Member, Membership, RefusalError
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
@@ -56,7 +56,7 @@ class Coordinator:
     ) -> None:
         self.phase: Phase = "waiting"
         self.expect_workers = expect_workers
-        self.roster = Roster(job, generation)
+        self.membership = Membership(job, generation)
         self._outbox = Outbox()
         self.training = Training(
             config=config,
@@ -64,13 +64,13 @@ class Coordinator:
             plan=plan,
             validation_samples=validation_samples,
             state=state,
-            roster=self.roster,
+            membership=self.membership,
             outbox=self._outbox,
             score=score,
         )
         self._settings = config.exchange
         streams, patience = len(layout.blocks) + 1, self._settings.join_deadline
-        self._joiners = Joiners(self.roster, self._outbox, streams, patience)
+        self._joiners = Joiners(self.membership, self._outbox, streams, patience)
         self._resumed = state.step > 0
         self._introductions: dict[int, tuple[float, Certified]] = {}
         self._stop_reason = ""
@@ -93,7 +93,7 @@ class Coordinator:
         try:
             if link in self._introductions:
                 self._join(link, frame, now)
-            elif member := self.roster.by_link(link):
+            elif member := self.membership.by_link(link):
                 self._handle(member, frame, now)
                 self._move_on(now)
         except ProtocolError as error:
@@ -104,13 +104,13 @@ class Coordinator:
 
     def heard(self, link: int, now: float) -> None:
         """Bytes passed on a link: the peer lives, also in the middle of a long frame."""
-        if member := self.roster.by_link(link):
+        if member := self.membership.by_link(link):
             member.last_heard = now
 
     def disconnected(self, link: int, reason: str, now: float) -> list[Action]:
         """A link closed, or its shell gave it up."""
         self._introductions.pop(link, None)
-        if (member := self.roster.by_link(link)) and self.phase != "over":
+        if (member := self.membership.by_link(link)) and self.phase != "over":
             self._lose(member, reason, now)
         return self._outbox.take()
 
@@ -122,16 +122,16 @@ class Coordinator:
         for link, (since, _) in list(self._introductions.items()):
             if now - since > INTRODUCTION:
                 self._expel(link, f"no JoinRequest within {INTRODUCTION:.0f} s", now)
-        for member in list(self.roster):
+        for member in list(self.membership):
             if now - member.last_heard > self._settings.lost_after:
                 self._expel(member.link, f"silent for {self._settings.lost_after:g} s", now)
         for member, reason in self.training.late(now):
             self._expel(member.link, reason, now)
         for member in self._joiners.overdue(now):
-            self._expel(member.link, self.roster.bar(member, self._settings.join_deadline), now)
+            self._expel(member.link, self.membership.bar(member, self._settings.join_deadline), now)
         if now - self._last_beat >= self._settings.heartbeat:
             self._last_beat = now
-            for member in self.roster:
+            for member in self.membership:
                 self._outbox.beat(member)
         self._check_patience(now)
         self._move_on(now)
@@ -147,7 +147,9 @@ class Coordinator:
         self._outbox.emit("stopping", reason=reason)
         # First of all: the one who asked may not wait for a step that takes minutes.
         self.training.save()
-        if self.phase in ("waiting", "running") and not (self._stepping and self.roster.ready()):
+        if self.phase in ("waiting", "running") and not (
+            self._stepping and self.membership.ready()
+        ):
             self._begin_finish()
         return self._outbox.take()
 
@@ -164,7 +166,7 @@ class Coordinator:
         self._outbox.take()
         self.phase = "over"
         self.training.save()
-        for member in self.roster:
+        for member in self.membership:
             self._outbox.close(member.link, reason)
         self._outbox.add(Finish(1, reason))
         return self._outbox.take()
@@ -190,7 +192,7 @@ class Coordinator:
             self._outbox.close(link, "the run is over", told=True)
             return
         try:
-            member = self.roster.admit(link, request, certified, now)
+            member = self.membership.admit(link, request, certified, now)
         except RefusalError as refusal:
             refused = messages.JoinRefused(reason=str(refusal)[:1000], retry=refusal.retry)
             self._outbox.send(stranger, refused)
@@ -237,7 +239,7 @@ class Coordinator:
                 raise ProtocolError(f"{other.type.name} is not for the coordinator")
 
     def _welcome(self, member: Member, now: float) -> None:
-        event, details = self.roster.welcome(member)
+        event, details = self.membership.welcome(member)
         self._outbox.emit(event, **details)
         self.training.joined(member, now)
         self._check_patience(now)
@@ -245,15 +247,15 @@ class Coordinator:
     def _expel(self, link: int, reason: str, now: float) -> None:
         self._introductions.pop(link, None)
         self._outbox.close(link, reason)
-        if member := self.roster.by_link(link):
+        if member := self.membership.by_link(link):
             self._lose(member, reason, now)
 
     def _lose(self, member: Member, reason: str, now: float) -> None:
-        self.roster.remove(member)
+        self.membership.remove(member)
         self._outbox.emit(
-            "lost", rank=member.rank, reason=reason, generation=self.roster.generation
+            "lost", rank=member.rank, reason=reason, generation=self.membership.generation
         )
-        if member.ready and self.phase == "running" and not self.roster.ready():
+        if member.ready and self.phase == "running" and not self.membership.ready():
             self._alone_since = now
         self.training.lost(member, now)
 
@@ -264,7 +266,7 @@ class Coordinator:
         if slept <= self._settings.lost_after / 2:
             return
         self._alone_since = min(now, self._alone_since + slept)
-        for member in self.roster:
+        for member in self.membership:
             member.last_heard = min(now, member.last_heard + slept)
         self.training.audit.postpone(slept)
         if round_ := self.training.round:
@@ -276,7 +278,7 @@ class Coordinator:
 
     def _check_patience(self, now: float) -> None:
         """Start when everyone is here; give up when nobody came in time."""
-        ready = [member.rank for member in self.roster.ready()]
+        ready = [member.rank for member in self.membership.ready()]
         waited, patience = now - self._alone_since, self._settings.join_deadline
         gave_up = waited > patience and not self._joiners.arriving()
         if self.phase == "waiting":
@@ -299,7 +301,7 @@ class Coordinator:
         if self.phase == "running":
             if self.training.stopping or not self._joiners.behind(now):
                 self.training.advance(now)
-            deserted = self.training.stopping and not self.roster.ready()
+            deserted = self.training.stopping and not self.membership.ready()
             given_up = deserted or now >= self._stop_by
             if self.training.settled and (self.training.round is None or given_up):
                 self._begin_finish()
@@ -334,7 +336,7 @@ class Coordinator:
     def _end(self, exit_code: int, reason: str) -> None:
         self.phase = "over"
         self.training.round = None
-        for member in self.roster:
+        for member in self.membership:
             shutdown = messages.Shutdown(reason=reason[:1000], exit_code=exit_code)
             self._outbox.send(member, shutdown)
             self._outbox.close(member.link, reason, told=True)

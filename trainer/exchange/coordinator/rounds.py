@@ -78,7 +78,7 @@ class Round:
         ]
 
 
-class Pace:
+class RoundTimes:
     """How long rounds take, and so how long one may take."""
 
     def __init__(self, first: float, least: float) -> None:

@@ -11,13 +11,13 @@ from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.outliers import Outliers
-from trainer.exchange.coordinator.rounds import Kind, Pace, Round, step_event
+from trainer.exchange.coordinator.rounds import Kind, Round, RoundTimes, step_event
 from trainer.exchange.coordinator.shares import Balancer
 from trainer.exchange.coordinator.validation import Score, Validation
 from trainer.exchange.coordinator.weight_audit import Audit
 from trainer.exchange.protocol.actions import Save, Settle
 from trainer.exchange.protocol.codecs import make_codec
-from trainer.exchange.protocol.members import Member, Roster
+from trainer.exchange.protocol.members import Member, Membership
 from trainer.exchange.protocol.messages import ShardResult, StepCommit
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, MessageType
@@ -39,7 +39,7 @@ class Training:
         plan: StepPlan,
         validation_samples: int,
         state: TrainState,
-        roster: Roster,
+        membership: Membership,
         outbox: Outbox,
         score: Score,
     ) -> None:
@@ -50,15 +50,15 @@ class Training:
         self.round: Round | None = None
         self.stopping = False
         """Whether to end after the step that is under way."""
-        self.audit = Audit(outbox, roster.diverged, state.step)
+        self.audit = Audit(outbox, membership.diverged, state.step)
         self.balancer = Balancer(config.exchange.shares)
-        self._roster = roster
+        self._membership = membership
         self._outbox = outbox
         self._optimizer = AdamW(config.optimizer, layout)
         self._outliers = Outliers(layout, config.exchange, outbox)
         self._validation = Validation(config, validation_samples, score)
         self._codec = make_codec(config.exchange.codec)
-        self._pace = Pace(config.exchange.join_deadline, config.exchange.step_deadline)
+        self._pace = RoundTimes(config.exchange.join_deadline, config.exchange.step_deadline)
         self._next_shard = 0
         self._unsettled: Callable[[], None] | None = None
         self._saved_step = state.step
@@ -99,7 +99,7 @@ class Training:
         round_.ledger.record(shard.id, frame.block)
         if round_.ledger.complete(frame.block):
             average = round_.sums.average(frame.block, round_.ledger.counting(frame.block))
-            for other in self._roster:
+            for other in self._membership:
                 self._outbox.stream(other, round_.sums.frames(average, other.generation))
 
     def result(self, member: Member, result: ShardResult, now: float) -> None:
@@ -190,13 +190,13 @@ class Training:
         unproved = self.audit.late(now)
         late = [
             (member, f"it did not prove its weights after step {unproved[member.rank]} in time")
-            for member in self._roster.ready()
+            for member in self._membership.ready()
             if member.rank in unproved
         ]
         if self.round is not None and now > self.round.deadline:
             reason = "its shard was not done within the step's deadline"
             shards = self.round.ledger.open_shards
-            slow = [(member, reason) for member in self._roster.ready() if shards(member.rank)]
+            slow = [(member, reason) for member in self._membership.ready() if shards(member.rank)]
             if slow:
                 self._pace.missed()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
@@ -210,7 +210,7 @@ class Training:
             return
         self._saved_step = self.state.step
         scores = self._validation.scores(self.state.step)
-        self._outbox.add(Save(self.state.snapshot(), self._roster.generation, scores))
+        self._outbox.add(Save(self.state.snapshot(), self._membership.generation, scores))
 
     # Inside
 
@@ -256,7 +256,7 @@ class Training:
 
     def _note_shares(self, shares: dict[int, int]) -> None:
         enough = sum(shares.values()) >= len(shares)
-        for member in self._roster.ready():
+        for member in self._membership.ready():
             member.samples = shares[member.rank]
             idle = enough and member.samples == 0
             if member.rank in self.balancer.tried or idle == member.idle:
@@ -268,7 +268,7 @@ class Training:
                 self._outbox.emit("active", rank=member.rank)
 
     def _assign(self, round_: Round, shard: Shard, now: float) -> None:
-        member = next(member for member in self._roster.ready() if member.rank == shard.rank)
+        member = next(member for member in self._membership.ready() if member.rank == shard.rank)
         round_.sent_at[shard.id] = now
         self._outbox.send(member, round_.assignment(shard), round_.step)
 
@@ -301,10 +301,10 @@ class Training:
         rate = learning_rate_at(round_.step, self.plan.total_steps, self.config.optimizer)
         last = self.stopping or done == self.plan.total_steps
         report = last or done % self.config.exchange.hash_every == 0
-        receivers = len(self._roster)
+        receivers = len(self._membership)
         self._open_next(done, now)
         shards = {shard.rank: shard for shard in self.round.ledger.dealt} if self.round else {}
-        for member in self._roster:
+        for member in self._membership:
             following = None
             if self.round and (shard := shards.get(member.rank)):
                 self.round.sent_at[shard.id] = now
@@ -327,7 +327,7 @@ class Training:
                 ranks, due = self._ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
             details = step_event(round_, receivers, rate, now - round_.started)
-            self._outbox.emit("step", generation=self._roster.generation, **details)
+            self._outbox.emit("step", generation=self._membership.generation, **details)
             training_goes_on = self.round is not None and self.round.kind == "train"
             if training_goes_on and done % self.config.checkpoint.every == 0:
                 self.save()
@@ -345,4 +345,4 @@ class Training:
         return _STEPS_BEHIND * self._pace.allowance("train")
 
     def _ranks(self) -> list[int]:
-        return [member.rank for member in self._roster.ready()]
+        return [member.rank for member in self._membership.ready()]

@@ -72,7 +72,7 @@ Certified = int | RefusalError | None
 """The rank in a peer's certificate, why that does not count, or None on plaintext loopback."""
 
 
-class Roster:
+class Membership:
     """The members by rank, and the generation."""
 
     def __init__(self, job: Job, generation: int) -> None:

@@ -12,7 +12,7 @@ from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.protocol.messages import Message, ShardAssignment
 from trainer.exchange.protocol.wire import Frame
-from trainer.exchange.recorder import Keeper
+from trainer.exchange.recorder import Recorder
 from trainer.exchange.worker_session import Event, Session
 
 _LINK = 1
@@ -21,7 +21,7 @@ _LINK = 1
 class LocalExchange:
     """The Exchange of `--role local`; there is no time in it, so nobody can be late."""
 
-    def __init__(self, coordinator: Coordinator, session: Session, keeper: Keeper) -> None:
+    def __init__(self, coordinator: Coordinator, session: Session, keeper: Recorder) -> None:
         self._coordinator = coordinator
         self._session = session
         self._keeper = keeper

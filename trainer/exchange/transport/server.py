@@ -17,7 +17,7 @@ from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save,
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRefused
 from trainer.exchange.protocol.wire import Frame, run_tag
-from trainer.exchange.recorder import Keeper
+from trainer.exchange.recorder import Recorder
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.listener import Listener
@@ -48,7 +48,7 @@ class GradientServer:
     """Runs one coordinator on one address until its run is over."""
 
     def __init__(
-        self, coordinator: Coordinator, keeper: Keeper, bind: tuple[str, int], folder: Path | None
+        self, coordinator: Coordinator, keeper: Recorder, bind: tuple[str, int], folder: Path | None
     ) -> None:
         host, _ = bind
         if folder is None and not tls.is_loopback(host):
@@ -60,7 +60,7 @@ class GradientServer:
         self._keeper = keeper
         self._bind = bind
         self._context = tls.context(folder, server=True) if folder else None
-        self._run = run_tag(coordinator.roster.job.run_id)
+        self._run = run_tag(coordinator.membership.job.run_id)
         blocks = len(coordinator.training.layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
         self._refusals = Refusals(keeper.emit, time.monotonic())
@@ -173,7 +173,7 @@ class GradientServer:
     @_ends_the_run_if_it_fails
     def _opened(self, link: Link) -> None:
         try:
-            run_id = self._coordinator.roster.job.run_id
+            run_id = self._coordinator.membership.job.run_id
             chain = link.certificates
             certified = tls.certified_rank(chain, run_id) if chain else None
         except RefusalError as refusal:
@@ -191,7 +191,7 @@ class GradientServer:
     def _frame(self, link: Link, frame: Frame) -> None:
         number = self._numbers[link]
         self._perform(self._coordinator.receive(number, frame, time.monotonic()))
-        if self._coordinator.roster.by_link(number):
+        if self._coordinator.membership.by_link(number):
             link.admit()
             self._door.admit(link)
 

@@ -36,7 +36,7 @@ _LEAST = 1e-30  # stands for a probability that was rounded to zero
 
 
 @dataclass(frozen=True)
-class Mix:
+class KDWeights:
     """How two losses become one."""
 
     alpha: float
@@ -60,7 +60,7 @@ def token_losses(
     head: Tensor,
     wanted: Tensor,
     soft: SoftRows | None = None,
-    mix: Mix | None = None,
+    mix: KDWeights | None = None,
 ) -> Sums:
     """Return the losses of N target tokens, with matmuls in the dtype of autocast or of `hidden`.
 
@@ -90,7 +90,7 @@ class _TokenLosses(torch.autograd.Function):
         head: Tensor,
         wanted: Tensor,
         soft: SoftRows | None,
-        mix: Mix | None,
+        mix: KDWeights | None,
         dtype: torch.dtype,
         trains: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +153,7 @@ class RowLosses(NamedTuple):
 
 
 def row_losses(
-    logits: Tensor, wanted: Tensor, teacher: SoftChunk | None, mix: Mix | None
+    logits: Tensor, wanted: Tensor, teacher: SoftChunk | None, mix: KDWeights | None
 ) -> RowLosses:
     """Return the losses of n rows and use up their logits `[n, V]`."""
     rows, vocabulary = logits.shape
@@ -271,7 +271,7 @@ def _log(probability: Tensor) -> Tensor:
     return probability.clamp(min=_LEAST).log_()
 
 
-def _mixed(ce: Tensor, kl: Tensor, mix: Mix | None) -> Tensor:
+def _mixed(ce: Tensor, kl: Tensor, mix: KDWeights | None) -> Tensor:
     if mix is None:
         return ce.clone()  # autograd wants outputs apart
     return mix.alpha * mix.temperature**2 * kl + (1 - mix.alpha) * ce

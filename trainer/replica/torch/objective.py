@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.replica.torch.batch import IGNORED, MicroBatch
-from trainer.replica.torch.kd_loss import Mix, Sums, token_losses
+from trainer.replica.torch.kd_loss import KDWeights, Sums, token_losses
 
 
 def classify(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def classify(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[T
 
 
 def language(
-    model: Any, batch: MicroBatch, autocast: torch.autocast, mix: Mix | None = None
+    model: Any, batch: MicroBatch, autocast: torch.autocast, mix: KDWeights | None = None
 ) -> tuple[Sums, int]:
     """Return the losses `[]` summed over the valid target tokens, and how many those are.
 

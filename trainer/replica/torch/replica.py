@@ -29,7 +29,7 @@ from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, collate
 from trainer.replica.torch.gradient_stream import GradientStream
-from trainer.replica.torch.kd_loss import Mix, Sums
+from trainer.replica.torch.kd_loss import KDWeights, Sums
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import (
     compile_layers,
@@ -178,7 +178,12 @@ class TorchReplica:
             torch.set_num_threads(self._processors.threads())
 
     def _result(
-        self, batch: Sequence[Encoded], sums: Tensor, weight: int, start: float, mix: Mix | None
+        self,
+        batch: Sequence[Encoded],
+        sums: Tensor,
+        weight: int,
+        start: float,
+        mix: KDWeights | None,
     ) -> StepResult:
         tokens = sum(len(sample.input_ids) for sample in batch)
         loss, ce, kl = sums.tolist()
@@ -195,15 +200,15 @@ class TorchReplica:
             self._gradients = GradientStream(self.layout, parameters, self._device)
         return self._gradients
 
-    def _mix(self, batch: Sequence[Encoded], alpha: float | None = None) -> Mix | None:
+    def _mix(self, batch: Sequence[Encoded], alpha: float | None = None) -> KDWeights | None:
         """Return how soft targets count; None where there are none, or they count nothing."""
         settings = self._config.distillation
         if settings is None or not batch or batch[0].soft is None:
             return None
         alpha = settings.alpha if alpha is None else alpha
-        return Mix(alpha, settings.temperature, settings.divergence) if alpha else None
+        return KDWeights(alpha, settings.temperature, settings.divergence) if alpha else None
 
-    def _train(self, batch: Sequence[Encoded], mix: Mix | None) -> tuple[Tensor, int]:
+    def _train(self, batch: Sequence[Encoded], mix: KDWeights | None) -> tuple[Tensor, int]:
         """Return a batch's `Sums` `[3]` and weight; its gradients go to the stream."""
         gradients = self._stream()
         gradients.restart()
@@ -249,7 +254,7 @@ class TorchReplica:
             self.limit = smaller
             torch.cuda.empty_cache()
 
-    def _loss(self, micro: MicroBatch, mix: Mix | None) -> tuple[Sums, int, Tensor | None]:
+    def _loss(self, micro: MicroBatch, mix: KDWeights | None) -> tuple[Sums, int, Tensor | None]:
         """Return the summed losses, their weight, and the logits of a classifier."""
         if self._config.task == "classify":
             loss, logits = objective.classify(self._model, micro, self._autocast)
@@ -257,7 +262,7 @@ class TorchReplica:
         return *objective.language(self._model, micro, self._autocast, mix), None
 
     def _micro_batches(
-        self, batch: Sequence[Encoded], mix: Mix | None
+        self, batch: Sequence[Encoded], mix: KDWeights | None
     ) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield each micro-batch on the device, and whether it is the last."""
         rows = self._rows([len(sample.input_ids) for sample in batch])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainer.errors import InputError
 from trainer.replica.sampling import Logits, Sampling
-from trainer.replica.wgpu.generation.kv_cache import Cache, Inputs, record_decoding
+from trainer.replica.wgpu.generation.kv_cache import Cache, StepInputs, record_decoding
 from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
@@ -39,7 +39,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Recording:
     """The recording for T tokens of each sample."""
 
     graph: Graph
@@ -48,13 +48,13 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedStep:
     shape: Shape
     cache: Cache
     logits: Array
     """f32 `[B, V]`"""
-    prefill: _Part
-    single: _Part
+    prefill: _Recording
+    single: _Recording
 
 
 def slots_for(longest: int, max_new_tokens: int) -> int:
@@ -76,7 +76,7 @@ class WgpuGenerator:
         self._decoder = decoder
         self._batch = batch
         self._pool = Pool(device)
-        self._made: tuple[Shape, _Recorded] | None = None  # what was wanted, and what fitted
+        self._made: tuple[Shape, _RecordedStep] | None = None  # what was wanted, and what fitted
 
     def generate(
         self,
@@ -101,7 +101,7 @@ class WgpuGenerator:
             made |= _continue(run, group, max_new_tokens, sampling, stop)
         return [made[index] for index in range(len(prompts))]
 
-    def _recorded(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> _Recorded:
+    def _recorded(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> _RecordedStep:
         """Return recordings for these prompts, those of the last call where they are the same."""
         longest = max(len(prompt) for prompt in prompts)
         slots = slots_for(longest, max_new_tokens)
@@ -114,7 +114,7 @@ class WgpuGenerator:
             self._made = wanted, self._record(wanted)
         return self._made[1]
 
-    def _record(self, wanted: Shape) -> _Recorded:
+    def _record(self, wanted: Shape) -> _RecordedStep:
         """Return recordings of the largest shape that fits.
 
         Raises:
@@ -152,7 +152,7 @@ class _Run:
     """A batch of samples on its way; rows that no sample takes continue a token 0."""
 
     def __init__(
-        self, device: Device, recorded: _Recorded, prompts: Sequence[Sequence[int]]
+        self, device: Device, recorded: _RecordedStep, prompts: Sequence[Sequence[int]]
     ) -> None:
         self._device = device
         self._recorded = recorded
@@ -189,7 +189,7 @@ class _Run:
 
     def _start(
         self,
-        part: _Part,
+        part: _Recording,
         ids: NDArray[np.uint32],
         starts: NDArray[np.int64],
         last: NDArray[np.int64],
@@ -249,13 +249,13 @@ def _widest(decoder: Decoder, shape: Shape) -> int:
     return shape.batch * max(rows, cached, model.vocab_size)
 
 
-def _record(pool: Pool, decoder: Decoder, shape: Shape, limit: int) -> _Recorded:
+def _record(pool: Pool, decoder: Decoder, shape: Shape, limit: int) -> _RecordedStep:
     """Record prompts and single tokens on the pool's device, or plan them without one."""
     model = decoder.architecture
     cache = Cache.take(pool, model, shape.batch, shape.slots)
     logits = pool.take((shape.batch, model.vocab_size), purpose="logits")
 
-    def part(length: int) -> _Part:
+    def part(length: int) -> _Recording:
         graph = Graph(pool.device, limit)
         sizes = (shape.batch * length, shape.batch, shape.batch)
         ends = np.cumsum([-(-size // _WORDS) * _WORDS for size in sizes]).tolist()
@@ -264,10 +264,10 @@ def _record(pool: Pool, decoder: Decoder, shape: Shape, limit: int) -> _Recorded
             Array(vector.buffer, (size,), "u32", vector.offset + 4 * begin)
             for size, begin in zip(sizes, (0, *ends), strict=False)
         )
-        record_decoding(graph, pool, decoder, cache, Inputs(ids, starts, last), logits)
-        return _Part(graph, vector)
+        record_decoding(graph, pool, decoder, cache, StepInputs(ids, starts, last), logits)
+        return _Recording(graph, vector)
 
-    return _Recorded(shape, cache, logits, part(shape.piece), part(1))
+    return _RecordedStep(shape, cache, logits, part(shape.piece), part(1))
 
 
 def _padded(words: NDArray[Any]) -> NDArray[Any]:

@@ -44,7 +44,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class StepInputs:
     """What changes from one run of a recording to the next; all u32."""
 
     ids: Array
@@ -56,7 +56,7 @@ class Inputs:
 
 
 def record_decoding(
-    graph: Graph, pool: Pool, decoder: Decoder, cache: Cache, inputs: Inputs, logits: Array
+    graph: Graph, pool: Pool, decoder: Decoder, cache: Cache, inputs: StepInputs, logits: Array
 ) -> None:
     """Record T more tokens of each sample, and logits `[B, V]` after one of them.
 
