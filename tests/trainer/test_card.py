@@ -140,7 +140,8 @@ def test_a_classifier_is_evaluated_and_a_full_model_needs_no_merge(
 ) -> None:
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     data = write_data(tmp_path / "train.jsonl")
-    card, _ = train(tmp_path, data, "--method", "full", "--num-classes", "3")
+    words = ["--method", "full", "--num-classes", "3", "--set", "data.validation_fraction=0"]
+    card, _ = train(tmp_path, data, *words)
     assert card[0] == "model: out/checkpoints/latest (step 2)"
     assert card[-2:] == ["next:", "  trainer evaluate out --data train.jsonl"]
     (evaluated,) = run_commands(card, tmp_path, os.environ["PATH"])
