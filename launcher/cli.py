@@ -1,4 +1,4 @@
-"""`launch`: one machine out of many, from one terminal."""
+"""`launch`: a cluster of mismatched computers, driven from one terminal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LOGS = ("launcher.commands.logs:logs", "Print what processes wrote, such as wor
 
 cluster = LazyGroup(
     name="cluster",
-    help="Bring a run up, look at it, take it down.",
+    help="Start a run, inspect it, stop it.",
     commands_at={
         "up": (f"{_CLUSTER}:up", "Start a run; return once every worker has joined."),
         "status": _STATUS,
         "logs": _LOGS,
-        "down": (f"{_CLUSTER}:down", "Stop the run and prove that nothing is left."),
+        "down": (f"{_CLUSTER}:down", "Stop the run and check that nothing is left."),
         "push": ("launcher.commands.push:push", "Update Motley on every host."),
     },
 )
@@ -33,9 +33,9 @@ _DISTILL = "launcher.commands.distill"
 
 distill = LazyGroup(
     name="distill",
-    help="Train a small model on what a big one says; status, logs and down as for any run.",
+    help="Train a small model on the outputs of a large one; status, logs and down as for any run.",
     commands_at={
-        "up": (f"{_DISTILL}:up", "Start a distillation; return once everybody is at work."),
+        "up": (f"{_DISTILL}:up", "Start a distillation; return once every process works."),
         "doctor": (f"{_DISTILL}:doctor", "Check whether the hosts are ready for it."),
     },
 )
@@ -46,8 +46,8 @@ sync = LazyGroup(
     name="sync",
     help="Move models, data, logits and checkpoints between this machine and the hosts.",
     commands_at={
-        "inputs": (f"{_SYNC}:inputs", "Bring models and data to every host."),
-        "logits": (f"{_SYNC}:logits", "Bring a teacher's logits to hosts without a share."),
+        "inputs": (f"{_SYNC}:inputs", "Copy models and data to every host."),
+        "logits": (f"{_SYNC}:logits", "Copy a teacher's logits to hosts without a share."),
         "checkpoints": (f"{_SYNC}:checkpoints", "Fetch checkpoints from the coordinator's host."),
     },
 )
@@ -59,8 +59,8 @@ cli = LazyGroup(
     epilog="Exit codes: 0 done, 1 defect, 2 usage or config, 3 unreachable, 4 not ready, "
     "5 workers missing, 6 job failed, 130 interrupted.",
     commands_at={
-        "cluster": ("launcher.cli:cluster", "Bring a run up, look at it, take it down."),
-        "distill": ("launcher.cli:distill", "Train a small model on what a big one says."),
+        "cluster": ("launcher.cli:cluster", "Start a run, inspect it, stop it."),
+        "distill": ("launcher.cli:distill", "Train a small model on the outputs of a large one."),
         "init": ("launcher.commands.init:init", "Write a commented run config to edit."),
         "status": _STATUS,
         "logs": _LOGS,
@@ -97,7 +97,7 @@ cli.params.append(
 
 
 def main() -> None:
-    """Run the command line and exit: the one place where an error becomes a line and a code."""
+    """Run the command line and exit; every error becomes a line and an exit code here."""
     sys.exit(run(sys.argv[1:]))
 
 
@@ -119,7 +119,7 @@ def run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return InterruptedStartError.exit_code
     except BrokenPipeError:
-        # The reader of stdout has left; nothing more can be said there, not even at exit.
+        # The reader of stdout has closed it; nothing more can be printed, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # a defect: people get one line, developers the traceback

@@ -1,7 +1,7 @@
 """The cluster's own certificate authority, and a fresh leaf for every process of a run.
 
 P-256 everywhere. The CA's key never leaves the launcher; a process gets `ca.pem`, `cert.pem` and
-`key.pem`. Its run and its role stand in the leaf's SAN as a URI, so neither can be borrowed.
+`key.pem`. The leaf's SAN holds the run and the role as a URI, so it is valid for these alone.
 Leafs carry subject and authority key identifiers: Python 3.13 refuses chains without them.
 """
 
@@ -54,7 +54,7 @@ class Authority:
 
     @classmethod
     def create(cls, now: datetime.datetime | None = None) -> Authority:
-        """Return a new CA that signs leafs only (path length 0)."""
+        """Return a new CA that signs leaf certificates only (path length 0)."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Motley cluster CA")])
         builder = (
@@ -72,7 +72,7 @@ class Authority:
         """Read the CA from a folder that exists, or make it there: the key for this user alone.
 
         Two commands may do so at once: the second finds what the first made. The certificate is
-        written last: it marks a CA that is whole.
+        written last: it marks a complete CA.
 
         Raises:
             ConfigError: the files there are damaged or do not belong together.
@@ -110,7 +110,7 @@ class Authority:
     def issue(
         self, identity: str, names: Iterable[str], now: datetime.datetime | None = None
     ) -> Credentials:
-        """Return a fresh key and a leaf for `identity` (a URI), good as server and as client.
+        """Return a fresh key and a leaf for `identity` (a URI), valid for servers and clients.
 
         `names` are the IP addresses and host names under which others reach the process.
         """
@@ -142,7 +142,7 @@ class Authority:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Generator[None]:
-    """Wait until nobody else is opening the CA of a folder: milliseconds."""
+    """Wait until no other process is opening the CA of this folder: milliseconds."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Certificates for runs that are started by hand: a folder with one folder a process in it.
+"""Certificates for runs that are started by hand: a folder with one subfolder per process.
 
     DIR/coordinator/{ca.pem,cert.pem,key.pem}
     DIR/rank-0/...
@@ -44,13 +44,13 @@ def write_bundle(
     *,
     replace: bool,
 ) -> Bundle:
-    """Write a bundle for the coordinator and `ranks` workers of a run, all of it or nothing.
+    """Write a bundle for the coordinator and `ranks` workers of a run, atomically.
 
-    `hosts` are the names and addresses under which any of them is reached. With `replace` a
-    bundle that is there makes way; a folder with anything else in it never does.
+    `hosts` are the names and addresses of all these processes. With `replace` an existing
+    bundle is replaced; a folder that holds anything else never is.
 
     Raises:
-        ConfigError: a host is no name or address, something is in the way, or the disk refuses.
+        ConfigError: a host is no name or address, the folder exists, or a write fails.
     """
     for host in hosts:
         _require_host(host)
@@ -101,7 +101,7 @@ def _require_place(folder: Path, *, replace: bool) -> None:
 
 
 def _put(staging: Path, folder: Path) -> None:
-    """Move a finished bundle to its place; the one that was there comes back if that fails."""
+    """Move a finished bundle to its place; if that fails, the old one is restored."""
     if not folder.exists():
         staging.rename(folder)
         return

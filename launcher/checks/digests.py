@@ -15,11 +15,11 @@ from typing import Any
 from launcher.files import make_private_folder, write_atomically
 
 CACHE = "digests.json"
-"""Name of the memory, in the state folder."""
+"""Name of the cache file, in the state folder."""
 
 _SCHEMA = "motley.digests/1"
 _SETTLED = 3.0
-"""Seconds that a file must have been left alone: a change within a clock tick leaves no trace."""
+"""Seconds that a file must have been unchanged: a change within a clock tick leaves no trace."""
 _MOST = 4096
 
 
@@ -51,7 +51,7 @@ def digests(paths: Sequence[Path], state_folder: Path) -> dict[str, str]:
 
 
 def difference(one: dict[str, str], other: dict[str, str]) -> str:
-    """Return what `one` has another way than `other`, in words; empty when nothing."""
+    """Return in words how `one` differs from `other`; empty when they are equal."""
     missing = sorted(other.keys() - one.keys())
     extra = sorted(one.keys() - other.keys())
     changed = sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
@@ -69,7 +69,7 @@ def _remembered(path: Path) -> dict[str, list[str]]:
         files: dict[str, list[str]] = tree["files"] if tree["schema"] == _SCHEMA else {}
         return {key: [str(mark), str(digest)] for key, (mark, digest) in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}  # torn or foreign: it is only a memory
+        return {}  # damaged or of another program: it is only a cache
 
 
 def _remember(path: Path, known: dict[str, list[str]]) -> None:

@@ -10,7 +10,7 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: `warn` is said, `fail` refuses the start."""
+    """One finding: `warn` is reported, `fail` prevents the start."""
 
     name: str
     host: str
@@ -26,7 +26,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one probe says about its host."""
+    """The finding of one probe about its host."""
 
     status: Status
     detail: str

@@ -1,4 +1,4 @@
-"""What a run needs of its hosts, whatever is trained: trainer, devices, folders, port."""
+"""What every kind of run needs of its hosts: trainer, devices, folders, port."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from launcher.checks.finding import Finding
 from launcher.facts import machine
 
 MODULES = ("torch", "transformers", "peft", "safetensors", "tokenizers")
-"""What a trainer that trains must be able to import."""
+"""Packages that the trainer of a worker imports."""
 COORDINATOR_MODULES = ("safetensors", "tokenizers", "blake3")
-"""And one that coordinates only."""
+"""Packages that the trainer of a coordinator imports."""
 _MIB = 1 << 20
 _GIB = 1 << 30
 CUDA_DEADLINE = 60.0
@@ -63,10 +63,10 @@ def check_trainer(program: str, own: bool, trains: bool = True) -> Finding:
 def check_devices(
     devices: Sequence[str], problems: Sequence[str], spare: Sequence[str] = ()
 ) -> Finding:
-    """Whether every device answers; one that is there but unusable refuses the start.
+    """Whether every device answers; a present but unusable device prevents the start.
 
     Args:
-        spare: what else works on the host, for people who want to list it.
+        spare: further usable devices of the host, which an inventory may list.
     """
     if problems:
         return Finding(
@@ -83,10 +83,10 @@ def check_devices(
 def check_cuda(python: str | None, cards: Sequence[str]) -> Finding:
     """Whether torch, as the trainer has it, computes on every planned card.
 
-    The driver may know a card that this build of torch has no CUDA or no kernels for.
+    The driver may support a card for which this build of torch has no CUDA or no kernels.
     """
     if python is None:
-        return Finding("warn", "not checked: there is no Python beside the trainer's program")
+        return Finding("warn", "not checked: there is no Python next to the trainer's program")
     try:
         done = subprocess.run(
             [python, "-P", "-c", _CUDA_PROBE],
@@ -119,12 +119,12 @@ def python_beside(program: str) -> str | None:
 
 
 def check_trainer_cuda(program: str, own: bool, cards: Sequence[str]) -> Finding:
-    """Ask the Python of a trainer, which is this one when the trainer is this installation's."""
+    """Query the Python of a trainer; for this installation's trainer that is this process."""
     return check_cuda(sys.executable if own else python_beside(program), cards)
 
 
 def check_secure_boot(broken: bool) -> Finding:
-    """Whether the firmware may be why an NVIDIA driver does not load; `broken` says it does not."""
+    """Whether Secure Boot may keep an NVIDIA driver from loading; `broken`: it does not load."""
     state = machine.secure_boot()
     if state == "on" and broken:
         return Finding(
@@ -137,7 +137,7 @@ def check_secure_boot(broken: bool) -> Finding:
 
 
 def check_sleep() -> Finding:
-    """Whether the host may fall asleep under a run."""
+    """Whether the host may suspend during a run."""
     if machine.may_sleep():
         return Finding(
             "warn",
@@ -160,7 +160,7 @@ def check_port(address: str, port: int) -> Finding:
                 return Finding(
                     "fail",
                     f"port {port} on {address} is in use{_listener(port)}",
-                    f"end that, or take another: -e motley_port={port + 1}",
+                    f"end that process, or use another port: -e motley_port={port + 1}",
                 )
             if error.errno == errno.EADDRNOTAVAIL:
                 return Finding(
@@ -185,14 +185,14 @@ def check_folder(folder: Path, least: int) -> Finding:
     if free < least:
         return Finding(
             "fail",
-            f"{place} has {free // _MIB} MiB left, {least // _MIB} are needed",
+            f"{place} has {free // _MIB} MiB free, {least // _MIB} MiB are needed",
             "free some space, or choose another place",
         )
     return Finding("ok", f"{folder}, {free / _GIB:.1f} GiB free")
 
 
 def _listener(port: int) -> str:
-    """Return ` by NAME (pid N)` for whoever listens there; empty when that cannot be seen."""
+    """Return ` by NAME (pid N)` for the process that listens there; empty if it is not visible."""
     import psutil
 
     try:

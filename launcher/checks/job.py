@@ -23,7 +23,7 @@ from trainer.model.architecture import read_architecture
 from trainer.model.memory_plan import plan_memory
 
 USABLE = 0.9
-"""Share of the free memory that a plan may take; the rest is fragmentation and libraries."""
+"""Share of the free memory that a plan may use; the rest is for fragmentation and libraries."""
 _MIB = 1 << 20
 _GIB = 1 << 30
 _MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -32,7 +32,7 @@ _BRING = "launch sync inputs brings it there, or name another in the job"
 
 
 def model_folder(config: RunConfig) -> Path | None:
-    """Return where the base model lies: its folder, or its place in the hub cache if it is whole.
+    """Return the base model's folder, or its folder in the hub cache if that is complete.
 
     None for a model that this machine does not have.
     """
@@ -45,14 +45,14 @@ def model_folder(config: RunConfig) -> Path | None:
     try:
         trainer_layout.read_headers(snapshot)
     except InputError:
-        return None  # a download that was broken off
+        return None  # an interrupted download
     return snapshot
 
 
 def check_model(config: RunConfig) -> Finding:
-    """Whether the base model is whole and of a kind that can be trained.
+    """Whether the base model is complete and of a supported architecture.
 
-    One that only the hub can have is not checked: the trainer fetches it.
+    A model that is only on the hub is not checked: the trainer downloads it.
     """
     folder = model_folder(config)
     if folder is None:
@@ -78,7 +78,7 @@ def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
         weights = {header.file for header in trainer_layout.read_headers(folder).values()}
     except InputError:
         return {}
-    # The tokenizer counts, since another one would turn the same data into other samples.
+    # The tokenizer is included: a different one turns the same data into different samples.
     rest = {folder / name for name in _MODEL_FILES if (folder / name).is_file()}
     return digests(sorted(weights | rest), state_folder)
 
@@ -87,30 +87,30 @@ def _absent_model(path: str) -> Finding:
     own = "give --model DIR: a Hugging Face folder, or make a small one: trainer init-model"
     if Path(path).is_absolute():
         if path.endswith(f"/{load(DEFAULT_PRESET).model.path}"):
-            own = f"it is the quickstart's: make demo makes it; for another, {own}"
+            own = f"it belongs to the quickstart: make demo makes it; for another, {own}"
         return Finding("fail", f"no model folder {path}", own)
     owner = path.partition("/")[0]
     if Path(owner).is_dir():
-        here = f"no model folder {path}; it is not taken for a hub name, since a folder {owner} is"
+        here = f"no model folder {path}; it is not read as a hub name, since a folder {owner} is"
         return Finding("fail", f"{here} here", own)
     if is_offline():
-        missing = f"no model folder {path}; if it is a hub name, it is not whole in the hub cache"
+        missing = f"no model folder {path}; as a hub name it is not complete in the hub cache"
         detail = f"{missing} {cache_folder()}, and this machine is set offline"
         return Finding("fail", detail, f"unset HF_HUB_OFFLINE to fetch it, or {own}")
     return Finding(
         "warn",
-        f"no model folder {path}, so it is taken for a hub name and not checked",
-        "the trainer will fetch it, which can take long the first time",
+        f"no model folder {path}, so it is treated as a hub name and not checked",
+        "the trainer will download it, which can take long the first time",
     )
 
 
 def check_training_data(path: Path, *, taught: bool) -> Finding:
-    """Whether what a run learns from is there: a file, or a teacher's logits for one `taught`."""
+    """Whether a run's data exists: a file, or a teacher's logits if the run is `taught`."""
     if taught:
         return check_logits(path)
     if os.access(path / DATASET, os.F_OK):
         detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
-        return Finding("fail", detail, "say how to learn from them: --set distillation.alpha=0.7")
+        return Finding("fail", detail, "add it: --set distillation.alpha=0.7")
     return check_data(path, "--data FILE")
 
 
@@ -126,14 +126,14 @@ def check_data(path: Path, remedy: str) -> Finding:
     try:
         whole = isinstance(json.loads(first), dict)
     except ValueError:
-        whole = len(first) == 1 << 20  # a very long line: the trainer's to judge
+        whole = len(first) == 1 << 20  # a very long line: the trainer checks it
     if not whole:
         return Finding("fail", f"{path}:1: not a JSON object", "it must hold one a line")
     return Finding("ok", str(path))
 
 
 def check_model_folder(folder: Path) -> Finding:
-    """Whether a folder holds a whole model and a tokenizer; how it fits a job is the trainer's."""
+    """Whether a folder holds a complete model and a tokenizer; the trainer checks the rest."""
     if not folder.is_dir():
         return Finding("fail", f"no model folder {folder}", _BRING)
     try:
@@ -147,7 +147,7 @@ def check_model_folder(folder: Path) -> Finding:
     detail = f"{folder}, {size / _GIB:.1f} GiB"
     if available is not None and size > available:
         there = f"{available / _GIB:.1f} GiB of memory are free"
-        return Finding("warn", f"{detail}, and {there}", "weights that do not fit are read again")
+        return Finding("warn", f"{detail}, and {there}", "weights that do not fit are reread")
     return Finding("ok", detail)
 
 
@@ -156,7 +156,7 @@ def check_text(path: Path) -> Finding:
     if not path.exists():
         return Finding("fail", f"{path}: no such file or folder", _BRING)
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        return Finding("fail", f"{path}: cannot be read", "let the run user read it")
+        return Finding("fail", f"{path}: cannot be read", "make it readable for the run user")
     return Finding("ok", str(path))
 
 
@@ -171,7 +171,7 @@ def check_output(folder: Path, run_id: str) -> Finding:
         return Finding(
             "fail",
             f"{folder} holds the checkpoints of run {owner}",
-            f"give another --output, or go on with that run: --resume {owner}",
+            f"give another --output, or resume that run: --resume {owner}",
         )
     return check_folder(folder, _LEAST_OUTPUT_SPACE)
 
@@ -187,7 +187,7 @@ def read_plan(tree: Mapping[str, Any]) -> LaunchPlan:
 
 
 def check_memory(plan: LaunchPlan, config: RunConfig, hosts: Sequence[str]) -> Finding:
-    """F-HET-002: whether what this machine's share of a plan will take fits its memory.
+    """F-HET-002: whether this machine's part of a plan fits its memory.
 
     CPU workers and the coordinator share the main memory; each GPU worker has its card's.
 
@@ -232,6 +232,6 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: Sequence[str]) -> F
 def _too_little(who: str, needed: int, available: int) -> Finding:
     return Finding(
         "fail",
-        f"{who} need {needed / _GIB:.1f} GiB, {available / _GIB:.1f} are free",
+        f"{who} need {needed / _GIB:.1f} GiB, {available / _GIB:.1f} GiB are free",
         "lower --expect-workers or data.max_seq_len, or use method lora or quantization nf4",
     )

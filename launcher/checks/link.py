@@ -1,8 +1,8 @@
-"""Whether workers get through to the coordinator's address, and how fast; asked of both ends.
+"""Whether workers can connect to the coordinator's address, and how fast; run on both ends.
 
 The coordinator's host listens where the coordinator will (`listen`), every other host connects
-where its worker will (`connect`). A token proves that they found each other and nobody else; then a
-short burst each way measures the link, which also finds a path that swallows large packets.
+where its worker will (`connect`). A token proves that both ends belong to this check; then a
+short burst each way measures the link, which also finds a path that drops large packets.
 
 On the wire: the client's hello line, `ok`, then one client after the other (so that they do not
 measure each other): `go`, the client's burst, `had`, the server's burst, `bye`.
@@ -39,21 +39,21 @@ _STALL = 3.0
 
 @dataclass(frozen=True)
 class Listening:
-    """What the coordinator's end saw."""
+    """The result on the coordinator's end."""
 
     problem: str = ""
     """Why it could not listen; empty when it did."""
     remedy: str = ""
     heard: tuple[str, ...] = ()
-    """The hosts that came through."""
+    """The hosts that connected."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """What a worker's end saw. Speeds are in bit/s, times in s; None is what did not come to be."""
+    """The result on a worker's end. Speeds are in bit/s, times in s; None: not measured."""
 
     stage: str
-    """How far it came: `refused`, `silent`, `unreachable`, `stranger`, `up`, `down`, or `done`."""
+    """The last stage: `refused`, `silent`, `unreachable`, `stranger`, `up`, `down`, or `done`."""
     detail: str = ""
     round_trip: float | None = None
     up: float | None = None
@@ -62,7 +62,7 @@ class Crossing:
 
 
 def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: float) -> Listening:
-    """Listen until every peer has come and gone, or `deadline` seconds are over."""
+    """Listen until every peer has connected and finished, or `deadline` seconds have passed."""
     blocked = check_port(address, port)
     if blocked.status == "fail":
         return Listening(blocked.detail, blocked.remedy)
@@ -71,7 +71,7 @@ def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         server = socket.create_server((address, port), family=family, backlog=64)
-    except OSError as error:  # taken since it was looked at
+    except OSError as error:  # in use since it was checked
         return Listening(f"port {port} on {address}: {error.strerror}")
     with server, selectors.DefaultSelector() as selector:
         server.setblocking(False)
@@ -86,7 +86,7 @@ def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: 
 
 
 class _Hall:
-    """The listening end's visitors."""
+    """The clients of the listening end."""
 
     def __init__(self, token: str, peers: Sequence[str], until: float) -> None:
         self.heard: set[str] = set()
@@ -100,7 +100,7 @@ class _Hall:
         return self._expected <= self._gone
 
     def receive(self, client: socket.socket) -> None:
-        """Serve one client; whoever does not know the token is shown the door."""
+        """Serve one client; a client without the token is disconnected."""
         name = ""
         with client, contextlib.suppress(OSError, ValueError):
             client.settimeout(_STALL)
@@ -129,7 +129,7 @@ def _serve_bursts(client: socket.socket) -> None:
 
 
 def connect(address: str, port: int, token: str, name: str, deadline: float) -> Crossing:
-    """Connect as a worker will, and measure; retries while the other end is not there yet.
+    """Connect as a worker will, and measure; retries until the other end listens.
 
     `address` may be a host name: then it is resolved here, as the worker will do.
     """
@@ -161,8 +161,8 @@ def _cross(address: str, port: int, token: str, name: str, until: float) -> Cros
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.sendall(json.dumps({"token": token, "name": name}).encode() + b"\n")
             if _read_line(link) != b"ok":
-                return Crossing("stranger", "something else answers there")
-            stage = "done"  # it is through; whether its turn to measure comes is another matter
+                return Crossing("stranger", "another program answers there")
+            stage = "done"  # connected; the measurement may still not take place
             _read_line(link)
             stage = "up"
             link.settimeout(_STALL)
@@ -174,13 +174,13 @@ def _cross(address: str, port: int, token: str, name: str, until: float) -> Cros
             down = _take_burst(link)
             link.sendall(b"bye\n")
         except (OSError, ValueError) as error:
-            said = "something else answers there" if stage == "stranger" else _stalled(error)
+            said = "another program answers there" if stage == "stranger" else _stalled(error)
             return Crossing(stage, said, round_trip, up)
     return Crossing("done", "", round_trip, up, down)
 
 
 def _give_burst(link: socket.socket) -> int:
-    """Send until the burst is whole or its time is over; return its size."""
+    """Send until the burst is complete or its time is over; return its size."""
     frame = struct.pack(">I", _FRAME) + bytes(_FRAME)
     began = time.monotonic()
     sent = 0

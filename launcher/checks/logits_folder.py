@@ -1,7 +1,7 @@
-"""A teacher's logits as the data of a run: whether the folder is whole, and what makes it another.
+"""A teacher's logits as the data of a run: whether the folder is complete, and its digests.
 
-Its format is that of `trainer.logits`. A host that is asked reads its JSON alone: the descriptions
-and manifests, no scores.
+Its format is that of `trainer.logits`. A host reads only its JSON: the descriptions and
+manifests, no scores.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from launcher.checks.digests import digests
 from launcher.checks.finding import Finding
 
 DATASET = "dataset.json"
-"""Name of what says which shards there will be; a folder with it holds logits."""
+"""Name of the file that lists the shards to expect; a folder with it holds logits."""
 
 _MANIFEST = "manifest.json"
 _SHARD_FILE = "logits.parquet"
-_BRING = "let `trainer distill teacher` finish, or launch sync inputs brings a whole one there"
+_BRING = "let `trainer distill teacher` finish, or copy a complete folder there: launch sync inputs"
 
 
 def check_logits(folder: Path) -> Finding:
-    """Whether a folder of logits can be read and lacks no shard: a run counts all its samples."""
+    """Whether a folder of logits is readable and has every shard: a run counts all its samples."""
     description = folder / DATASET
     try:
         shards = _read_shards(folder)
@@ -43,8 +43,8 @@ def check_logits(folder: Path) -> Finding:
 def logits_content(folder: Path, state_folder: Path) -> dict[str, str]:
     """Return the digests of what makes a folder of logits: its description, and every shard's.
 
-    They are those that the trainer's members compare when they join. A shard's is the one that its
-    manifest vouches for, since reading a shard compares its bytes. Empty for one that is not whole.
+    They are those that the members of a run compare when they join. A shard's digest is the one in
+    its manifest, since reading a shard verifies its bytes. Empty if the folder is incomplete.
     """
     if check_logits(folder).status == "fail":
         return {}
@@ -54,7 +54,7 @@ def logits_content(folder: Path, state_folder: Path) -> dict[str, str]:
 
 
 def _read_shards(folder: Path) -> dict[str, str | None]:
-    """Return the digest of each shard that should be there, None for one that is not whole.
+    """Return the digest of each expected shard, None for an incomplete one.
 
     Raises:
         OSError: dataset.json cannot be read.
@@ -68,7 +68,7 @@ def _read_shards(folder: Path) -> dict[str, str | None]:
 def _read_digest(shard: Path) -> str | None:
     try:
         record: Any = json.loads((shard / _MANIFEST).read_bytes())["files"][_SHARD_FILE]
-        with (shard / _SHARD_FILE).open("rb") as stream:  # a size alone can be seen, not read
+        with (shard / _SHARD_FILE).open("rb") as stream:  # size only
             size = stream.seek(0, os.SEEK_END)
         return str(record["blake3"]) if size == record["size"] else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""Whether the share can be used from this host, found out without ever waiting for it.
+"""Whether the share can be used from this host, checked without ever blocking on it.
 
-Whoever touches a file on a share whose server is gone may sleep until it is back, and a process in
-that sleep cannot even be killed. So a child touches it, and a child that is late is left behind.
-Standard library only: an agent asks this on its host, as the run user.
+A process that accesses a file on a share whose server is unreachable may block until the server is
+back, and cannot even be killed. So a child accesses it, and a child that misses the deadline is
+abandoned. Standard library only: an agent runs this on its host, as the run user.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DEADLINE = 4.0
 """Seconds the share has to answer: less than a check may take."""
 
 _SLOW = 1.0
-"""Seconds for one small durable file beyond which it is said."""
+"""Seconds for one small durable file; a slower share is a warning."""
 _GIB = 1 << 30
 _PROBE = bytes(4096)
 _REMEDY = "run: ansible-playbook recipes/gpu-training.yml --tags share"
 _NETWORK = ("nfs", "nfs4", "fuse.nfs4", "cifs", "fuse.sshfs", "ceph", "glusterfs")
 _LEFT: list[subprocess.Popen[str]] = []
-"""Children that slept: reaped when the share has let go of them, never waited for."""
+"""Children that blocked: reaped once the share releases them, never waited for."""
 
 
 def check_share(path: str, deadline: float = DEADLINE) -> Finding:
@@ -61,7 +61,7 @@ def check_share(path: str, deadline: float = DEADLINE) -> Finding:
         return Finding(
             "fail",
             f"{path}: no answer within {deadline:g} s ({_sources(path) or 'not mounted'})",
-            "is its server up and reachable? It works again by itself once that is back",
+            "is its server up and reachable? The mount recovers by itself once the server is back",
         )
     if child.returncode != 0:
         last = (complaint.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
@@ -76,7 +76,7 @@ def source(path: str) -> str:
 
 
 def judge(path: str, trials: Sequence[dict[str, Any]]) -> Finding:
-    """Turn what a child found, one mapping a folder, into a finding."""
+    """Turn the result of a child, one mapping per folder, into a finding."""
     for trial in trials:
         if reason := trial.get("error"):
             where = "" if _mount(trial["path"])[1] in _NETWORK else ", and nothing is mounted there"
@@ -90,7 +90,7 @@ def judge(path: str, trials: Sequence[dict[str, Any]]) -> Finding:
         f"{path} ({place}), a durable file in {slowest * 1000:.0f} ms, {free / _GIB:.1f} GiB free"
     )
     if slowest > _SLOW:
-        return Finding("warn", detail, "checkpoints will be slow: look at its server and its link")
+        return Finding("warn", detail, "checkpoints will be slow: check its server and its link")
     return Finding("ok", detail)
 
 
@@ -108,7 +108,7 @@ def _try(folder: Path) -> dict[str, Any]:
             os.write(descriptor, _PROBE)
             os.fsync(descriptor)
             if os.pread(descriptor, len(_PROBE), 0) != _PROBE:
-                return {"path": str(folder), "error": "what was written is not what is read"}
+                return {"path": str(folder), "error": "the data read differs from the data written"}
         finally:
             os.close(descriptor)
             with contextlib.suppress(OSError):

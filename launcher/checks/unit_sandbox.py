@@ -1,8 +1,8 @@
-"""What systemd's fences around a process let it see and write.
+"""What systemd's sandbox lets a process see and write.
 
-An agent stands outside of them: what it can reach says nothing of the units that it has started. A
+An agent runs outside of the sandbox: what it can access says nothing about the units it starts. A
 folder that a unit may not write to would end a run with `Read-only file system`, and one in its
-private /tmp would be gone with it. Standard library only: an agent asks this on its host.
+private /tmp would be deleted with it. Standard library only: an agent runs this on its host.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MOVE = "choose another folder; launch sync inputs brings models and data to inp
 
 @dataclass(frozen=True)
 class Fence:
-    """Where a unit's processes may go; folders that are links stand for what they link to."""
+    """What a unit's processes may access; links are resolved to their targets."""
 
     writable: tuple[str, ...] | None
-    """They write below these alone; None: wherever their user may."""
+    """They write only below these; None: wherever their user may."""
     hidden: tuple[str, ...]
-    """They see an empty folder here, or one of their own that goes with them."""
+    """They see an empty folder here, or a private one that is deleted with them."""
 
     def hides(self, path: str) -> str | None:
         """Return the hidden folder that a path lies in, None for one that can be seen."""
@@ -46,10 +46,10 @@ class Fence:
 
 
 def read_fence(properties: Mapping[str, str]) -> Fence:
-    """Return the fence that `systemctl show` describes."""
+    """Return the sandbox that `systemctl show` describes."""
     writable: tuple[str, ...] | None = None
     if properties.get("ProtectSystem") == "strict":
-        # A leading - says that the folder need not exist, a + where its path begins.
+        # A leading - means that the folder need not exist, a + marks where its path begins.
         words = shlex.split(properties.get("ReadWritePaths", ""))
         writable = tuple(word.lstrip("-+") for word in words)
     hidden = _HOMES if properties.get("ProtectHome") in ("yes", "tmpfs") else ()
@@ -70,13 +70,13 @@ def check_fences(units: Mapping[str, Mapping[str, Sequence[str]]]) -> Finding:
     for unit, paths in units.items():
         who = f"{unit.partition('@')[0]}@.service"
         if unit not in shown:
-            return Finding("warn", f"not checked: systemd says nothing of {who}")
+            return Finding("warn", f"not checked: systemd does not report on {who}")
         fence = read_fence(shown[unit])
         limit = f"writes below {' and '.join(fence.writable or ('/',))}"
         limits.add(limit)
         for path in (*paths["reads"], *paths["writes"]):
             if (folder := fence.hides(path)) is not None:
-                problems[f"{path}: {who} sees nothing of {folder}"] = _MOVE
+                problems[f"{path}: {who} cannot see {folder}"] = _MOVE
             elif path in paths["writes"] and not fence.lets_write(path):
                 problems[f"{path} is read-only for {who}, which {limit}"] = _WRITE_ELSEWHERE
     if problems:

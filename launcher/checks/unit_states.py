@@ -1,4 +1,4 @@
-"""What systemd says of units, asked without privileges. Standard library only: agents answer it."""
+"""The state of systemd units, read without privileges. Standard library only: agents run it."""
 
 from __future__ import annotations
 

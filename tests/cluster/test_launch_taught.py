@@ -85,7 +85,7 @@ def lesson(bench: Bench, tmp_path: Path) -> Iterator[Lesson]:
 
 def test_from_doctor_to_the_last_step(lesson: Lesson) -> None:
     unsaid = lesson.launch("cluster", "up", status=4)
-    assert "say how to learn from them: --set distillation.alpha=0.7" in unsaid.stderr
+    assert "add it: --set distillation.alpha=0.7" in unsaid.stderr
     taught = ["--set", "distillation.alpha=0.7"]
     shards = len(lesson.logits.description.shards)
     aside = lesson.logits.shard_path(1).rename(lesson.logits.path / "aside")

@@ -72,8 +72,8 @@ def test_what_is_hidden_is_said_of_each_unit(path: str, folder: str) -> None:
     finding = check_fences({HEAD: needs(path), WORKER: needs(reads=(path,))})
     assert finding.status == "fail"
     assert finding.detail == (
-        f"{path}: motley-coordinator@.service sees nothing of {folder}; "
-        f"{path}: motley-worker@.service sees nothing of {folder}"
+        f"{path}: motley-coordinator@.service cannot see {folder}; "
+        f"{path}: motley-worker@.service cannot see {folder}"
     )
     assert "launch sync inputs" in finding.remedy
 
@@ -82,7 +82,7 @@ def test_links_count_as_what_they_link_to(tmp_path: Path) -> None:
     (tmp_path / "share").symlink_to("/srv/motley")
     assert check_fences({HEAD: needs(f"{tmp_path}/share/out")}).status == "ok"
     (tmp_path / "link").symlink_to("/home")
-    assert "sees nothing of /home" in check_fences({HEAD: needs(f"{tmp_path}/link/x")}).detail
+    assert "cannot see /home" in check_fences({HEAD: needs(f"{tmp_path}/link/x")}).detail
 
 
 def test_a_unit_without_fences_may_write_anywhere() -> None:
