@@ -7,9 +7,9 @@
 | 2    | usage, run config or inventory is wrong                                       |
 | 3    | a host cannot be reached                                                      |
 | 4    | preflight: something on a host is in the way; nothing was started             |
-| 5    | partial: workers are missing (everything was stopped), or something is left   |
+| 5    | partial: workers are missing (all was stopped), or processes are left         |
 | 6    | the training job itself failed                                                |
-| 130  | interrupted; a start that was under way has been undone, a running job goes on |
+| 130  | interrupted; a start that was under way is undone, a running job continues    |
 """
 
 from __future__ import annotations

@@ -21,16 +21,16 @@ from launcher.commands.options import json_option
     "hosts",
     multiple=True,
     metavar="NAME_OR_ADDRESS",
-    help="Where a process is reached; goes into every certificate.",
+    help="An address or name of a process; every certificate lists it.",
 )
 @click.option(
     "--run-id",
     metavar="ID",
     default="run",
     show_default=True,
-    help="The run as the trainer's --run-id, else its config's `name`; no other takes them.",
+    help="The run as the trainer's --run-id, else its config's `name`; valid for no other.",
 )
-@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @json_option
 def certificates(
     output: Path, ranks: int, hosts: tuple[str, ...], run_id: str, force: bool, as_json: bool
@@ -38,7 +38,7 @@ def certificates(
     """Write certificates of the cluster's CA for a run that is started by hand.
 
     A run of `launch cluster up` needs none of this. Each machine gets the folder of its own
-    process, under this name; give the trainer what holds it: --tls DIR.
+    process, under this name; give the trainer the folder that contains it: --tls DIR.
     """
     from launcher.certificates.authority import LEAF_LIFETIME, Authority
     from launcher.certificates.bundle import write_bundle
@@ -60,6 +60,6 @@ def certificates(
         )
         return
     render.say(
-        f"{bundle.folder}: {', '.join(bundle.members)}; good for {LEAF_LIFETIME.days} days and for "
-        f"the run of the id {run_id}"
+        f"{bundle.folder}: {', '.join(bundle.members)}; valid for {LEAF_LIFETIME.days} days and "
+        f"for the run {run_id}"
     )

@@ -1,4 +1,4 @@
-"""`launch cluster`: bring a run up, look at it, take it down."""
+"""`launch cluster`: start a run, inspect it, stop it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--resume",
     metavar="ID",
     shell_complete=complete.run_ids,
-    help="Go on with a run, by its config and checkpoints.",
+    help="Resume a run from its config and checkpoints.",
 )
 @click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result.")
 @click.option(
@@ -54,7 +54,7 @@ def up(
     as_json: bool,
     **config_flags: Any,
 ) -> None:
-    """Start a run and return once every worker has joined and training goes on.
+    """Start a run and return once every worker has joined and training has begun.
 
     The run outlives this terminal. Without --preset or --config it is the quickstart; with a
     --model or --data of your own the settings follow from them.
@@ -119,7 +119,7 @@ def up(
 @click.command()
 @inventory_option
 @run_option
-@click.option("--watch", "-w", is_flag=True, help="Look again every second, until q.")
+@click.option("--watch", "-w", is_flag=True, help="Refresh every second, until q.")
 @json_option
 def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the run that is up, or the latest one."""
@@ -154,12 +154,12 @@ def status(inventory: Path | None, run_id: str | None, watch: bool, as_json: boo
 @click.command()
 @inventory_option
 @run_option
-@click.option("--all", "everything", is_flag=True, help="Every run that is up or left a trace.")
+@click.option("--all", "everything", is_flag=True, help="Every run that is up or left processes.")
 @json_option
 def down(inventory: Path | None, run_id: str | None, everything: bool, as_json: bool) -> None:
-    """Stop the run and prove that none of its processes is left.
+    """Stop the run and check that none of its processes is left.
 
-    The coordinator finishes its step and saves. Does nothing when nothing runs.
+    The coordinator finishes its step and saves. If nothing runs, this does nothing.
     """
     from launcher.runs.down import tear_down
     from launcher.runs.status import find_run
@@ -192,7 +192,7 @@ def down(inventory: Path | None, run_id: str | None, everything: bool, as_json: 
             if ending.stopped or ending.stragglers:
                 render.say(f"{ending.run_id}: stopped {', '.join(ending.stopped) or 'nothing'}")
                 for straggler in ending.stragglers:
-                    render.say(f"{ending.run_id}: killed a process left behind: {straggler}")
+                    render.say(f"{ending.run_id}: killed a leftover process: {straggler}")
         if not any(ending.stopped or ending.stragglers or ending.left for ending in endings):
             render.say("nothing was running")
         elif not any(ending.left for ending in endings):

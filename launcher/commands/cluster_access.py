@@ -1,4 +1,4 @@
-"""The hosts of an inventory and the runs that they know of."""
+"""The hosts of an inventory and the runs that they record."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def read_hosts(inventory: Path | None, limit: str, extra_vars: tuple[str, ...]) 
 
 
 def open_registry(inventory: Path | None, to_look: bool = True) -> Any:
-    """Return the `Registry` of the inventory's cluster, or of this machine; says what it lacks.
+    """Return the `Registry` of the inventory's cluster, or of this machine; warns if it is partial.
 
-    Whoever only looks does without Ansible while the inventory is as it was the last time, and
-    does not wait for hosts that are slow to answer.
+    A read-only command needs no Ansible while the inventory is unchanged, and does not wait for
+    hosts that are slow to answer.
 
     Raises:
         ConfigError: the inventory cannot be used.

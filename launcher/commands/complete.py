@@ -1,4 +1,4 @@
-"""What a shell is offered for values: runs, processes, hosts, presets and the keys of settings.
+"""Shell completion of values: runs, processes, hosts, presets and the keys of settings.
 
 These functions run on every press of Tab: they print nothing, and an error means no suggestions.
 """
@@ -18,7 +18,7 @@ Offer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def _quietly(names: Callable[[click.Context], list[str]]) -> Offer:
-    """Return a completion that offers those of the names that begin with what was typed."""
+    """Return a completion that offers the names that begin with the typed text."""
 
     @functools.wraps(names)
     def offer(context: click.Context, _: click.Parameter, text: str) -> list[CompletionItem]:

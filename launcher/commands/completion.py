@@ -1,4 +1,4 @@
-"""`launch completion`: the script that teaches a shell commands and what they take."""
+"""`launch completion`: the script by which a shell completes commands and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch distill`: teachers, a student and an evaluator, each where it belongs."""
+"""`launch distill`: teachers, a student and an evaluator, each on its host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OVERRIDES = {
 
 
 def job_options(command: Command) -> Command:
-    """Add what says who learns what from whom."""
+    """Add the options that describe the job."""
     for option in reversed(
         (
             click.option(
@@ -55,13 +55,13 @@ def job_options(command: Command) -> Command:
                 type=click.Path(),
                 multiple=True,
                 metavar="DIR|FILE",
-                help="The corpus; may be given again.",
+                help="The corpus; may be repeated.",
             ),
             click.option(
                 "--tokenizer", type=click.Path(), metavar="DIR", help="The student's, if trimmed."
             ),
             click.option(
-                "--student", type=click.Path(), metavar="DIR", help="A model folder to go on from."
+                "--student", type=click.Path(), metavar="DIR", help="A model folder to start from."
             ),
             click.option(
                 "--logits",
@@ -89,14 +89,14 @@ def job_options(command: Command) -> Command:
     "--resume",
     metavar="ID",
     shell_complete=complete.run_ids,
-    help="Go on with a run, by its job and checkpoints.",
+    help="Resume a run from its job and checkpoints.",
 )
 @click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="How long beginning may take.",
+    help="How long the start may take.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the commands for each host; start nothing.")
 @json_option
@@ -112,7 +112,7 @@ def up(
     as_json: bool,
     **job_flags: Any,
 ) -> None:
-    """Start a distillation and return once everybody is at work.
+    """Start a distillation and return once every process works.
 
     It outlives this terminal: launch cluster status | logs | down.
     """
@@ -169,7 +169,7 @@ def doctor(
     as_json: bool,
     **job_flags: Any,
 ) -> None:
-    """Make every check of `launch distill up`; change nothing. Exits with 4 when one fails."""
+    """Run every check of `launch distill up`; change nothing. Exits with 4 when one fails."""
     from launcher.commands.doctor import show_checks
     from launcher.runs.doctor import diagnose
 

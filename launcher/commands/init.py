@@ -50,7 +50,7 @@ checkpoint:
 def init(file: Path, model: str, data: str) -> None:
     """Write a commented run config to edit: FILE, else run.yaml.
 
-    The settings follow from data and model, as far as they lie here.
+    The settings follow from data and model, if these are on this machine.
     """
     from launcher.errors import ConfigError
     from launcher.views import render

@@ -13,17 +13,22 @@ from launcher.commands.options import inventory_option, json_option, run_option
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete.process_names)
-@click.option("--follow", "-f", is_flag=True, help="Go on with new lines, also of new attempts.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Print new lines as they come, also of new attempts."
+)
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option(
-    "--attempt", type=click.IntRange(min=1), metavar="K", help="The K-th start; the last one."
+    "--attempt",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="The K-th attempt; the last one by default.",
 )
 @click.option(
     "--since",
     metavar="AGE|TIME",
-    help="Only what is younger: 90s, 10m, 2h, 1d, or an ISO time; to 5 s, and rather too much.",
+    help="Only newer lines: 90s, 10m, 2h, 1d, or an ISO time; up to 5 s more.",
 )
-@click.option("--grep", metavar="REGEX", help="Only lines in which it is found.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match this regular expression.")
 @inventory_option
 @run_option
 @json_option
@@ -38,7 +43,7 @@ def logs(
     run_id: str | None,
     as_json: bool,
 ) -> None:
-    """Print what processes wrote, such as worker-2 or coordinator; without a name all of them."""
+    """Print what processes wrote, such as worker-2 or coordinator; without a name, of all."""
     from launcher.errors import ConfigError
     from launcher.runs.status import RunMonitor, find_run
     from launcher.views import logs as process_logs
@@ -46,7 +51,7 @@ def logs(
     from launcher.views.log_printer import Printer, parse_pattern, parse_since
 
     if follow and attempt is not None:
-        raise ConfigError("--follow goes on with the latest attempt; leave out --attempt")
+        raise ConfigError("--follow continues with the latest attempt; leave out --attempt")
     selection = process_logs.Selection(
         attempt=attempt,
         tail=tail,

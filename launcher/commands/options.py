@@ -39,7 +39,7 @@ def _accept(_context: click.Context, _parameter: click.Parameter, wanted: bool) 
 
 
 def cluster_options(command: Command) -> Command:
-    """Add what says which hosts there are."""
+    """Add the options that select the hosts."""
     for option in reversed(
         (
             inventory_option,
@@ -64,7 +64,7 @@ def cluster_options(command: Command) -> Command:
                 is_flag=True,
                 expose_value=False,
                 callback=_accept,
-                help="Write down SSH host keys that are new; a changed one stays refused.",
+                help="Record new SSH host keys; a changed one stays refused.",
             ),
         )
     ):
@@ -73,15 +73,18 @@ def cluster_options(command: Command) -> Command:
 
 
 def inventory_options(command: Command) -> Command:
-    """Add what says which hosts there are, and how many workers are wanted of them."""
+    """Add the options that select the hosts and the number of workers."""
     workers = click.option(
-        "--expect-workers", "-n", type=click.IntRange(min=1), help="Workers; all devices."
+        "--expect-workers",
+        "-n",
+        type=click.IntRange(min=1),
+        help="Number of workers; by default one per device.",
     )
     return cluster_options(workers(command))
 
 
 def config_options(command: Command) -> Command:
-    """Add what says what is trained."""
+    """Add the options that describe the training."""
     for option in reversed(
         (
             click.option(
@@ -133,8 +136,9 @@ def read_config(
 ) -> Any:
     """Return the `RunConfig` that `config_options` describe.
 
-    Relative paths are taken from here when the coordinator of `hosts` is this machine, else from
-    the state folder of that host: `inputs/model` is where `launch sync inputs` puts a model.
+    Relative paths are resolved from the current folder if the coordinator of `hosts` is this
+    machine, else from that host's state folder: `launch sync inputs` puts a model in
+    `inputs/model`.
 
     Raises:
         ConfigError: both --preset and --config, or a wrong key or value.
@@ -153,7 +157,7 @@ def read_config(
 
 
 def refuse_other_agreement(kept: Any, config: Any, run_id: str) -> None:
-    """Refuse to go on with a `RunConfig` whose steps would not fit those that are done.
+    """Refuse to resume with a `RunConfig` whose steps do not fit the completed ones.
 
     Raises:
         ConfigError: names every such setting.
@@ -162,7 +166,7 @@ def refuse_other_agreement(kept: Any, config: Any, run_id: str) -> None:
 
     if changes := kept.changes(config):
         raise ConfigError(
-            f"--resume {run_id}: a run keeps these settings to its end: {', '.join(changes)}; "
+            f"--resume {run_id}: a run keeps these settings until its end: {', '.join(changes)}; "
             "leave them out, or start a new run"
         )
 
@@ -209,12 +213,12 @@ def _folder_of_paths(hosts: Sequence[Any]) -> Path:
 def config_of_run(
     registry: Any, run_id: str, leader: str, given: Collection[str]
 ) -> Generator[Path]:
-    """Yield the settings of a run that goes on, as a file; `leader` says of which kind it must be.
+    """Yield the settings of a resumed run, as a file; `leader` is the kind that it must have.
 
     `given` are the settings that the command line has a value for.
 
     Raises:
-        ConfigError: there is no such run, it is of another kind, or its config is not to be used.
+        ConfigError: there is no such run, it is of another kind, or its config cannot be used.
     """
     from launcher.errors import ConfigError
     from launcher.runs.kept_configs import config_of
@@ -223,7 +227,7 @@ def config_of_run(
     led_by = registry.get(run_id).plan.leader.role
     if led_by != leader:
         up = "launch distill up" if led_by == "student" else "launch cluster up"
-        raise ConfigError(f"run {run_id} has a {led_by}; to go on with it: {up} --resume {run_id}")
+        raise ConfigError(f"run {run_id} has a {led_by}; to resume it: {up} --resume {run_id}")
     config, warning = config_of(registry, run_id, given)
     if warning:
         note(warning)

@@ -19,12 +19,12 @@ from launcher.commands.options import cluster_options, json_option
     metavar="FILE",
     help="This wheel; else one of this checkout is built.",
 )
-@click.option("--rollback", is_flag=True, help="Go back to the version before, on every host.")
+@click.option("--rollback", is_flag=True, help="Return to the previous version, on every host.")
 @click.option(
     "--quick", is_flag=True, help="Refuse when dependencies changed, which takes minutes."
 )
-@click.option("--force", is_flag=True, help="Also while a run is up; it goes on as it is.")
-@click.option("--dry-run", is_flag=True, help="Say what would change; install nothing.")
+@click.option("--force", is_flag=True, help="Also while a run is up; the run keeps its version.")
+@click.option("--dry-run", is_flag=True, help="Print what would change; install nothing.")
 @json_option
 def push(
     inventory: Path | None,
@@ -39,7 +39,7 @@ def push(
 ) -> None:
     """Update Motley on every host that the trainer recipe has set up.
 
-    Every host is asked first; when one cannot be updated, none is. The version before is kept.
+    Every host is checked first; if one cannot be updated, none is. The previous version is kept.
     """
     from launcher.deploy import push as pushing
     from launcher.deploy.environments import read_wheel
@@ -48,7 +48,7 @@ def push(
     from launcher.views import render
 
     if rollback and wheel is not None:
-        raise ConfigError("--rollback goes back to what is on the hosts; leave out --wheel")
+        raise ConfigError("--rollback returns to the version on the hosts; leave out --wheel")
     fleet = pushing.Fleet(read_hosts(inventory, limit, extra_vars), render.note)
     with tempfile.TemporaryDirectory(prefix="motley-push-") as folder:
         built: BuiltWheel | None = None

@@ -1,4 +1,4 @@
-"""`launch runs`: what was started on a cluster, by whomever."""
+"""`launch runs`: the runs of all users of a cluster."""
 
 from __future__ import annotations
 

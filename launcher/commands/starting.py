@@ -1,4 +1,4 @@
-"""What every `up` does once it knows the hosts and the job."""
+"""The part of every `up` that follows once hosts and job are known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show_plan(plan: LaunchPlan, as_json: bool) -> None:
-    """Print what would be started: the commands of each host, or the plan."""
+    """Print the planned start: the commands of each host, or the plan."""
     from launcher.runs import up
     from launcher.views import render
 
@@ -27,7 +27,7 @@ def show_plan(plan: LaunchPlan, as_json: bool) -> None:
 
 
 def say_how_it_goes_on(start: Start, before: LaunchPlan, plan: LaunchPlan) -> None:
-    """Say what a resumed run goes on with, and what is otherwise than it was."""
+    """Print where a resumed run continues, and what differs from the earlier start."""
     from launcher.runs.kept_configs import differences
     from launcher.views import render
 
@@ -49,7 +49,7 @@ def start_run(
     as_json: bool,
     start: Start,
 ) -> None:
-    """Bring a run up and show it; with `wait` follow it to its end."""
+    """Start a run and show it; with `wait` follow it to its end."""
     from launcher.runs import up
     from launcher.runs.join import wait_for_first_step
     from launcher.runs.status import RunMonitor
@@ -68,4 +68,4 @@ def start_run(
     render.say_card(view)
     if not wait:
         render.console().print(render.status_table(view, render.width()))
-        render.note("it goes on without this terminal: launch cluster status | logs | down")
+        render.note("the run continues without this terminal: launch cluster status | logs | down")

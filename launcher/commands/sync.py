@@ -29,7 +29,7 @@ def inputs(
     extra_vars: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Bring model folders and data files to every host: STATE_FOLDER/inputs/NAME."""
+    """Copy model folders and data files to every host: STATE_FOLDER/inputs/NAME."""
     from launcher.transfer import sync
     from launcher.views import render
 
@@ -56,9 +56,9 @@ def logits(
     extra_vars: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Bring a teacher's logits to the hosts that have no mounted share.
+    """Copy a teacher's logits to the hosts that have no mounted share.
 
-    With --from they come from a host, by way of FOLDER (a folder of the state folder else).
+    With --from they come from a host, via FOLDER (by default in the state folder).
     """
     from launcher.errors import ConfigError
     from launcher.files import default_state_folder
@@ -82,7 +82,7 @@ def logits(
 @click.command()
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), default="checkpoints", metavar="DIR",
-    help="Where they go; ./checkpoints.",
+    help="The target folder; ./checkpoints by default.",
 )  # fmt: skip
 @click.option("--name", default="", metavar="NAME", help="Only this folder of the share.")
 @click.option(
@@ -90,7 +90,7 @@ def logits(
     "origin",
     metavar="HOST",
     shell_complete=complete.host_names,
-    help="This host; the coordinator's.",
+    help="The source host; the coordinator's by default.",
 )
 @cluster_options
 @json_option
@@ -103,7 +103,7 @@ def checkpoints(
     extra_vars: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Fetch checkpoints from the coordinator's host; only whole ones appear here."""
+    """Fetch checkpoints from the coordinator's host; only complete ones appear here."""
     from launcher.errors import ConfigError
     from launcher.transfer import sync
     from launcher.views import render

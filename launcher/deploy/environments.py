@@ -1,9 +1,9 @@
 """Python environments of a host: torch and everything else that Motley imports, without Motley.
 
-What is in one is decided by the locks that a wheel of Motley carries: exact versions with their
-hashes, and nothing beside them. Versions of Motley with equal locks share one, so an update takes
-seconds. An environment is complete once its `environment.json` is there; what an interruption left
-has none. Standard library only: this runs straight from a wheel on a bare host.
+The locks in a wheel of Motley determine the content of one: exact versions with their hashes, and
+nothing else. Versions of Motley with equal locks share one, so an update takes seconds. An
+environment is complete once its `environment.json` exists; an interrupted one has none.
+Standard library only: this runs straight from a wheel on a bare host.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Where the CPU build comes from when pip's own configuration offers none; as in the Makefile."""
 
 _SIZES = {"cuda": 9.0e9, "cpu": 2.5e9, None: 0.6e9}
-"""Bytes that making an environment takes, with the downloads that pip unpacks beside it."""
+"""Bytes that making an environment takes, including the downloads that pip unpacks next to it."""
 _PIP_DEADLINE = 3600.0
 _TORCH_EXTRAS = frozenset({"trainer"})
 """Extras that need torch, whose builds have locks of their own."""
@@ -44,7 +44,7 @@ _TORCH_EXTRAS = frozenset({"trainer"})
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an environment is made of."""
+    """What determines the content of an environment."""
 
     packages: str
     """A requirements file for pip: `name==version; marker --hash=...`, without comments."""
@@ -59,7 +59,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """The environment's name: what is equal here is equal there."""
+        """The environment's name: equal recipes give equal names."""
         parts = [self.packages, self.torch_lock, f"torch {self.torch}", self.python, self.machine]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
@@ -71,7 +71,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class WheelFacts:
-    """A wheel of Motley, by its own words."""
+    """A wheel of Motley, by its metadata."""
 
     path: Path
     version: str
@@ -82,11 +82,11 @@ class WheelFacts:
 
     @property
     def installation(self) -> str:
-        """What an installation of it is called: two builds of one version are two."""
+        """The name of its installation: two builds of one version have two names."""
         return f"{self.version}-{self.sha256[:12]}"
 
     def recipe(self, extras: Sequence[str], torch: str | None) -> Recipe:
-        """Return what these extras of the wheel need on this machine.
+        """Return the recipe of these extras of the wheel on this machine.
 
         Raises:
             ConfigError: this Python is too old, there is no lock for an extra, or torch is needed
@@ -105,7 +105,7 @@ class WheelFacts:
         build: Torch | None = None
         if _TORCH_EXTRAS.intersection(wanted):
             if torch not in ("cpu", "cuda"):
-                raise ConfigError("torch is among the requirements: say which build, cpu or cuda")
+                raise ConfigError("torch is among the requirements: name its build, cpu or cuda")
             build = "cuda" if torch == "cuda" else "cpu"
         return Recipe(
             packages="".join(self.locks[extra] for extra in wanted),
@@ -118,7 +118,7 @@ class WheelFacts:
 
 
 def read_wheel(path: Path) -> WheelFacts:
-    """Return what a wheel says of itself.
+    """Return the metadata of a wheel.
 
     Raises:
         ConfigError: it is no wheel of Motley.
@@ -199,7 +199,7 @@ def make_venv(folder: Path, with_pip: bool) -> None:
 
     Raises:
         PreflightError: the venv module is missing, as Debian and Ubuntu ship Python.
-        LauncherError: it failed; its last words are in the details.
+        LauncherError: it failed; its last lines are in the details.
     """
     base = getattr(sys, "_base_executable", sys.executable)
     command = [base, "-P", "-m", "venv", *(() if with_pip else ("--without-pip",)), str(folder)]
@@ -212,7 +212,7 @@ def make_venv(folder: Path, with_pip: bool) -> None:
 
 
 def python_runs(folder: Path) -> bool:
-    """Whether an environment's Python starts: an upgrade of the system may have taken it away."""
+    """Whether an environment's Python starts: a system upgrade may have removed it."""
     try:
         return (
             _call([str(folder / "bin/python"), "-P", "-c", ""], dict(os.environ), 60.0).returncode
@@ -236,16 +236,16 @@ class Pip:
         self._report = report
 
     def offers(self, lock: Path) -> bool:
-        """Whether the configured indexes have what a lock names, for this Python."""
+        """Whether the configured indexes have the packages of a lock, for this Python."""
         return self._call("install", ("--dry-run", *_locked(lock)), {}).returncode == 0
 
     def run(
         self, verb: str, *arguments: str, python: Path | None = None, index: str | None = None
     ) -> None:
-        """Run pip: for another environment's Python, or with another main index, if asked.
+        """Run pip: for another environment's Python, or with another main index.
 
         Raises:
-            LauncherError: it failed; its last words are in the details.
+            LauncherError: it failed; its last lines are in the details.
         """
         self._report(f"pip {verb} {' '.join(arguments)}")
         # An index's address may hold a password, and arguments can be read by every user.

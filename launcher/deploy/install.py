@@ -1,7 +1,7 @@
 """Motley's own installation on a host: `python -P -m launcher.installation install --wheel FILE`.
 
 Runs straight from the wheel that it installs (on PYTHONPATH), as the user that owns the folder;
-`versions.py` says what is in there. Progress goes to stderr, one JSON object to stdout.
+`versions.py` describes its layout. Progress goes to stderr, one JSON object to stdout.
 Standard library only.
 """
 
@@ -119,14 +119,18 @@ def _parser() -> argparse.ArgumentParser:
     install.add_argument("--extras", help="trainer or coordinator; else as installed now")
     install.add_argument("--torch", choices=("cpu", "cuda"), help="else as installed now")
     install.add_argument("--torch-index", default=environments.TORCH_CPU_INDEX, metavar="URL")
-    install.add_argument("--check", action="store_true", help="change nothing, say what would")
+    install.add_argument(
+        "--check", action="store_true", help="change nothing, print what would change"
+    )
     rollback = commands.add_parser("rollback", help="switch to the previous version")
     for command in (install, rollback):
         command.add_argument("--force", action="store_true", help="also while a run uses it")
-    commands.add_parser("show", help="say what is installed")
+    commands.add_parser("show", help="print what is installed")
     for command in commands.choices.values():
-        # For whoever started this on another machine and has nothing of it but its output.
-        command.add_argument("--as-job", action="store_true", help="say first which process it is")
+        # For a caller on another machine, which has nothing but the output.
+        command.add_argument(
+            "--as-job", action="store_true", help="print the identity of this process first"
+        )
         command.add_argument("--root", type=Path, default=Path("/opt/motley"))
     return parser
 

@@ -1,7 +1,7 @@
 """A new version of Motley for every host, without Ansible: the wheel goes over the connection.
 
 The host installs it by itself (`install.py`, run from that very wheel), in a session of its
-own: it finishes also when the connection breaks, and what it says is read from its log.
+own: it finishes even if the connection breaks, and its output is read from its log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Update:
-    """What is done on one host, or would be."""
+    """The change on one host, made or planned."""
 
     host: str
     before: str | None
@@ -54,7 +54,7 @@ class Update:
 
     @property
     def line(self) -> str:
-        """What people read."""
+        """One line for people."""
         if self.before == self.after:
             return f"{self.host}: {self.after} is there already"
         note = ", with a new environment" if self.makes_environment else ""
@@ -69,7 +69,7 @@ class Fleet:
         self._report = report
 
     def skip_own(self) -> None:
-        """Leave out hosts that run Motley from somewhere else, such as this very checkout.
+        """Leave out hosts that run Motley from elsewhere, such as this checkout.
 
         Raises:
             LauncherError: a host does not answer.
@@ -84,10 +84,10 @@ class Fleet:
             raise ConfigError(f"no host has Motley installed; first: {RECIPE}")
 
     def examine(self, wheel: BuiltWheel | None) -> list[Update]:
-        """Bring the wheel to every host and ask what it would change; no wheel: the way back.
+        """Copy the wheel to every host and ask what it would change; no wheel: plan a rollback.
 
         Raises:
-            LauncherError: of any host, also when there is no way back; nothing was changed.
+            LauncherError: a host failed or has no previous version; nothing was changed.
         """
         if wheel is None:
             arguments = ("show",)
@@ -99,7 +99,7 @@ class Fleet:
         return [_update(name, tree, wheel is None) for name, tree in trees.items()]
 
     def apply(self, updates: Sequence[Update], wheel: BuiltWheel | None, force: bool) -> None:
-        """Install or go back on every host at once.
+        """Install or roll back on every host at once.
 
         Raises:
             PartialError: a host failed; the others are done.
@@ -119,7 +119,7 @@ class Fleet:
                 details += error.details if isinstance(error, LauncherError) else ()
             raise PartialError(
                 f"{len(answers.errors)} of {len(wanted)} hosts were not updated: "
-                f"{', '.join(answers.errors)}; put that right and push again",
+                f"{', '.join(answers.errors)}; correct that and push again",
                 details,
             )
 
@@ -147,7 +147,7 @@ def refuse(updates: Sequence[Update], quick: bool, force: bool) -> None:
     if used and not force:
         raise PreflightError(
             f"a run is up on {', '.join(u.host for u in used)}; end it with launch cluster down, "
-            "or push with --force: it goes on with what it has loaded",
+            "or push with --force: it keeps the version that it has loaded",
             [f"{update.host}: {line}" for update in used for line in update.used_by],
         )
     slow = [update.host for update in changing if update.makes_environment]
@@ -180,7 +180,7 @@ def root_of(python: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What an installation says of itself."""
+    """The report of an installation."""
 
     version: str | None
     previous: str | None
@@ -206,7 +206,7 @@ class _Job:
         self._wheel = wheel
 
     def run(self, arguments: Sequence[str], deadline: float, report: Report) -> _Answer:
-        """Return the program's answer; what it says meanwhile is reported."""
+        """Return the program's answer; its progress lines are reported."""
         folder = _folder(self._host, self._connection, self._wheel)
         log = f"{folder}/{secrets.token_hex(4)}.log"
         python = self._connection.python
@@ -216,7 +216,7 @@ class _Job:
         if self._wheel is not None:
             path = f"{folder}/{self._wheel.path.name}"
             argv += ["--wheel", path]
-            environment = {"PYTHONPATH": path}  # the new version knows best how it is installed
+            environment = {"PYTHONPATH": path}  # the new version installs itself
         self._connection.make_folder(folder)
         self._connection.spawn(argv, environment, log)
         tree = self._follow(log, deadline, report)
@@ -240,14 +240,14 @@ class _Job:
                 tree = _object(line)
                 if tree is None:
                     last = line.removeprefix("installation: ")
-                    if line != last:  # its own words; anything else is an error's
+                    if line != last:  # its own lines; all others belong to an error
                         report(last)
                 elif tree["schema"] == BEGUN_SCHEMA:
                     process = receive(ProcessIdentity, tree, "installation")
                 else:
                     return tree
             if process is None and time.monotonic() > begun_by:
-                raise LauncherError(f"the installation did not start: {last or 'no word'}")
+                raise LauncherError(f"the installation did not start: {last or 'no output'}")
             if not alive:
                 raise LauncherError(f"the installation ended without a word (last: {last}); {log}")
             time.sleep(_POLL)

@@ -1,12 +1,12 @@
-"""Versions of Motley on a host, beside each other below one folder.
+"""Versions of Motley on a host, next to each other in one folder.
 
     ROOT/environments/<key>/            packages, shared by versions that need the same ones
     ROOT/versions/<version>-<sha12>/    Motley itself and a link to its environment; motley.json
     ROOT/current -> versions/...        what hosts run; replaced in one step
-    ROOT/previous -> versions/...       what `roll_back` goes back to; anything older is removed
+    ROOT/previous -> versions/...       what `roll_back` switches to; anything older is removed
 
-A version is complete once its `motley.json` is there; what an interruption left is removed by the
-next installation. Standard library only: this runs straight from a wheel on a bare host.
+A version is complete once its `motley.json` exists; the next installation removes an interrupted
+one. Standard library only: this runs straight from a wheel on a bare host.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Installation:
         return (tuple(environment["extras"]), environment["torch"]) if environment else None
 
     def plan(self, wheel: WheelFacts, recipe: Recipe) -> list[str]:
-        """Return what installing a wheel would do, a line a step; nothing when all is there."""
+        """Return what installing a wheel would do, a line per step; nothing if it is installed."""
         steps: list[str] = []
         if not self._has_environment(recipe):
             build = f", torch for {recipe.torch}" if recipe.torch else ""
@@ -92,7 +92,7 @@ class Installation:
         return True
 
     def roll_back(self) -> None:
-        """Switch to the previous version; doing it twice comes back. Needs the lock.
+        """Switch to the previous version; a second call undoes the first. Needs the lock.
 
         Raises:
             ConfigError: there is none.
@@ -104,7 +104,7 @@ class Installation:
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Keep a second installation out.
+        """Exclude a second installation.
 
         Raises:
             PreflightError: one is under way, or the folder cannot be written.
@@ -211,7 +211,7 @@ class Installation:
         """Remove what neither `current` nor `previous` needs, unless a process runs from it."""
         shutil.rmtree(self.root / "tmp", ignore_errors=True)
         if self.users():
-            return  # forced beside a run: the next installation tidies up
+            return  # forced during a run: the next installation cleans up
         kept = {self.linked("current"), self.linked("previous")}
         needed = {record["environment"] for v in kept if v and (record := self.record(v))}
         for kind, wanted in (("versions", kept), ("environments", needed)):
@@ -226,8 +226,8 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _check_import(folder: Path) -> None:
-    """Prove that a version starts, before anything is switched to it."""
-    # Both names are there in every version: what is switched to may be an older one.
+    """Check that a version starts, before `current` is switched to it."""
+    # Both modules exist in every version: the new `current` may be an older one.
     command = [str(folder / "bin/python"), "-P", "-c", "import launcher.session, trainer.build"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     result = subprocess.run(

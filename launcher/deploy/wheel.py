@@ -1,7 +1,7 @@
 """A wheel of this checkout: `python -P -m launcher.deploy.wheel --output DIR`.
 
-Equal sources give equal bytes (for one version of setuptools), whoever builds it and when: the hash
-of the wheel is how hosts are told apart that run different code.
+Equal sources give equal bytes (for one version of setuptools), independent of user and time: the
+hash of the wheel identifies the code that a host runs.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def checkout_folder() -> Path | None:
 def build_wheel(checkout: Path, folder: Path) -> BuiltWheel:
     """Build the wheel of a checkout into `folder`, which is made.
 
-    It is built from a copy: nothing is left in the checkout, nothing old in there (`build/`)
-    gets in, and files, links and permissions do not depend on how it was cloned.
+    It is built from a copy: nothing is written to the checkout, stale files (`build/`) are
+    left out, and files, links and permissions do not depend on how it was cloned.
 
     Raises:
         ConfigError: this is no checkout of Motley.
-        LauncherError: pip could not build it; its last words are in the details.
+        LauncherError: pip could not build it; its last lines are in the details.
     """
     missing = [name for name in (*_FILES, *_PACKAGES) if not (checkout / name).exists()]
     if missing:
@@ -81,7 +81,7 @@ def _copy(checkout: Path, source: Path) -> None:
 
 
 def _build(source: Path, folder: Path) -> Path:
-    # With the setuptools of this environment, which came by the locks: no package index is asked.
+    # With the setuptools of this environment, from the locks: no package index is used.
     if find_spec("setuptools") is None:
         raise LauncherError(f"{sys.executable} has no setuptools to build a wheel with: make setup")
     command = [sys.executable, "-P", "-m", "pip", "wheel", "--no-deps", "--no-input", "--quiet"]

@@ -250,7 +250,7 @@ def test_down_finds_what_no_keeper_knows_of(cluster: Cluster) -> None:
         os.kill(process["keeper_pid"], signal.SIGKILL)
     done = cluster.launch("cluster", "down")
     assert done.returncode == 0
-    assert "killed a process left behind: python" in done.stdout
+    assert "killed a leftover process: python" in done.stdout
     assert str(orphan.pid) in done.stdout
     assert orphan.wait(timeout=30) == -signal.SIGKILL
     assert cluster.living() == []

@@ -79,7 +79,7 @@ def test_a_setting_that_a_run_keeps_to_its_end_is_refused_by_its_key(resume: Res
     refused = resume(*words)
     assert isinstance(refused.exception, ConfigError)
     assert str(refused.exception) == (
-        "--resume run-1: a run keeps these settings to its end: optimizer.learning_rate: "
+        "--resume run-1: a run keeps these settings until its end: optimizer.learning_rate: "
         "0.002 -> 0.003, training.seed: 0 -> 7; leave them out, or start a new run"
     )
 
