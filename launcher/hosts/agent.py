@@ -57,7 +57,7 @@ class Agent:
         self._operations = self._table()
 
     def serve(self) -> None:
-        """Send the hello and answer until the input ends; every lock is free on return."""
+        """Send the hello and answer until stdin ends or is silent; all locks are free on return."""
         try:
             self._send(self._hello())
             splitter = frames.LineSplitter()

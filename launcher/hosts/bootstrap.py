@@ -61,7 +61,7 @@ def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
     others = [word for word in error.words if not word.startswith("motley: ")]
     if any("No module named" in word for word in others):
         return PreflightError(
-            f"{where}: the Motley installed there has no agent, as it is another version; run:  "
+            f"{where}: the Motley installed there has no agent, it is of another version; run: "
             f"{RECIPE} --tags trainer"
         )
     beside = next((mark for mark in marks if mark.startswith("no python beside ")), "")
