@@ -1,4 +1,4 @@
-"""Which process of a distillation runs where: Hosts + job -> LaunchPlan. Pure: no machine is asked."""
+"""Which process of a distillation runs where: Hosts + job -> LaunchPlan. Pure: no remote calls."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _student_host(hosts: Sequence[Host]) -> Host:
 
 
 def _teacher_hosts(hosts: Sequence[Host], student: Host) -> list[Host]:
-    """Return the hosts with that role, else the one with the most memory, preferably another one."""
+    """Return the hosts with that role, else the one with the most memory, preferably another."""
     chosen = [host for host in hosts if host.teacher]
     others = [host for host in hosts if host is not student] or [student]
     return chosen or [max(others, key=lambda host: host.memory or 0)]

@@ -105,7 +105,7 @@ def refuse_unknown_devices(hosts: Sequence[Host]) -> None:
     for host in hosts:
         if host.devices is None:
             raise ConfigError(
-                f"host {host.name}: motley_devices is auto, and the host was not asked for them; "
+                f"host {host.name}: motley_devices is auto, and the host has not been asked; "
                 "list its devices in the inventory"
             )
 
