@@ -136,7 +136,7 @@ class Telemetry:
                 self._view, self._seen = view, time.monotonic()
                 self._first.set()
                 self._closed.wait(LOOK_EVERY)
-        except BaseException as error:  # raised again by the next `snapshot`
+        except BaseException as error:  # raised again by `latest`
             self._error = error
             self._first.set()
 
