@@ -259,7 +259,7 @@ class RemoteConnection:
                 if not _PATH.fullmatch(str(link.hello[key])):
                     link.close()
                     raise UnreachableError(
-                        f"host {self._host}: its agent reports a {key} that is not a valid path"
+                        f"host {self._host}: its agent names a {key} that is no path of one"
                     )
             return link
         link.close()
