@@ -13,10 +13,10 @@ MANAGED_STATE = "/var/lib/motley"
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600, durable: bool = True) -> None:
-    """Replace `path` by `data` in one step; readers see the old or the new content whole.
+    """Replace `path` by `data` atomically; readers see either the old or the new content.
 
     The permissions are set before the first byte is written. `durable` waits for the disk;
-    state that only describes living processes does not need that.
+    state that only describes running processes does not need it.
 
     Raises:
         OSError: the folder is missing, full or read-only; `path` is unchanged.

@@ -13,7 +13,7 @@ _COLOURS = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*m")
 _UNSAFE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # C0 without the tab, DEL, C1
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # directions, and other line ends
-    "\ufff9-\ufffb\U000e0000-\U000e007f"  # annotations and tags, which nobody sees
+    "\ufff9-\ufffb\U000e0000-\U000e007f"  # annotations and tags, which are invisible
     "\ud800-\udfff]"  # halves of characters, which no encoding takes
 )
 
@@ -21,7 +21,7 @@ _UNSAFE = re.compile(
 def visible(text: str) -> str:
     r"""Return a text as one line without effects: colours are left out, `\x1b` stands for the rest.
 
-    Tabs stay. A line end is shown as well, for it could begin a line in somebody else's name.
+    Tabs stay. A line end is shown as well, since it could forge a line of another process.
     """
     if _UNSAFE.search(text) is None:
         return text

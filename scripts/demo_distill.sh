@@ -14,7 +14,7 @@ show() {
     printf '$ %s\n' "$*"
     "$bin/$@"
 }
-# Runs beside the others; its words go to NAME.log.
+# Runs in the background; its output goes to NAME.log.
 aside() { # NAME COMMAND...
     [ "$quiet" ] || printf '$ %s &\n' "${*:2}"
     "$bin/${@:2}" >"$out/$1.log" 2>&1 &

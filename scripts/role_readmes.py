@@ -43,7 +43,7 @@ def markdown(text: Any) -> str:
 
 
 def default(name: str, option: dict[str, Any], defaults: dict[str, Any]) -> str:
-    """Return what a variable is when nobody sets it, for a table."""
+    """Return the default of a variable, for a table."""
     if option.get("required"):
         return "**required**"
     value = defaults.get(name, option.get("default"))

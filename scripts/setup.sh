@@ -93,7 +93,7 @@ install_packages() {
             "the CPU build of torch from $TORCH_CPU_INDEX (make setup TORCH_CPU_INDEX=URL takes another)" \
             uv_install $rules -r $locks/torch-cpu.txt
     fi
-    # With bytecode: a process may be told to leave none, as containers like to, and would then
+    # With bytecode: a process may be set to write none, as is common in containers, and would then
     # spend as long on compiling torch's sources as on running them.
     attempt "a package" uv_install --compile-bytecode $rules -r $locks/dev.txt -r "$locks/$torch.txt"
     # With the setuptools of the lock: an isolated build would fetch one.

@@ -15,7 +15,7 @@ fast() {
         --dist loadfile --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
-    # Apart, since every process compiles its kernels anew; they skip where there is no Vulkan.
+    # Apart, since every process compiles its kernels again; they skip without Vulkan.
     "$bin/pytest" tests/trainer/replica/wgpu -n 2 --dist loadfile
 }
 cluster() {

@@ -26,7 +26,7 @@ VARIABLES = {
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
-"""What is told to uv: pip's name of a setting, and the variable that uv reads."""
+"""Settings passed to uv: pip's name of each, and the variable that uv reads."""
 
 
 def read_settings(listing: str) -> dict[str, str]:
@@ -73,7 +73,7 @@ def cache_fails() -> bool:
 
 
 def main() -> None:
-    """Become uv, the one beside this Python."""
+    """Replace this process by the uv next to this Python."""
     settings = pip_settings()
     arguments = sys.argv[1:]
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):

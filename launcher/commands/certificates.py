@@ -60,6 +60,6 @@ def certificates(
         )
         return
     render.say(
-        f"{bundle.folder}: {', '.join(bundle.members)}; valid for {LEAF_LIFETIME.days} days and for "
-        f"the run {run_id}"
+        f"{bundle.folder}: {', '.join(bundle.members)}; valid for {LEAF_LIFETIME.days} days and "
+        f"for the run {run_id}"
     )

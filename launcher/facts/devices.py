@@ -1,7 +1,7 @@
 """The devices of this machine: NVIDIA GPUs as nvidia-smi names them, Vulkan's GPUs, and the CPU.
 
-A card that is there but cannot be used is a problem to report, never "zero GPUs". Which cards are
-there is read in `pci.py`, what Vulkan shows in `vulkan.py`. Standard library only: it runs on
+A card that exists but cannot be used is a problem to report, never "zero GPUs". `pci.py` lists
+the cards on the bus, `vulkan.py` those that Vulkan shows. Standard library only: it runs on
 every host.
 """
 
@@ -23,7 +23,7 @@ from launcher.facts.pci import NVIDIA, PCI_DEVICES, Card, cards, in_container, n
 Backend = Literal["cuda", "wgpu", "cpu"]
 
 QUERY = "uuid,pci.bus_id,name,memory.total"
-"""What nvidia-smi is asked for; `parse_nvidia_smi` reads these fields in this order."""
+"""The fields of the nvidia-smi query; `parse_nvidia_smi` reads them in this order."""
 _MIB = 1 << 20
 
 
@@ -36,7 +36,7 @@ class Device:
     """UUID (cuda) or PCI address (wgpu); `llvmpipe` for that software, `cpu` for the CPU."""
     name: str = ""
     memory: int | None = None
-    """Bytes of device memory; None when the device does not say."""
+    """Bytes of device memory; None when the device does not report it."""
     threads: int | None = None
     """Threads of a CPU worker when the inventory fixes them."""
     pci: str = ""
@@ -52,16 +52,16 @@ class Device:
 
 @dataclass(frozen=True)
 class Detection:
-    """What was found, and what is there but unusable (one line each, with a remedy)."""
+    """Usable devices, and present but unusable ones (one line each, with a remedy)."""
 
     devices: tuple[Device, ...]
     """What `motley_devices: auto` trains on: CUDA GPUs and Vulkan's discrete ones, else the CPU."""
     problems: tuple[str, ...] = ()
-    """Cards that auto would train on, if they worked. They stop a start."""
+    """Cards that auto would train on, if they worked. They prevent a start."""
     vulkan: tuple[Device, ...] = ()
     """wgpu devices, discrete ones first; an inventory may list any of them."""
     vulkan_problems: tuple[str, ...] = ()
-    """Cards that Vulkan does not show, although it could. They stop only who lists them."""
+    """Cards that Vulkan lacks, although it could show them. A start fails only if one is listed."""
 
 
 Runner = Callable[[Sequence[str]], "tuple[int, str]"]
@@ -84,7 +84,7 @@ def detect(
     cuda = detect_cuda(nvidia, *run(nvidia_query()), confined=in_container())
     shown, problems = _detect_vulkan(run, others, allow_software)
     fallback = (Device("cpu", "cpu", cpu_name(), None),)
-    # An integrated GPU takes memory and power from the CPU beside it: only who lists it gets it.
+    # An integrated GPU shares memory and power with the CPU: it is used only if it is listed.
     gpus = (*cuda.devices, *(device for device in shown if device.kind == "discrete"))
     devices = gpus if gpus or cuda.problems else fallback
     return Detection(devices, cuda.problems, shown, problems)
@@ -100,8 +100,8 @@ def detect_cuda(
 ) -> Detection:
     """Return the CUDA devices, and a problem when fewer answer than there are on the bus.
 
-    `code` and `output` are those of `nvidia_query`; `confined` says that this is a container,
-    whose bus also shows cards that were not handed to it.
+    `code` and `output` are those of `nvidia_query`; `confined`: this is a container, whose bus
+    also shows cards that are not assigned to it.
     """
     found = parse_nvidia_smi(output) if code == 0 else Detection(())
     problems = list(found.problems)
@@ -114,7 +114,7 @@ def detect_cuda(
 def _detect_vulkan(
     run: Runner, others: tuple[Card, ...], allow_software: bool
 ) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-    """Ask Vulkan, where there is a card to ask for or software is allowed."""
+    """Query Vulkan if there is a card for it or software is allowed."""
     if not others and not allow_software:
         return (), ()
     code, output = run(["vulkaninfo", "--summary"])

@@ -1,7 +1,7 @@
-"""What the devices of a host show right now: memory in use, temperature, load.
+"""The current readings of a host's devices: memory in use, temperature, load.
 
-Asked every few seconds while somebody watches, so it is cheap and quick: sysfs, /proc and at most
-one nvidia-smi. What a device does not say is None. Standard library only.
+Read every few seconds during `status --watch`, so it is cheap and quick: sysfs, /proc and at most
+one nvidia-smi. A reading that a device does not offer is None. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launcher.facts.devices import Runner, run_command
 from launcher.facts.pci import AMD, PCI_DEVICES, cards, normal_address
 
 QUERY = "uuid,pci.bus_id,memory.used,memory.total,temperature.gpu,utilization.gpu"
-"""What nvidia-smi is asked for, in this order."""
+"""The fields of the nvidia-smi query, in this order."""
 
 HWMON = Path("/sys/class/hwmon")
 MEMINFO = Path("/proc/meminfo")
@@ -39,7 +39,7 @@ def read_gauges(
     hwmon: Path = HWMON,
     meminfo: Path = MEMINFO,
 ) -> dict[str, Gauge]:
-    """Return the devices by what an inventory calls them: UUID, PCI address, `cpu`."""
+    """Return the devices by their names in an inventory: UUID, PCI address, `cpu`."""
     run = run or run_command
     found = {"cpu": _cpu(hwmon, meminfo)}
     code, output = run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"])

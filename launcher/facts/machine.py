@@ -1,4 +1,4 @@
-"""What this machine is and what is installed on it: identity, code, libraries, safeguards."""
+"""This machine and what is installed on it: identity, code, libraries, safeguards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.facts.devices import Runner, main_memory, run_command, usable_core
 from launcher.facts.network import Network, network
 
 LIBRARIES = ("numpy", "safetensors", "tokenizers", "torch", "transformers", "peft")
-"""Whose releases should be the same on every host that trains."""
+"""Libraries whose releases should be the same on every host that trains."""
 
 _PACKAGES = ("launcher", "trainer")
 _CODE = (".py", ".yml", ".yaml", ".wgsl")
@@ -28,7 +28,7 @@ SecureBoot = Literal["on", "off", "unknown"]
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine, as it tells other hosts about itself."""
+    """One machine, as it describes itself to other hosts."""
 
     identity: str
     """The same for two inventory names of one machine, and for no other."""
@@ -44,11 +44,11 @@ class Machine:
     cores: int
     network: Network
     memory: int | None = None
-    """Bytes of main memory; None when nobody says."""
+    """Bytes of main memory; None when unknown."""
 
 
 def describe() -> Machine:
-    """Return what this machine is."""
+    """Return the description of this machine."""
     return Machine(
         identity=identity(),
         hostname=platform.node(),
@@ -64,10 +64,10 @@ def describe() -> Machine:
 
 
 def identity(proc: Path = Path("/proc"), machine_id: Path = Path("/etc/machine-id")) -> str:
-    """Return what tells this machine, or container, from every other that runs now.
+    """Return an id that differs from that of every other running machine or container.
 
-    A cloned image keeps its machine-id, and containers share a kernel: so the boot and the network
-    namespace count as well.
+    A cloned image keeps its machine-id, and containers share a kernel: so the id also includes the
+    boot and the network namespace.
     """
     parts = [
         _text(proc / "sys/kernel/random/boot_id"),
@@ -108,7 +108,7 @@ def secure_boot(variables: Path = Path("/sys/firmware/efi/efivars")) -> SecureBo
 
 
 def may_sleep(run: Runner = run_command) -> bool:
-    """Whether systemd would let this machine fall asleep and a desktop is there to ask for it.
+    """Whether systemd allows this machine to suspend and a desktop is running that may request it.
 
     Not by graphical.target: Debian makes it the default without any desktop, too.
     """

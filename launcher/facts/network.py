@@ -1,6 +1,6 @@
-"""This machine's addresses and routes, as `ip -j` tells them. Names are never resolved here.
+"""This machine's addresses and routes, as `ip -j` reports them. Names are never resolved here.
 
-A host's own name is no way to its address: Debian's installer maps it to 127.0.1.1.
+A host's own name does not give its address: Debian's installer maps it to 127.0.1.1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.facts.devices import Runner, run_command
 
-# Made by container and VM software: no other machine is behind them, or only guests of this one.
+# Made by container and VM software: they lead to no other machine, or only to guests of this one.
 _PRIVATE_BRIDGES = re.compile(
     r"docker|br-[0-9a-f]{12}|veth|virbr|vnet|vmnet|vboxnet|lxcbr|lxdbr|incusbr|podman|cni|flannel|"
     r"cali|kube|nerdctl|ve-|vb-"
@@ -24,19 +24,19 @@ _TUNNELS = re.compile(r"tun|tap|wg|tailscale|ppp|zt|ipsec|vti|gre|sit|nebula")
 
 @dataclass(frozen=True)
 class Address:
-    """One address that another machine may reach this one at."""
+    """One address at which another machine may reach this one."""
 
     address: str
     prefix: int
     interface: str
     mtu: int
     tunnel: bool = False
-    """It belongs to a VPN: slower, and not for everyone."""
+    """It belongs to a VPN: slower, and not reachable by all."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """The addresses of a machine that are worth trying; `problem` says why none could be read."""
+    """The candidate addresses of a machine; `problem` is why none could be read."""
 
     addresses: tuple[Address, ...] = ()
     problem: str = ""
@@ -44,7 +44,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Route:
-    """The way from this machine to one address; `problem` when there is none."""
+    """The route from this machine to one address; `problem` when there is none."""
 
     source: str = ""
     """This machine's own address on it."""
@@ -79,7 +79,7 @@ def routes(targets: Sequence[str], run: Runner = run_command) -> dict[str, Route
 
 
 def parse_addresses(output: str) -> Network:
-    """Read `ip -j addr`: what is up and could be reached from elsewhere, nothing temporary."""
+    """Read `ip -j addr`: addresses that are up, reachable from elsewhere and not temporary."""
     found: list[Address] = []
     for link in json.loads(output or "[]"):
         name = str(link["ifname"])
@@ -120,7 +120,7 @@ def parse_route(output: str, mtus: Mapping[str, int] | None = None) -> Route:
 
 
 def is_reachable(address: str) -> bool:
-    """Whether an address could belong to this machine in the eyes of another one."""
+    """Whether another machine could reach this one at an address."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The graphics cards on the PCI bus, whether or not a driver knows them.
+"""The graphics cards on the PCI bus, whether or not a driver supports them.
 
-sysfs says what is there; `lspci -nn -D` says the same to a recipe, and adds names. Standard
+sysfs lists them; a recipe reads the same from `lspci -nn -D`, which adds names. Standard
 library only: it runs on every host, and inside Ansible's filters.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA, AMD, INTEL = "10de", "1002", "8086"
 MAKERS = {NVIDIA: "NVIDIA", AMD: "AMD", INTEL: "Intel"}
-"""Who makes cards that can train. Others (a server's management chip, a virtual display) cannot."""
+"""Makers of cards that can train. Others (a server's management chip, a virtual display) cannot."""
 
 _DISPLAY_CLASSES = ("0300", "0302", "0380")  # VGA, 3D controller, other display controller
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
@@ -37,7 +37,7 @@ class Card:
     node: str = ""
     """Its render node, `/dev/dri/renderD128`; empty without one."""
     memory: int | None = None
-    """Bytes of its own memory where the driver says (amdgpu)."""
+    """Bytes of its own memory if the driver reports it (amdgpu)."""
 
     @property
     def title(self) -> str:
@@ -53,7 +53,7 @@ def normal_address(address: str) -> str:
 
 
 def cards(pci: Path = PCI_DEVICES) -> tuple[Card, ...]:
-    """Return the cards of a sysfs PCI folder, in bus order; none where there is no PCI."""
+    """Return the cards of a sysfs PCI folder, in bus order; none if there is no PCI."""
     if not pci.is_dir():
         return ()
     found: list[Card] = []
@@ -103,12 +103,12 @@ def named(found: tuple[Card, ...], lspci: str) -> tuple[Card, ...]:
 
 
 def in_container() -> bool:
-    """Whether this is a container: the bus then also shows cards that were not handed to it."""
+    """Whether this is a container: the bus then also shows cards that are not assigned to it."""
     return any(Path(mark).exists() for mark in _CONTAINER_MARKS)
 
 
 def _short_name(text: str) -> str:
-    """Return what people call the card: the last bracket of pci.ids' name, where it has one."""
+    """Return the card's common name: the last bracket of pci.ids' name, if it has one."""
     brackets = re.findall(r"\[([^\]]+)\]", text)
     product = [name for name in brackets if name != "AMD/ATI"]
     return product[-1] if product else text

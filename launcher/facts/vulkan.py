@@ -1,7 +1,7 @@
 """The GPUs that Vulkan shows, read from `vulkaninfo`, and why a card is not among them.
 
-A software rasteriser (llvmpipe) answers like a GPU and is none: it shows up exactly where the run
-user may not open the card, so `kind` tells it apart. Standard library only, as `pci.py`.
+A software rasteriser (llvmpipe) answers like a GPU but is none: it appears exactly when the run
+user may not open the card, so `kind` distinguishes it. Standard library only, as `pci.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Adapter:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether there is a real GPU behind it."""
+        """Whether it is a real GPU."""
         return self.kind in ("discrete", "integrated", "virtual")
 
 
@@ -67,7 +67,7 @@ def place(adapters: Sequence[Adapter], cards: Sequence[Card]) -> tuple[Adapter, 
     """Return the adapters with the PCI addresses that the bus confirms.
 
     `vulkaninfo --summary` names none. RADV and Intel's driver write it into the device's UUID;
-    else a card whose ids occur once on the bus is the one. What stays unclear stays empty.
+    else a card whose ids occur once on the bus is the one. Otherwise it stays empty.
     """
     by_address = {card.address: card for card in cards}
     placed: list[Adapter] = []
@@ -85,7 +85,7 @@ def place(adapters: Sequence[Adapter], cards: Sequence[Card]) -> tuple[Adapter, 
 def usable(adapters: Iterable[Adapter], allow_software: bool = False) -> tuple[Adapter, ...]:
     """Return what a wgpu worker may run on, strongest kind first, then by PCI address.
 
-    NVIDIA cards are left out: they train with CUDA. Software only where it is asked for.
+    NVIDIA cards are left out: they train with CUDA. Software devices are included only on request.
     """
     wanted = (
         adapter
@@ -99,7 +99,7 @@ def usable(adapters: Iterable[Adapter], allow_software: bool = False) -> tuple[A
 def explain_missing(card: Card, code: int, output: str, accessible: bool, user: str) -> str:
     """Return why a card is not among Vulkan's, and the remedy: one line.
 
-    `code` and `output` are those of vulkaninfo (127: not installed), asked as `user`;
+    `code` and `output` are those of vulkaninfo (127: not installed), run as `user`;
     `accessible` is whether that user may open the card's render node.
     """
     if card.driver == "vfio-pci":
@@ -112,7 +112,7 @@ def explain_missing(card: Card, code: int, output: str, accessible: bool, user: 
     if not accessible:
         return f"{card.title} is not accessible for user {user}: add it to group render"
     if code == 127:
-        return f"{card.title} cannot be asked for Vulkan: install vulkan-tools"
+        return f"{card.title} cannot be queried by Vulkan: install vulkan-tools"
     if code == 124:
         return f"{card.title} did not answer Vulkan: {output.strip()}"
     return f"{card.title} has no Vulkan driver: install mesa-vulkan-drivers"

@@ -1,8 +1,8 @@
-"""The launcher's hands on a host: `python -P -m launcher.agent`, started over SSH.
+"""The launcher's agent on a host: `python -P -m launcher.agent`, started over SSH.
 
-It answers requests (`frames.py`) from stdin on stdout until stdin ends, each in a thread of its
-own: one that hangs in a dead mount holds up no other. Processes it started outlive it; locks it
-holds end with it. It listens nowhere, and may do what its user may do. Standard library only.
+It answers requests (`frames.py`) from stdin on stdout until stdin ends, each in its own
+thread: a request that hangs in a dead mount delays no other. Processes it started outlive it; its
+locks end with it. It opens no port, and has the rights of its user. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from launcher.hosts.local import LocalConnection
 from launcher.supervisor.processes import ProcessIdentity
 
 UNIT_PROGRAM = "/usr/local/sbin/motley-unit"
-"""What the trainer role installed if processes can be units."""
+"""The command that the trainer role installs if processes can be units."""
 
 SILENCE = 120.0
-"""Seconds without a word (a launcher says something every few) after which nobody is there."""
+"""Seconds without a message (a launcher pings every few) after which the launcher is gone."""
 
 MOST_REQUESTS = 64
-"""Requests under way at once: what hangs must not fill the host with threads."""
+"""Concurrent requests at most: hanging ones must not fill the host with threads."""
 
 MOST_UPLOAD = 256 << 20
-"""Bytes that files under way to this host may have together."""
+"""Total bytes of the files that are being sent to this host."""
 
 Operation = Callable[..., Any]
 
@@ -57,7 +57,7 @@ class Agent:
         self._operations = self._table()
 
     def serve(self) -> None:
-        """Say hello and answer until nobody asks any more; every lock is free when this returns."""
+        """Send the hello and answer until stdin ends or is silent; all locks are free on return."""
         try:
             self._send(self._hello())
             splitter = frames.LineSplitter()
@@ -97,7 +97,7 @@ class Agent:
             request = frames.decode(line)
             number, name = request.get("id"), request.get("op")
             arguments: Any = request.get("args") or {}
-            if name == "ping":  # answered by this very thread: that the host lives, not its disks
+            if name == "ping":  # in this thread: proves that the host lives, not its disks
                 return self._send({"id": number, "result": None})
             operation = self._operations.get(str(name))
             if operation is None or not isinstance(arguments, dict):
@@ -192,7 +192,7 @@ class Agent:
         held = contextlib.ExitStack()
         held.enter_context(self._connection.lock(path, purpose))
         with self._state:
-            if token in self._given_up:  # whoever asked has waited too long
+            if token in self._given_up:  # the caller's deadline has passed
                 held.close()
             else:
                 self._locks[token] = held
@@ -207,10 +207,10 @@ class Agent:
 
 
 def main() -> int:
-    """Answer on stdout, which nobody else in this process may write to, until stdin ends."""
+    """Answer on stdout, to which nothing else in this process may write, until stdin ends."""
     requests, answers = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # what a question starts must not eat requests
+    os.dup2(nothing, 0)  # a program that a question starts must not read requests
     os.dup2(2, 1)
     Agent(requests, answers).serve()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What the launcher may do on a host: the contract of `local.py` and `remote.py`."""
+"""The operations of the launcher on a host: the contract of `local.py` and `remote.py`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from launcher.supervisor.processes import ProcessIdentity
 
 ASK_DEADLINE = 10.0
-"""Seconds a question may take that does not say otherwise."""
+"""Seconds that a question may take by default."""
 
 UNIT_DEADLINE = 60.0
-"""Seconds that starting or stopping a unit may take: stopping waits for a worker's last words."""
+"""Seconds that starting or stopping a unit may take: stopping waits until a worker has ended."""
 
 
 class Connection(Protocol):
@@ -29,12 +29,12 @@ class Connection(Protocol):
 
     @property
     def state_folder(self) -> str:
-        """Where this host keeps its runs when the inventory does not say."""
+        """Where this host keeps its runs if the inventory does not set it."""
         ...
 
     @property
     def user(self) -> str:
-        """As whom all of this is done there."""
+        """The user under which all operations run there."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Connection(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is something of that name."""
+        """Whether a file or folder of that name exists."""
         ...
 
     def remove(self, path: str) -> None:
@@ -71,10 +71,10 @@ class Connection(Protocol):
         ...
 
     def lock(self, path: str, purpose: str) -> AbstractContextManager[None]:
-        """Hold a lock file; the kernel lets go when its holder dies or cannot be reached any more.
+        """Hold a lock file; the lock is freed when its holder dies or is unreachable.
 
         Raises:
-            PreflightError: somebody else holds it; their purpose is in the message.
+            PreflightError: another process holds it; its purpose is in the message.
         """
         ...
 
@@ -83,15 +83,15 @@ class Connection(Protocol):
         ...
 
     def is_alive(self, process: ProcessIdentity) -> bool:
-        """Whether this very process runs; a reused pid is not it."""
+        """Whether this process runs; a reused pid does not count."""
         ...
 
     def send_signal(self, process: ProcessIdentity, number: int) -> bool:
-        """Signal this very process; False when it is gone."""
+        """Signal this process; False when it is gone."""
         ...
 
     def send_group_signal(self, leader: ProcessIdentity, number: int) -> bool:
-        """Signal the process group of this very leader; False when it is gone."""
+        """Signal the process group of this leader; False when it is gone."""
         ...
 
     def find_run(self, run_id: str) -> list[ProcessIdentity]:
@@ -112,10 +112,10 @@ class Connection(Protocol):
         """`start`, `stop` or `kill` a unit of ours; returns when systemd is done.
 
         Raises:
-            PreflightError: there are no units here, or the host refuses; its words are in it.
+            PreflightError: there are no units here, or the host refuses; the message says why.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the host: locks are freed, what was started goes on. Idempotent."""
+        """Release the host: locks are freed, started processes continue. Idempotent."""
         ...

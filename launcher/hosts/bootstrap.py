@@ -1,7 +1,7 @@
-"""How an agent is started on a host, and what it means when none answers.
+"""How an agent is started on a host, and the error when none answers.
 
-As the run user by the one sudo rule that the trainer role wrote; where there is no such
-installation or rule, as the operator with the Python beside `motley_trainer_command`.
+It runs as the run user, by the one sudo rule of the trainer role. Without that installation or
+rule it runs as the operator, with the Python next to `motley_trainer_command`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _LINE = " ".join(_SCRIPT.split())
 
 
 def agent_command(host: Host) -> str:
-    """Return what the operator's login shell runs; it says `motley: ...` about what it did."""
+    """Return the command of the operator's login shell; it prints `motley: ...` for each step."""
     trainer = host.trainer_command[0] if host.trainer_command else ""
     return shlex.join(["sh", "-c", _LINE, "sh", PYTHON, RUN_USER, trainer])
 
 
 def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
-    """Return why there is no agent, from what came instead of its hello."""
+    """Return why there is no agent, from the output in place of its hello."""
     where = f"host {host.name}"
     marks: dict[str, str] = {}
     for word in error.words:

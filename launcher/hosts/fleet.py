@@ -1,4 +1,4 @@
-"""Several hosts at once: each answers or costs its deadline, and none holds up the others."""
+"""Several hosts at once: each answers within its deadline or fails, and none delays the others."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from launcher.hosts.base import Connection
 from launcher.inventory.hosts import Host
 
 LOOK = 3.0
-"""Seconds that a look at the hosts may take: with what else it does `status` answers in five."""
+"""Seconds that a look at the hosts may take: `status` as a whole answers within five."""
 REACH = 20.0
 """Seconds that reaching the hosts may take before something is changed on them."""
 _SILENCE = 10.0
-"""Seconds for which a host that did not answer is not looked at again."""
+"""Seconds for which an unreachable host is not queried again."""
 
 T = TypeVar("T")
 Trouble = LauncherError | OSError
-"""What a host may answer with: it does not answer (UnreachableError), or it refuses."""
+"""The errors of a host: it does not answer (UnreachableError), or it refuses."""
 
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """What each host said, by its name; every host is in one of the two."""
+    """The answers and errors by host; every host is in one of the two."""
 
     found: dict[str, T]
     errors: dict[str, Trouble]
@@ -61,17 +61,17 @@ def line_of(name: str, error: Trouble) -> str:
 def at_once(
     tasks: Mapping[str, Callable[[], T]], deadline: float, enough: str | None = None
 ) -> Answers[T]:
-    """Do everything at once and return who came to an end how; the rest is late.
+    """Run all tasks at once; return the results and errors of the finished ones, the rest is late.
 
-    A task that is late goes on in a daemon thread whose result nobody takes. With `enough` the
-    success of that one task ends the wait for the others, which then are in neither part.
+    A late task continues in a daemon thread whose result is dropped. With `enough` the success of
+    that one task ends the wait for the others, which then are in neither part.
     """
     ended: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work(name: str, task: Callable[[], T]) -> None:
         try:
             ended.put((name, task(), None))
-        except BaseException as error:  # raised again by whoever waits
+        except BaseException as error:  # raised again in the waiting thread
             ended.put((name, None, error))
 
     for name, task in tasks.items():
@@ -107,8 +107,8 @@ def ask_hosts(
 ) -> Answers[T]:
     """Connect to all hosts at once and put a question to each.
 
-    One that did not answer a moment ago costs a look no time again; whoever has the patience for
-    more than a look tries it anew.
+    A look skips a host that did not answer a moment ago; a call with a longer deadline tries it
+    again.
     """
     chosen = {host.name: host for host in hosts}
 
@@ -116,9 +116,9 @@ def ask_hosts(
         there = _reach(host, deadline)
         try:
             return question(host, there)
-        except ValueError as error:  # a question that its version does not know
+        except ValueError as error:  # its version does not have this question
             raise PreflightError(
-                f"host {host.name}: {error}; if its version is another: launch cluster push"
+                f"host {host.name}: {error}; if its version differs: launch cluster push"
             ) from error
 
     tasks = {name: partial(task, host) for name, host in chosen.items()}

@@ -1,10 +1,10 @@
-"""What goes through the pipe between a launcher and an agent: one JSON object a line.
+"""The protocol between a launcher and an agent: one JSON object per line.
 
     {"id": 7, "op": "read", "args": {...}}                 launcher -> agent
     {"id": 7, "result": ...} or {"id": 7, "error": {...}}  agent -> launcher
 
-Bytes travel as base64 text. A line has a greatest length, so neither side can make the other eat
-its memory. Standard library only.
+Bytes travel as base64 text. The length of a line is limited, so neither side can exhaust the
+other's memory. Standard library only.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def unpack(text: Any) -> bytes:
 
 
 class LineSplitter:
-    """Cuts a byte stream into lines; None stands for one that was too long and is left out."""
+    """Cuts a byte stream into lines; None stands for a line that was too long and is dropped."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -103,7 +103,7 @@ class LineSplitter:
 
 
 def error_frame(error: Exception) -> dict[str, Any]:
-    """Return an error so that `to_error` makes it again on the other side."""
+    """Return an error in the form that `to_error` turns back into one."""
     if isinstance(error, LauncherError):
         return {"kind": type(error).__name__, "text": str(error), "details": list(error.details)}
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,7 +1,7 @@
 """Which key a host must have: OpenSSH's known_hosts files, read and, when asked, added to.
 
 Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". Host certificates (@cert-authority) are not
-followed; a host that only such a line vouches for is unknown here. Standard library only.
+followed; a host that only such a line covers is unknown here. Standard library only.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def own_file() -> Path:
 
 
 def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
-    """Return the name under which a host stands in the files."""
+    """Return the name of a host in the files."""
     if alias is not None:
         return alias.lower()
     return hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}"
 
 
 def find(name: str, files: Iterable[str]) -> list[KnownKey]:
-    """Return every line about a host; files that are missing say nothing."""
+    """Return every line about a host; missing files are skipped."""
     found: list[KnownKey] = []
     for path in dict.fromkeys(files):
         try:
@@ -75,9 +75,9 @@ def find(name: str, files: Iterable[str]) -> list[KnownKey]:
 def verify(
     where: str, name: str, known: Iterable[KnownKey], kind: str, key: bytes, accept_new: bool
 ) -> None:
-    """Let a host pass that has the key it is known to have; `where` names it in errors.
+    """Accept a host whose key is the known one; `where` names the host in errors.
 
-    With `accept_new` a host nobody knows anything of is written down and passes, too.
+    With `accept_new` an unknown host is recorded and accepted as well.
 
     Raises:
         UnreachableError: the host is unknown, has another key, or one that was revoked.
@@ -94,7 +94,7 @@ def verify(
         old = next((entry for entry in plain if entry.kind == kind), plain[0])
         raise UnreachableError(
             f"{where}: ITS HOST KEY HAS CHANGED: {old.place} says {fingerprint(old.key)}, it shows "
-            f"{ours}; either it was set up anew or somebody is in between. Compare at its console "
+            f"{ours}; it was reinstalled, or the connection is intercepted. Compare at its console "
             "(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); if it is right, remove the old "
             f"key: ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(old.path)}"
         )
@@ -113,7 +113,7 @@ def verify(
 
 
 def remember(path: Path, name: str, kind: str, key: bytes) -> None:
-    """Add a line to a file, which is made if need be; several launchers may do that at once."""
+    """Add a line to a file, which is created if necessary; several launchers may do so at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -143,7 +143,7 @@ def _is_about(name: str, patterns: str) -> bool:
             return False
     matches = False
     for pattern in patterns.lower().split(","):
-        # fnmatch knows [...] as a set; here a bracket is part of a name with a port.
+        # fnmatch reads [...] as a set; here a bracket is part of a name with a port.
         escaped = pattern.removeprefix("!").replace("[", "[[]")
         if fnmatch.fnmatchcase(name, escaped):
             if pattern.startswith("!"):

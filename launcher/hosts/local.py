@@ -1,4 +1,4 @@
-"""This machine as a host. Standard library only: an agent has none of the launcher's extras."""
+"""This machine as a host. Standard library only: the agent needs only that."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LocalConnection:
 
     @property
     def user(self) -> str:
-        """Who this is; the number of somebody without a name."""
+        """The name of this user; the number of a user without a name."""
         try:
             return pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
@@ -68,7 +68,7 @@ class LocalConnection:
         make_private_folder(Path(path))
 
     def exists(self, path: str) -> bool:
-        """Whether there is something of that name, a dangling link included."""
+        """Whether a file or folder of that name exists, a dangling link included."""
         return os.path.lexists(path)
 
     def remove(self, path: str) -> None:
@@ -77,10 +77,10 @@ class LocalConnection:
 
     @contextlib.contextmanager
     def lock(self, path: str, purpose: str) -> Generator[None]:
-        """Hold a lock file; the kernel lets go of it when its holder dies, however that happens.
+        """Hold a lock file; the kernel frees it when its holder dies, whatever the cause.
 
         Raises:
-            PreflightError: somebody else is starting a run right now.
+            PreflightError: another process is starting a run.
             OSError: the file cannot be made or written.
         """
         make_private_folder(Path(path).parent)
@@ -115,17 +115,17 @@ class LocalConnection:
         _CHILDREN.append(keeper)
 
     def is_alive(self, process: ProcessIdentity) -> bool:
-        """Whether this very process runs; a reused pid is not it."""
+        """Whether this process runs; a reused pid does not count."""
         for child in _CHILDREN:  # a supervisor of our own that ended must not stay a zombie
             child.poll()
         return processes.is_alive(process)
 
     def send_signal(self, process: ProcessIdentity, number: int) -> bool:
-        """Signal this very process; False when it is gone."""
+        """Signal this process; False when it is gone."""
         return processes.send_signal(process, number)
 
     def send_group_signal(self, leader: ProcessIdentity, number: int) -> bool:
-        """Signal the process group of this very leader; False when it is gone."""
+        """Signal the process group of this leader; False when it is gone."""
         return processes.send_group_signal(leader, number)
 
     def find_run(self, run_id: str) -> list[ProcessIdentity]:
@@ -139,7 +139,7 @@ class LocalConnection:
     def ask(
         self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = ASK_DEADLINE
     ) -> Any:
-        """Answer a question in this thread; the deadline is the caller's affair."""
+        """Answer a question in this thread; the caller enforces the deadline."""
         del deadline
         found = answer(name, dict(arguments or {}))
         return json.loads(json.dumps(found))  # the same types as from a remote host
@@ -150,8 +150,8 @@ class LocalConnection:
         raise PreflightError(f"cannot {verb} {unit}: the local connection uses no systemd units")
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 _CHILDREN: list[subprocess.Popen[bytes]] = []
-"""Supervisors this process started: kept so that they are reaped, and not warned about."""
+"""Supervisors that this process started: kept so that they are reaped without a warning."""

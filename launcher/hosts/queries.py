@@ -1,8 +1,8 @@
-"""What a host can be asked by name: JSON in, JSON out. Its agent answers, or this very process.
+"""The questions to a host, by name: JSON in, JSON out. Its agent answers, or this process.
 
 The functions are those of the checks; this file only names them and turns their answers into plain
 data. It runs on every host: nothing here may need the launcher's extras (Ansible, Fabric,
-cryptography), and what takes long to import is imported when it is asked for.
+cryptography), and slow imports are made on demand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def answer(name: str, arguments: Mapping[str, Any]) -> Any:
     """Return this machine's answer to a question: JSON values only.
 
     Raises:
-        ValueError: there is no such question: the asking side is of another version.
+        ValueError: there is no such question: the caller is another version.
     """
     ask = _QUESTIONS.get(name)
     if ask is None:
@@ -33,7 +33,7 @@ def answer(name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a dataclass as a mapping, whatever depth it hides in; JSON knows neither tuples."""
+    """Return dataclasses as mappings and tuples as lists, at any depth: JSON has neither."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain(dataclasses.asdict(value))
     if isinstance(value, Mapping):

@@ -1,8 +1,7 @@
-"""What a host sends, checked before the launcher uses it.
+"""Data from a host, checked before the launcher uses it.
 
-Everything that comes from a host is that host's claim, and a host may be compromised. So it must
-have the shape that is expected of it. What has another one is a ValueError in one line, which
-`fleet.ask_hosts` turns into that host's error.
+A host may be compromised, so everything that it sends must have the expected shape. Anything else
+is a ValueError of one line, which `fleet.ask_hosts` turns into that host's error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def receive(kind: type[T], tree: object, what: str) -> T:
     """Return what a host sent as a value of a type: a dataclass, a model, `list[str]`, `float`.
 
     Raises:
-        ValueError: it is something else; says what, and where in it.
+        ValueError: it is something else; the message says what and where.
     """
     try:
         return _adapter(kind).validate_python(tree)

@@ -1,4 +1,4 @@
-"""A host at the other end of a pipe, used as if it were here: the client of `agent.py`.
+"""A host at the other end of a pipe, used like the local one: the client of `agent.py`.
 
 Any byte pipe will do; `ssh.py` makes them of SSH channels. Standard library only.
 """
@@ -24,14 +24,14 @@ CALL_DEADLINE = 10.0
 """Seconds that a request may take."""
 
 MOST_READ = 64 << 20
-"""Bytes of one file that are read at once: a host must not fill this machine's memory."""
+"""Bytes of one file that are read at most: a host must not fill this machine's memory."""
 
 _UNLOCK_DEADLINE = 2.0
 _PATH = re.compile(r"/[^\x00-\x1f\x7f-\x9f]{0,4095}")
 """An absolute path; an option begins otherwise."""
 
 UNITS_MARK = "motley: units"
-"""Line before the hello: the operator may have systemd start and stop our units."""
+"""Line before the hello: the operator may start and stop the trainer's units."""
 
 UNIT_COMMAND = ("sudo", "-n", "/usr/local/sbin/motley-unit")
 
@@ -39,8 +39,8 @@ UNIT_COMMAND = ("sudo", "-n", "/usr/local/sbin/motley-unit")
 class RemoteConnection:
     """A `Connection` to a host that has an agent.
 
-    A broken link is opened anew by the next call. What was under way when it broke has failed,
-    and a lock that was held is lost: everything within its `with` fails from then on.
+    The next call reopens a broken link. Calls under way when it broke have failed, and a held
+    lock is lost: every call within its `with` fails from then on.
     """
 
     def __init__(self, host: str, open_link: Callable[[], AgentLink]) -> None:
@@ -54,7 +54,7 @@ class RemoteConnection:
         self._opening = threading.Lock()
         self._closed = False
         self._held: dict[str, AgentLink] = {}
-        """Tokens of the locks that are held, and where."""
+        """Tokens of the held locks, and their paths."""
         self._link = self._greeted(open_link())
 
     @property
@@ -64,12 +64,12 @@ class RemoteConnection:
 
     @property
     def state_folder(self) -> str:
-        """Where this host keeps its runs when the inventory does not say."""
+        """Where this host keeps its runs if the inventory does not set it."""
         return str(self.hello["state_folder"])
 
     @property
     def user(self) -> str:
-        """As whom all of this is done there."""
+        """The user under which all operations run there."""
         return str(self.hello["user"])
 
     @property
@@ -79,12 +79,12 @@ class RemoteConnection:
 
     @property
     def hello(self) -> Mapping[str, Any]:
-        """What the agent said of itself: also `version`, `wheel` (a digest or None) and `pid`."""
+        """The agent's hello: also `version`, `wheel` (a digest or None) and `pid`."""
         return self._link.hello
 
     @property
     def is_spent(self) -> bool:
-        """Whether this one is of no use any more: closed, or it has lost a lock."""
+        """Whether this connection is unusable: closed, or it has lost a lock."""
         return self._closed or any(link.broken is not None for link in self._held.values())
 
     def ensure(self) -> None:
@@ -139,7 +139,7 @@ class RemoteConnection:
         self._call("make_folder", path=path)
 
     def exists(self, path: str) -> bool:
-        """Whether there is something of that name."""
+        """Whether a file or folder of that name exists."""
         return bool(self._call("exists", path=path))
 
     def remove(self, path: str) -> None:
@@ -148,10 +148,10 @@ class RemoteConnection:
 
     @contextlib.contextmanager
     def lock(self, path: str, purpose: str) -> Generator[None]:
-        """Hold a lock file on the host; its agent lets go of it when it ends or we fall silent.
+        """Hold a lock file on the host; its agent frees it when it ends or the launcher is silent.
 
         Raises:
-            PreflightError: somebody else holds it.
+            PreflightError: another process holds it.
             UnreachableError: from any call within, once the link that holds the lock has broken.
         """
         link, token = self._living(), secrets.token_hex(8)
@@ -169,15 +169,15 @@ class RemoteConnection:
         self._call("spawn", argv=list(argv), env=dict(env), log=log)
 
     def is_alive(self, process: ProcessIdentity) -> bool:
-        """Whether this very process runs; a reused pid is not it."""
+        """Whether this process runs; a reused pid does not count."""
         return bool(self._call("is_alive", process=asdict(process)))
 
     def send_signal(self, process: ProcessIdentity, number: int) -> bool:
-        """Signal this very process; False when it is gone."""
+        """Signal this process; False when it is gone."""
         return bool(self._call("send_signal", process=asdict(process), number=int(number)))
 
     def send_group_signal(self, leader: ProcessIdentity, number: int) -> bool:
-        """Signal the process group of this very leader; False when it is gone."""
+        """Signal the process group of this leader; False when it is gone."""
         return bool(self._call("send_group_signal", leader=asdict(leader), number=int(number)))
 
     def find_run(self, run_id: str) -> list[ProcessIdentity]:
@@ -203,7 +203,7 @@ class RemoteConnection:
         """`start`, `stop` or `kill` a unit of ours; returns when systemd is done.
 
         Raises:
-            PreflightError: there are no units here, or the host refuses; its words are in it.
+            PreflightError: there are no units here, or the host refuses; the message says why.
             UnreachableError: it takes too long, or the host is gone.
         """
         link = self._living()
@@ -225,7 +225,7 @@ class RemoteConnection:
             raise PreflightError(f"host {self._host}: motley-unit {verb} {unit}: {lines[-1]}")
 
     def close(self) -> None:
-        """Let go of the host: locks are freed, what was started goes on. Idempotent."""
+        """Release the host: locks are freed, started processes continue. Idempotent."""
         self._closed = True
         self._link.close()
 
@@ -238,7 +238,7 @@ class RemoteConnection:
         return cast("list[Any]", answer)
 
     def _nonsense(self, operation: str) -> UnreachableError:
-        return UnreachableError(f"host {self._host}: its agent answers `{operation}` with nonsense")
+        return UnreachableError(f"host {self._host}: invalid answer of its agent to `{operation}`")
 
     def _living(self) -> AgentLink:
         with self._opening:
@@ -255,7 +255,7 @@ class RemoteConnection:
         schema = link.hello.get("schema")
         wanted = ("python", "user", "units", "state_folder")
         if schema == frames.SCHEMA and all(key in link.hello for key in wanted):
-            for key in ("python", "state_folder"):  # they become parts of commands and paths there
+            for key in ("python", "state_folder"):  # used in commands and paths there
                 if not _PATH.fullmatch(str(link.hello[key])):
                     link.close()
                     raise UnreachableError(
@@ -265,5 +265,5 @@ class RemoteConnection:
         link.close()
         raise PreflightError(
             f"host {self._host}: Motley {link.hello.get('version')} there speaks {schema}, "
-            f"this one {frames.SCHEMA}; bring both to one version: launch cluster push"
+            f"this one {frames.SCHEMA}; install one version on both: launch cluster push"
         )

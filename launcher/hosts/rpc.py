@@ -1,7 +1,7 @@
-"""One open line to an agent: requests out, answers in, and who is still there.
+"""One open link to an agent: requests, answers and signs of life.
 
-A host that falls silent is found out by pings, whatever is being waited for. Once broken a link
-stays broken; `remote.py` opens another. Standard library only.
+Pings detect a silent host, whatever request is under way. Once broken a link stays broken;
+`remote.py` opens another. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SILENCE = 12.0
 """Seconds without any sign of life after which a link is given up."""
 
 _MOST_NOISE = 50
-"""Lines before the hello that are kept: what a login shell's start-up files say."""
+"""Lines before the hello that are kept: output of a login shell's start-up files."""
 _LONGEST_NOISE = 1000
 """Bytes of such a line."""
 
@@ -40,15 +40,15 @@ class Pipe(Protocol):
         ...
 
     def receive(self, seconds: float) -> bytes | None:
-        """Return what came, None when nothing did in time, b"" at the end; may raise OSError."""
+        """Return received bytes, None after a timeout, b"" at the end; may raise OSError."""
         ...
 
     def last_words(self) -> str:
-        """Return the end of what came on the agent's stderr."""
+        """Return the end of the agent's stderr."""
         ...
 
     def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
-        """Run a program beside the agent; return its exit code and its output.
+        """Run a program next to the agent; return its exit code and its output.
 
         Raises:
             OSError: it could not be started, or has not ended in time (TimeoutError).
@@ -56,12 +56,12 @@ class Pipe(Protocol):
         ...
 
     def close(self) -> None:
-        """End it, also for whoever is waiting in `receive`. Idempotent."""
+        """End it, which also ends a waiting `receive`. Idempotent."""
         ...
 
 
 class NoAgentError(UnreachableError):
-    """The other end is no agent; `words` is what it said instead."""
+    """The other end is no agent; `words` is its output instead."""
 
     def __init__(self, message: str, words: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -104,7 +104,7 @@ class AgentLink:
 
         Raises:
             UnreachableError: the link is broken, or there was no answer in time.
-            OSError, LauncherError, ValueError: as the agent said.
+            OSError, LauncherError, ValueError: as the agent reported.
         """
         until = time.monotonic() + deadline
         waiting = _Waiting()
@@ -132,13 +132,13 @@ class AgentLink:
         return waiting.answer.get("result")
 
     def tell(self, operation: str, arguments: Mapping[str, Any]) -> None:
-        """Send a request whose answer nobody waits for, if that is still possible."""
+        """Send a request without waiting for the answer, if that is still possible."""
         with contextlib.suppress(UnreachableError):
             number = next(self._numbers)
             self._send({"id": number, "op": operation, "args": dict(arguments)}, 1.0)
 
     def close(self) -> None:
-        """End the link; what waits for an answer is told so. Idempotent."""
+        """End the link; waiting requests fail. Idempotent."""
         self._break("the connection was closed")
 
     def _suspicion(self) -> str:
@@ -149,7 +149,7 @@ class AgentLink:
     def _send(self, frame: dict[str, Any], deadline: float) -> None:
         line = frames.encode(frame)
         if not self._sending.acquire(timeout=max(0.0, deadline)):
-            raise UnreachableError(f"host {self._host}: it takes no more requests")
+            raise UnreachableError(f"host {self._host}: it accepts no more requests")
         try:
             self.pipe.send(line)
         except OSError as error:
@@ -188,7 +188,7 @@ class AgentLink:
         frame = frames.decode(line)
         with self._state:
             waiting = self._waiting.get(frame.get("id") or 0)
-        if waiting is not None:  # else nobody waits any more
+        if waiting is not None:  # else the request has timed out
             waiting.answer = frame
             waiting.done.set()
         return None

@@ -1,8 +1,8 @@
-"""How the launcher reaches a host. The only file that knows local from remote, and SSH.
+"""How the launcher reaches a host. Only this file distinguishes local from remote, and uses SSH.
 
 `connect` is the one place where a host becomes a connection. Over SSH that is a login with a
-verified host key, and an agent (`agent.py`) behind one channel. What cannot be reached or driven
-is refused here, in a line that says why.
+verified host key, and an agent (`agent.py`) behind one channel. A host that cannot be
+reached or driven is refused here, with a line that says why.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TCP_USER_TIMEOUT_MS = 20_000
 
 
 def connect(host: Host) -> Connection:
-    """Return the connection to a host; the same one as long as it holds, else a new one.
+    """Return the connection to a host; the existing one while it works, else a new one.
 
     Raises:
-        UnreachableError: it cannot be reached, its host key or our login is not accepted.
-        PreflightError: it is there, and lacks Motley, our sudo rule, or has another version.
+        UnreachableError: it cannot be reached, or its host key or the login is not accepted.
+        PreflightError: it answers, but lacks Motley or its sudo rule, or has another version.
         ConfigError: ssh_config or the inventory's ssh arguments cannot be used.
     """
     if host.is_local:
@@ -44,7 +44,7 @@ def connect(host: Host) -> Connection:
         return LocalConnection()
     if host.connection == "none":
         raise UnreachableError(
-            f"host {host.name}: the run's plan names it and the inventory does not; give the "
+            f"host {host.name}: the run's plan names it, but the inventory does not; give the "
             "inventory that has it: --inventory FILE"
         )
     with _POOL.guard:
@@ -58,12 +58,12 @@ def connect(host: Host) -> Connection:
 
 
 def accept_new_host_keys() -> None:
-    """From now on write down the keys of hosts nobody knows yet; changed ones stay refused."""
+    """From now on record the keys of unknown hosts; changed keys stay refused."""
     _POOL.accept_new = True
 
 
 def close_all() -> None:
-    """Let go of every host."""
+    """Release every host."""
     with _POOL.guard:
         places = list(_POOL.places.values())
         _POOL.places.clear()
@@ -117,7 +117,7 @@ atexit.register(close_all)
 
 
 def _key(host: Host) -> _Key:
-    """Return what makes two hosts one connection, whatever else became known of them."""
+    """Return the key of a host's connection: equal keys share one, whatever else differs."""
     ssh = (host.name, host.address, host.ssh_port, host.user, host.ssh_key, host.ssh_args)
     return (*ssh, host.trainer_command)
 
@@ -135,16 +135,16 @@ def _open_link(host: Host) -> AgentLink:
 
 
 def _log_in(where: str, route: SshRoute) -> Hop:
-    """Return a login on a host whose key is as known.
+    """Return a login on a host whose key is the known one.
 
     Raises:
-        UnreachableError: every way in which that can fail, told apart.
+        UnreachableError: it failed; each cause has its own message.
     """
     import fabric  # pyright: ignore[reportMissingTypeStubs]
 
     from launcher.hosts.ssh_login import Login, Preferring, Trust, ssh_errors
 
-    # Their complaints come as exceptions, too; without a handler logging prints tracebacks.
+    # Their errors also come as exceptions; without a handler logging prints tracebacks.
     for logger in ("paramiko", "fabric", "invoke"):
         logging.getLogger(logger).addHandler(logging.NullHandler())
     name = known_hosts.entry_name(route.hostname, route.port, route.host_key_alias)
@@ -182,12 +182,12 @@ def _log_in(where: str, route: SshRoute) -> Hop:
 
 
 def _stream(where: str, route: SshRoute) -> tuple[Any, list[Any]]:
-    """Return a byte stream to sshd, and what has to be closed after it."""
+    """Return a byte stream to sshd, and the object to close after it."""
     target = f"{route.hostname} port {route.port}"
     if route.jump is not None:
         gate = _log_in(f"{where}: jump host {route.jump.alias}", route.jump)
         try:
-            asked = f"{where}: {target}, asked of jump host {route.jump.alias}"
+            asked = f"{where}: {target}, through jump host {route.jump.alias}"
             return gate.open_stream(route.hostname, route.port, asked), [gate]
         except LauncherError:
             gate.close()

@@ -1,6 +1,6 @@
-"""Where ssh would go for a host: asked of `ssh -G`, so that the user's ssh_config counts as ever.
+"""The route of ssh to a host: read from `ssh -G`, so that the user's ssh_config applies as usual.
 
-Include, Match, ProxyJump, ProxyCommand, IdentityFile and aliases mean what they mean to ssh;
+Include, Match, ProxyJump, ProxyCommand, IdentityFile and aliases have their meaning in ssh;
 Ansible's variables go on its command line as Ansible puts them there. Host keys are verified
 whatever StrictHostKeyChecking says.
 """
@@ -30,10 +30,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9._@%+=:,\[\]/-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class SshRoute:
-    """One hop as ssh would take it."""
+    """One hop of ssh's route."""
 
     alias: str
-    """The name that ssh was asked about."""
+    """The name given to ssh."""
     hostname: str
     port: int
     user: str
@@ -45,11 +45,11 @@ class SshRoute:
     known_hosts: tuple[str, ...] = ()
     host_key_alias: str | None = None
     proxy_command: str | None = None
-    """As it stands in ssh_config, `%h` and the like included."""
+    """As in ssh_config, with `%h` and the like."""
     jump: SshRoute | None = None
     """The host before this one."""
     arguments: tuple[str, ...] = field(default=(), repr=False)
-    """What ssh was given besides the name: the settings of this hop that are not listed here."""
+    """Further arguments of ssh: the settings of this hop that are not listed here."""
 
 
 def route_to(host: Host) -> SshRoute:
@@ -63,7 +63,7 @@ def route_to(host: Host) -> SshRoute:
         arguments += ["-p", str(host.ssh_port)]
     if host.ssh_key is not None:
         key = Path(host.ssh_key).expanduser()
-        if not key.is_file():  # ssh would go on without it
+        if not key.is_file():  # ssh would continue without it
             raise ConfigError(f"host {host.name}: ansible_ssh_private_key_file: no file {key}")
         arguments += ["-i", str(key)]
     if host.user is not None:
@@ -72,7 +72,7 @@ def route_to(host: Host) -> SshRoute:
 
 
 def resolve(alias: str, arguments: Sequence[str], where: str) -> SshRoute:
-    """Return what `ssh ARGUMENTS ALIAS` would do; `where` names the host in errors.
+    """Return the route of `ssh ARGUMENTS ALIAS`; `where` names the host in errors.
 
     Raises:
         ConfigError: as `route_to`.
@@ -103,9 +103,9 @@ def resolve(alias: str, arguments: Sequence[str], where: str) -> SshRoute:
 def ssh_arguments(
     route: SshRoute, known_hosts: Sequence[str], strictness: str = "yes"
 ) -> list[str]:
-    """Return the OpenSSH command, without the destination, that goes the same verified way.
+    """Return the OpenSSH command, without the destination, that uses the same verified route.
 
-    `known_hosts` is looked at besides the files of the route itself.
+    `known_hosts` is read in addition to the files of the route itself.
     """
     options = [
         "BatchMode=yes",
@@ -118,8 +118,8 @@ def ssh_arguments(
     ]
     if route.jump is not None:
         inner = (*ssh_arguments(route.jump, known_hosts, strictness), "-W", "[%h]:%p")
-        # ssh gives this to the user's shell and knows % in it. Double quotes: rsync splits `-e`
-        # at single ones and knows no backslash.
+        # ssh passes this to the user's shell and expands % in it. Double quotes: rsync splits `-e`
+        # at single ones and has no backslash escapes.
         hop = [*(part.replace("%", "%%") for part in inner[:-1]), inner[-1], route.jump.alias]
         options.append(f"ProxyCommand={' '.join(_quoted(part) for part in hop)}")
     flags = [part for option in options for part in ("-o", option)]
@@ -170,7 +170,7 @@ def _read(alias: str, arguments: tuple[str, ...], text: str, where: str) -> SshR
 
 
 def _jump(hop: str, before: str, arguments: Sequence[str], where: str) -> SshRoute:
-    """Return the route to `[user@]host[:port]`, which itself is reached over `before`."""
+    """Return the route to `[user@]host[:port]`, which itself is reached through `before`."""
     found = re.fullmatch(
         r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^]]+\]|[^:@]+)(?::(?P<port>\d+))?/?", hop
     )
@@ -178,7 +178,7 @@ def _jump(hop: str, before: str, arguments: Sequence[str], where: str) -> SshRou
         raise ConfigError(f"{where}: ProxyJump {hop!r} is not [user@]host[:port]")
     own: list[str] = []
     if config := _config_file(arguments):
-        own += ["-F", config]  # all that ssh hands on to a jump host
+        own += ["-F", config]  # all that ssh passes on to a jump host
     if found["user"]:
         own += ["-l", found["user"]]
     if found["port"]:
@@ -198,7 +198,7 @@ def _config_file(arguments: Sequence[str]) -> str | None:
 
 
 def _without_jump(arguments: Sequence[str]) -> list[str]:
-    """Leave -J out: ssh refuses it beside the ProxyCommand that we make of it."""
+    """Leave -J out: ssh refuses it together with the ProxyCommand made from it."""
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -230,7 +230,7 @@ def expand(command: str, route: SshRoute) -> str:
     """Return a ProxyCommand with its tokens filled in.
 
     Raises:
-        ConfigError: a name would mean something to the shell.
+        ConfigError: a name has characters with a meaning in the shell.
     """
     tokens = {
         "%": "%",

@@ -1,6 +1,6 @@
-"""Logging in over SSH: which host key is asked for and trusted, which of our keys are offered.
+"""Logging in over SSH: which host key is requested and trusted, which user keys are offered.
 
-What `ssh.py` gives to Fabric's Connection instead of its own ways, which trust every host.
+`ssh.py` passes these to Fabric's Connection instead of its defaults, which trust every host.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ssh_errors(where: str) -> Generator[None]:
 
 
 class Preferring:
-    """Makes transports that ask for a kind of host key that is known, as ssh does."""
+    """Makes transports that request a type of host key that is known, as ssh does."""
 
     def __init__(self, kinds: set[str]) -> None:
         self._kinds = kinds
@@ -57,7 +57,7 @@ class Preferring:
 
 
 class Trust:
-    """What paramiko asks about a host key: it knows none by itself, so it asks about each."""
+    """The policy that paramiko calls for a host key: it has no known keys, so it calls for each."""
 
     def __init__(self, where: str, name: str, known: Sequence[KnownKey], accept_new: bool) -> None:
         self._where = where
@@ -66,7 +66,7 @@ class Trust:
         self._accept_new = accept_new
 
     def missing_host_key(self, _client: Any, _hostname: str, key: Any) -> None:
-        """Return for a key that may be trusted.
+        """Return if a key may be trusted.
 
         Raises:
             UnreachableError: it is unknown, changed or revoked.
@@ -76,7 +76,7 @@ class Trust:
 
 
 class Login:
-    """Logs in by public key and nothing else: there is nobody to ask for a password."""
+    """Logs in by public key only: passwords are never prompted for."""
 
     def __init__(self, where: str, route: SshRoute) -> None:
         self._where = where
@@ -87,7 +87,7 @@ class Login:
         """Log in on a transport.
 
         Raises:
-            UnreachableError: no key was accepted; it names those offered and those left out.
+            UnreachableError: no key was accepted; the message lists those offered and left out.
         """
         with socket.socket(socket.AF_UNIX) as stream:
             self._log_in(transport, self._agent_keys(stream))
@@ -118,7 +118,7 @@ class Login:
         )
 
     def _keys(self, agent: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-        """Yield names and keys: the agent's that are configured, the files', the agent's others."""
+        """Yield names and keys: the agent's configured ones, those in files, the agent's others."""
         files = dict.fromkeys(self._route.identities)
         public = {_public(path): path for path in files}
         used: set[str] = set()
@@ -134,14 +134,14 @@ class Login:
                 yield f"{key.comment or key.get_name()} (agent)", key
 
     def _agent_keys(self, stream: socket.socket) -> list[Any]:
-        """Return what the ssh agent holds; it is used over `stream` from then on."""
+        """Return the keys of the ssh agent; it is used over `stream` from then on."""
         if self._route.agent is None:
             return []
         client: Any = AgentSSH()
         try:
             stream.settimeout(CONNECT_TIMEOUT)
             stream.connect(self._route.agent)
-            client._connect(stream)  # paramiko's Agent knows no other socket than the variable's
+            client._connect(stream)  # paramiko's Agent supports no other socket than the variable's
         except (OSError, paramiko.SSHException):
             return []
         return list(client.get_keys())
@@ -160,7 +160,7 @@ class Login:
 
 
 def _public(path: str) -> bytes:
-    """Return the public key beside a private one; the path itself when it cannot be read."""
+    """Return the public key next to a private one; the path itself when it cannot be read."""
     for name in (f"{path}.pub", path):
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = Path(name).read_text(encoding="utf-8").split()

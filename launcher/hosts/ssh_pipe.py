@@ -1,6 +1,6 @@
-"""Bytes to and from a program on a host: SSH channels, and what carries them.
+"""Bytes to and from a program on a host: SSH channels, and the streams below them.
 
-Knows paramiko's objects by their methods alone; `ssh.py` makes them.
+It uses paramiko's objects only by their methods; `ssh.py` makes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_OUTPUT = 1 << 20
 
 
 class Carrier(Protocol):
-    """What a login goes through, and has to be closed after it."""
+    """A stream below a login, to be closed after it."""
 
     def close(self) -> None:
         """End it."""
@@ -37,7 +37,7 @@ class Carrier(Protocol):
 
 
 class Hop:
-    """A login on a host, and what it goes through."""
+    """A login on a host, and the stream below it."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Hop:
         self._client = client
         self._carriers = carriers
         self._errors = errors
-        """Makes UnreachableErrors of what paramiko raises."""
+        """Turns paramiko's exceptions into UnreachableErrors."""
 
     def start(self, command: str) -> Any:
-        """Return the channel of a command that the login shell there runs.
+        """Return the channel of a command in the login shell of the host.
 
         Raises:
             UnreachableError: the login has ended, or the host allows no more channels.
@@ -76,15 +76,15 @@ class Hop:
             )
 
     def close(self) -> None:
-        """End it and what carries it. Idempotent."""
+        """End it and the stream below it. Idempotent."""
         with contextlib.suppress(UnreachableError), self._errors(self._where):
-            self._client.close()  # says goodbye, perhaps to nobody
+            self._client.close()  # sends a disconnect, if the host is still there
         for carrier in self._carriers:
             carrier.close()
 
 
 class ProxyProcess:
-    """The program of a ProxyCommand; our end of it is a socket."""
+    """The program of a ProxyCommand; the launcher's end of it is a socket."""
 
     def __init__(self, command: str) -> None:
         self.socket, theirs = socket.socketpair()
@@ -94,7 +94,7 @@ class ProxyProcess:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,  # Ctrl-C is for the launcher alone
             )
 
     def close(self) -> None:
@@ -133,19 +133,19 @@ class SshPipe:
             view = view[sent:]
 
     def receive(self, seconds: float) -> bytes | None:
-        """Return what came, None when nothing did in time, b"" at the end."""
+        """Return received bytes, None after a timeout, b"" at the end."""
         self._channel.settimeout(seconds)
         try:
             data = bytes(self._channel.recv(_PART))
         except TimeoutError:
             data = None
         if data == b"":
-            self._channel.status_event.wait(1.0)  # its last words come before its exit status
+            self._channel.status_event.wait(1.0)  # stderr arrives before the exit status
         self._drain()
         return data
 
     def last_words(self) -> str:
-        """Return the end of what came on stderr."""
+        """Return the end of stderr."""
         self._drain()
         return "\n".join(self._words)
 
@@ -175,7 +175,7 @@ class SshPipe:
 
 
 def _receive(channel: Any, until: float) -> bytes:
-    if time.monotonic() > until:  # also where it never stops sending
+    if time.monotonic() > until:  # even if it never stops sending
         raise TimeoutError
     channel.settimeout(max(0.01, until - time.monotonic()))
     return bytes(channel.recv(_PART))

@@ -1,8 +1,8 @@
-"""The hosts of an inventory that has not changed since Ansible rendered it, for who only looks.
+"""The hosts of an inventory unchanged since Ansible rendered it, for read-only commands.
 
-Ansible takes a second or more to render; `status` has five for everything. What is started, ended
-or changed by is always rendered anew. Inventories that may say something else each time (scripts,
-plugins, look-ups) and those with secrets in them are never kept.
+Ansible takes a second or more to render; `status` has five for everything. Commands
+that start, stop or change anything always render it again. Inventories whose result may vary
+(scripts, plugins, look-ups) and those that hold secrets are never cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.inventory.hosts import Host, host_from_tree, load_inventory
 
 _FICKLE = re.compile(rb"lookup|query|\bq\(|now\(|random|strftime|\bplugin:|\$ANSIBLE_VAULT|pipe")
 _MOST = 1 << 20
-"""Bytes of inventory that are read to find out whether it may be kept."""
+"""Bytes of inventory that are read to decide whether it may be cached."""
 
 
 def recall_hosts(source: Path) -> tuple[Host, ...]:
@@ -51,7 +51,7 @@ def recall_hosts(source: Path) -> tuple[Host, ...]:
 
 
 def fingerprint(source: Path) -> str | None:
-    """Return what changes whenever the rendering of an inventory may; None: it always may."""
+    """Return a key that changes whenever the rendering may change; None: it may change any time."""
     digest = hashlib.sha256(version("motley").encode())
     for name, value in sorted(os.environ.items()):
         if name.startswith("ANSIBLE_"):

@@ -1,7 +1,7 @@
 """The Ansible inventory as frozen Hosts: the only description of a cluster.
 
 Ansible renders it itself (variables, Jinja, vault), in a child process (`rendering.py`); this file
-asks for it and checks what comes back. Every mistake is one line that names file, host, variable.
+starts it and checks the result. Every mistake is one line that names file, host, variable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Host:
 
     name: str
     connection: Literal["local", "ssh", "none"] = "ssh"
-    """`none`: a run names it and the inventory does not, so nothing is known of how to reach it."""
+    """`none`: a run names it, but the inventory does not, so it cannot be reached."""
     address: str | None = None
     """ansible_host: how the launcher reaches it."""
     ssh_port: int | None = None
@@ -48,16 +48,16 @@ class Host:
     devices: tuple[Device, ...] | None = None
     """None: to be detected on the host."""
     auto_devices: bool = False
-    """They were detected, so a process may fall back when its device fails at the start."""
+    """The devices were detected, so a process may fall back if its device fails at the start."""
     fill_with_cpu: bool = False
     teacher: bool = False
     student: bool = False
     evaluator: bool = False
-    """What it does in a distillation; where no host says so, `plan/distillation.py` chooses."""
+    """Its role in a distillation; if no host has one, `plan/distillation.py` chooses."""
     cores: int | None = None
-    """Usable cores; None until somebody asked the host."""
+    """Usable cores; None until the host is surveyed."""
     memory: int | None = None
-    """Bytes of main memory; None until somebody asked the host."""
+    """Bytes of main memory; None until the host is surveyed."""
     trainer_command: tuple[str, ...] | None = None
     state_folder: str | None = None
     share_folder: str | None = None
@@ -100,7 +100,7 @@ def load_inventory(
 
 
 def parse_answer(path: str, limit: str, answer: str, warnings: str) -> tuple[Host, ...]:
-    """Read what `rendering.py` wrote; `warnings` is what Ansible said besides.
+    """Read the output of `rendering.py`; `warnings` is Ansible's stderr.
 
     Raises:
         ConfigError: as `load_inventory`.
@@ -123,19 +123,19 @@ def parse_answer(path: str, limit: str, answer: str, warnings: str) -> tuple[Hos
     coordinators = [host.name for host in hosts if host.coordinator]
     if len(coordinators) > 1:
         raise ConfigError(
-            f"{path}: motley_coordinator is true on {', '.join(coordinators)}; one host must be it"
+            f"{path}: motley_coordinator is true on {', '.join(coordinators)}; choose one host"
         )
     return hosts
 
 
 def explain(path: str, error: str, origin: str, warnings: str) -> str:
-    """Turn Ansible's many-line complaint into `path:line:column: reason`."""
+    """Turn Ansible's error of several lines into `path:line:column: reason`."""
     reasons = re.findall(
         r"^(?:YAML parsing failed|Failed to parse inventory): (.+)$", warnings, re.MULTILINE
     )
     if not reasons:
         return f"{origin or path}: {error.rstrip('.')}"
-    # Ansible tries several readers; the one meant for this kind of file knows what is wrong.
+    # Ansible tries several parsers; the one for this kind of file reports the real error.
     if Path(path).suffix not in (".yml", ".yaml", ".json"):
         return f"{path}: {reasons[-1].rstrip('.')}"
     place = re.search(rf"^Origin: ({re.escape(path)}:\d+(?::\d+)?)", warnings, re.MULTILINE)
@@ -197,7 +197,7 @@ def _last_line(text: str) -> str:
 
 
 def host_from_tree(tree: dict[str, Any]) -> Host:
-    """Return a host from its fields; raises KeyError or TypeError when they are not one's."""
+    """Return a host from its fields; raises KeyError or TypeError when they do not fit."""
     devices = tree.pop("devices")
     command = tree.pop("trainer_command")
     ssh_args = tree.pop("ssh_args", ())

@@ -1,9 +1,9 @@
 """Ansible's own view of an inventory, as JSON: `python -P -m launcher.inventory.rendering`.
 
 A child process of the launcher: Ansible reads the environment and ansible.cfg when it is imported,
-prints as it likes and exits on a wrong locale. With `-P`, as every Python that Motley starts: what
-lies in the current folder is not imported. The request comes on stdin, the answer leaves on
-stdout; Ansible's warnings leave on stderr.
+prints to stdout and exits on a wrong locale. With `-P`, as every Python that Motley starts: modules
+in the current folder are not imported. The request comes on stdin; the answer goes to stdout,
+Ansible's warnings to stderr.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CONNECTION_VARIABLES = (
 def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return `{"hosts": [{"name", "variables", "errors"}], "groups": [...]}` in inventory order.
 
-    Only the launcher's own and the connection's variables are templated: another program's
-    undefined variable is no concern here. A variable that fails is under `errors`.
+    Only the launcher's own and the connection's variables are templated: undefined
+    variables of other programs do not matter. A variable that fails is under `errors`.
     """
     os.environ["ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED"] = "1"
     os.environ["ANSIBLE_NOCOLOR"] = "1"
-    # Ansible's modules carry no complete annotations; this file is the only one that meets them.
+    # Ansible's modules have no complete annotations; only this file uses them.
     from ansible import constants  # pyright: ignore
     from ansible.cli import CLI  # pyright: ignore
     from ansible.inventory.manager import InventoryManager  # pyright: ignore
@@ -58,7 +58,7 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
     loader.set_vault_secrets(secrets)
     inventory: Any = InventoryManager(loader=loader, sources=[source])
     manager: Any = VariableManager(loader=loader, inventory=inventory)
-    manager._extra_vars = dict(extra)  # the manager's own way in is the ansible command line
+    manager._extra_vars = dict(extra)  # the manager's own entry point is the ansible command line
     hosts: list[dict[str, Any]] = []
     for host in inventory.get_hosts(pattern, order="inventory"):
         variables: dict[str, Any] = manager.get_vars(host=host, include_hostvars=True)
@@ -76,7 +76,7 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
 
 
 def origin(error: BaseException | None) -> str:
-    """Return `path:line:column` of what Ansible stumbled over; empty when it does not say."""
+    """Return `path:line:column` of Ansible's error; empty if it has none."""
     while error is not None:
         context = str(getattr(error, "_formatted_source_context", None) or "")
         if found := re.search(r"^Origin: (/\S+:\d+(?::\d+)?)", context, re.MULTILINE):
@@ -86,7 +86,7 @@ def origin(error: BaseException | None) -> str:
 
 
 def main() -> int:
-    """Answer the request on stdin; a failure is `{"error": ...}` and exit code 0 all the same."""
+    """Answer the request on stdin; a failure is `{"error": ...}`, with exit code 0 as well."""
     request = json.loads(sys.stdin.read())
     answer: dict[str, Any]
     try:

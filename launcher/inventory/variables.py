@@ -42,16 +42,16 @@ class VariableReader:
         )
 
     def text(self, variable: str) -> str | None:
-        """Return a text that is not blank, None for a variable that is not there."""
+        """Return a text that is not blank, None for a missing variable."""
         value = self._values.get(variable)
         if value is not None and not (isinstance(value, str) and value.strip()):
             self.refuse(variable, f"must be {VARIABLES.get(variable, 'a text')}")
         return value
 
     def flag(self, variable: str) -> bool:
-        """Return whether a variable is there and true."""
+        """Return whether a variable is set and true."""
         value = self._values.get(variable, False)
-        if isinstance(value, str):  # Jinja leaves strings behind
+        if isinstance(value, str):  # Jinja returns strings
             value = {"true": True, "false": False, "yes": True, "no": False}.get(value.lower())
         if not isinstance(value, bool):
             self.refuse(variable, "must be true or false")
@@ -82,7 +82,7 @@ class VariableReader:
         return str(address)
 
     def devices(self) -> tuple[Device, ...] | None:
-        """Return the devices that are listed; None when they are to be found."""
+        """Return the listed devices; None if they are to be detected."""
         value = self._values.get("motley_devices", "auto")
         if value == "auto":
             return None
@@ -131,7 +131,7 @@ class VariableReader:
         return value
 
     def arguments(self, variable: str) -> tuple[str, ...]:
-        """Read a line of arguments for ssh; an empty one is how Ansible's users switch it off."""
+        """Read a line of arguments for ssh; an empty one switches Ansible's default off."""
         value = self._values.get(variable)
         if value is None:
             return ()

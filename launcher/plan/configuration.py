@@ -1,6 +1,6 @@
 """The run config as the launcher hands it to the trainer: preset or file, flags, absolute paths.
 
-A model's hub name is no path and stays as it is; whether it can be had is preflight's question.
+A model's hub name is no path and stays as it is; preflight checks whether it is available.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _PATHS = (
     ("evaluation", "prompts"),
     ("evaluation", "problems"),
 )
-"""Of a distillation's job, besides those that are never null."""
+"""Settings of a distillation's job that may be null."""
 AnyConfig = TypeVar("AnyConfig", RunConfig, DistillJob)
 OWN = frozenset(("model.path", "data.train"))
-"""Settings of which one is enough for a run of one's own, if there is no preset and no file."""
+"""Any of these settings defines a run of the user's own, without a preset or file."""
 INPUTS = "inputs"
 """Folder below a host's state folder for models and data: `launch sync inputs` fills it."""
 
@@ -42,13 +42,13 @@ INPUTS = "inputs"
 def resolve(
     source: str | None, overrides: Mapping[str, Any], folder: Path, nulls: Iterable[str] = ()
 ) -> RunConfig:
-    """Return the config of a run; relative paths in it are taken from `folder`.
+    """Return the config of a run; relative paths in it are resolved from `folder`.
 
-    Without a source it is the quickstart. With a model or data of one's own it holds what was
-    given, and a task of no account until `follow_data` settles the rest.
+    Without a source it is the quickstart. With the user's own model or data it holds the given
+    settings, and a placeholder task until `follow_data` derives the rest.
 
-    An override of None is one that was not given; settings to be made null are named in `nulls`.
-    The processes of a run work elsewhere, so a path must not depend on where a command was typed.
+    An override of None means not given; settings to be set to null are named in `nulls`. The
+    processes of a run work elsewhere, so a path must not depend on the current folder.
 
     Raises:
         ConfigError: no such file or preset, or a key or value is wrong.
@@ -69,7 +69,7 @@ def resolve(
 
 
 def _rest_of_own(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run of one's own needs to be a config: the quickstart's model or data."""
+    """Return the required settings that the user did not give: the quickstart's model or data."""
     quickstart = run_config.load(DEFAULT_PRESET)
     rest: dict[str, Any] = {
         "model.path": quickstart.model.path,
@@ -87,7 +87,7 @@ def resolve_job(
     folder: Path,
     nulls: Iterable[str] = (),
 ) -> DistillJob:
-    """Return a distillation's job; on this machine alone relative paths are taken from `folder`.
+    """Return a distillation's job; on this machine alone relative paths start at `folder`.
 
     On other hosts they stay as they are: each has its own state folder and its own share.
 
@@ -119,7 +119,7 @@ def resolve_job(
 
 
 def with_shared_checkpoints(config: RunConfig, share: str | None, run_id: str) -> RunConfig:
-    """Return the config with checkpoints on the share, unless it names a place of its own."""
+    """Return the config with checkpoints on the share, unless it names a folder itself."""
     if share is None or config.checkpoint.folder is not None:
         return config
     folder = str(PurePosixPath(share) / "checkpoints" / run_id)

@@ -1,9 +1,9 @@
-"""The command lines of a distillation, and where everything lies on each host.
+"""The command lines of a distillation, and the paths of its files on each host.
 
-The processes talk through files alone: teachers write a folder of logits, the student reads it and
+The processes share only files: teachers write a folder of logits, the student reads it and
 writes checkpoints, the evaluator reads these. What lies on the share has its own path on each host;
-everything else is looked up on the host that needs it: relative paths below its state folder, where
-`launch sync inputs` brings things.
+everything else is resolved on the host that needs it: relative paths start at its state folder, to
+which `launch sync inputs` copies inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.config.distill_job import DistillJob, TeacherJob, is_file_name
 
 @dataclass(frozen=True)
 class Seat:
-    """Who computes on what."""
+    """Which process computes on which device."""
 
     name: str
     role: Role
@@ -34,7 +34,7 @@ class Seat:
 
 
 class Where:
-    """Where things lie, on each host."""
+    """The paths of a distillation on each host."""
 
     def __init__(self, job: DistillJob, setting: Setting, seats: Sequence[Seat]) -> None:
         self._job, self._setting = job, setting
@@ -60,11 +60,11 @@ class Where:
         return self._shared(host, "checkpoints", named or self.run_id)
 
     def watched(self, host: Host) -> str:
-        """Return the folder with the checkpoints, and with the word that the run is over."""
+        """Return the folder with the checkpoints and the marker of the run's end."""
         return self.checkpoints(host) or self.output
 
     def beat(self, seat: Seat) -> str:
-        """Return the file in which a process says how it is."""
+        """Return the file in which a process reports its state."""
         if seat.role != "teacher":
             return ""
         return str(PurePosixPath(self.logits(seat.host)) / "teachers" / f"{seat.name}.json")
@@ -163,12 +163,12 @@ def _evaluator_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ..
 
 
 def _adapted(job: DistillJob) -> str | None:
-    """Return the model that a student's checkpoints are adapters of; None where they are whole."""
+    """Return the model that a student's checkpoints are adapters of; None if they are whole."""
     return job.student.model if job.student.method == "lora" else None
 
 
 def reads(seat: Seat, job: DistillJob, where: Where) -> dict[str, tuple[str, ...]]:
-    """Return what a process needs on its host, by the check that looks at it."""
+    """Return the paths that a process needs on its host, by the check for them."""
     match seat.role:
         case "student":
             texts = [job.teacher.tokenizer] if job.student.config is not None else []
@@ -192,7 +192,7 @@ def reads(seat: Seat, job: DistillJob, where: Where) -> dict[str, tuple[str, ...
 
 
 def writes(seat: Seat, where: Where) -> dict[str, str]:
-    """Return the folders that a process writes to, by the check that looks at them."""
+    """Return the folders that a process writes to, by the check for them."""
     folders = {
         "output": where.output if seat.role == "student" else None,
         "logits": None if seat.role == "evaluator" else where.logits(seat.host),
@@ -208,7 +208,7 @@ def _scoring(teacher: TeacherJob) -> dict[str, Any]:
 
 
 def _flags(values: dict[str, Any]) -> tuple[str, ...]:
-    """Return `--top-k 64` for `top_k: 64`; what is None is left to the command."""
+    """Return `--top-k 64` for `top_k: 64`; None leaves the default to the command."""
     return tuple(
         word
         for name, value in values.items()

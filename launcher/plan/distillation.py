@@ -1,4 +1,4 @@
-"""Which process of a distillation runs where: Hosts + job -> LaunchPlan. Pure: asks no machine."""
+"""Which process of a distillation runs where: Hosts + job -> LaunchPlan. Pure: no remote calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting)
 
 
 def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
-    """Return who sits where, the student first."""
+    """Return the seat of each process, the student first."""
     student = _student_host(hosts)
     teachers = _teacher_hosts(hosts, student)
     seats = [Seat("student", "student", student, _best(student))]
@@ -71,21 +71,21 @@ def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
         host = _only(hosts, "evaluator") or teachers[0]
         device = _device(host, job.evaluation.backend, 0)
         if device == _CPU and host.cores is not None:
-            # It waits most of the time, so the teachers beside it keep most of the cores.
+            # It waits most of the time, so teachers on the same host keep most of the cores.
             device = replace(_CPU, threads=max(1, host.cores // 4))
         seats.append(Seat("evaluator", "evaluator", host, device))
     return [_threaded(seat, seats) for seat in seats]
 
 
 def _threaded(seat: Seat, seats: Sequence[Seat]) -> Seat:
-    """Return a seat with its part of the host's cores."""
+    """Return a seat with its share of the host's cores."""
     beside = [other for other in seats if other.host.name == seat.host.name]
     devices = share_cores(seat.host, [other.device for other in beside])
     return replace(seat, device=devices[beside.index(seat)])
 
 
 def _student_host(hosts: Sequence[Host]) -> Host:
-    """Return the host that says so, else the one with the best device: CUDA, by its memory."""
+    """Return the host with that role, else the one with the best device: CUDA, by its memory."""
 
     def worth(host: Host) -> tuple[int, int]:
         cards = [device.memory or 1 for device in host.devices or () if device.backend == "cuda"]
@@ -95,7 +95,7 @@ def _student_host(hosts: Sequence[Host]) -> Host:
 
 
 def _teacher_hosts(hosts: Sequence[Host], student: Host) -> list[Host]:
-    """Return the hosts that say so, else the one with the most memory, if possible another one."""
+    """Return the hosts with that role, else the one with the most memory, preferably another."""
     chosen = [host for host in hosts if host.teacher]
     others = [host for host in hosts if host is not student] or [student]
     return chosen or [max(others, key=lambda host: host.memory or 0)]
@@ -105,7 +105,7 @@ def _only(hosts: Sequence[Host], role: str) -> Host | None:
     chosen = [host for host in hosts if getattr(host, role)]
     if len(chosen) > 1:
         names = ", ".join(host.name for host in chosen)
-        raise ConfigError(f"motley_{role} is true on {names}; one host must be it")
+        raise ConfigError(f"motley_{role} is true on {names}; choose one host")
     return chosen[0] if chosen else None
 
 
@@ -117,7 +117,7 @@ def _best(host: Host) -> Device:
 
 
 def _device(host: Host, backend: str, turn: int) -> Device:
-    """Return the device of a backend for the process of that turn on a host."""
+    """Return the device of a backend for the n-th process on a host."""
     if backend == "cpu":
         return _CPU
     found = [device for device in host.devices or () if device.backend == backend]

@@ -1,7 +1,7 @@
-"""Hub names such as `Qwen/Qwen3-4B`: what is one, and whether this machine already has the model.
+"""Hub names such as `Qwen/Qwen3-4B`: which names are valid, and whether this machine has the model.
 
-Standard library only, and no network: it is the trainer that downloads. The cache is read as
-huggingface_hub lays it out: `models--OWNER--NAME/refs/main` names a folder in `snapshots/`.
+Standard library only, and no network: the trainer downloads. The cache has the layout of
+huggingface_hub: `models--OWNER--NAME/refs/main` names a folder in `snapshots/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 def is_hub_name(value: str, folder: Path) -> bool:
-    """Whether a model is named as the hub names it, and nothing of that name lies in `folder`."""
+    """Whether a model has the form of a hub name, and `folder` holds nothing of that name."""
     return _NAME.fullmatch(value) is not None and not (folder / value).exists()
 
 
@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 
 def is_offline() -> bool:
-    """Whether this machine is told to stay off the hub."""
+    """Whether this machine is set offline for the hub."""
     said = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return said.upper() in ("1", "ON", "YES", "TRUE")
 

@@ -1,7 +1,7 @@
-"""Which process runs where: Hosts + run config -> LaunchPlan. Pure: asks no machine anything.
+"""Which process runs where: Hosts + run config -> LaunchPlan. Pure: contacts no machine.
 
-Ranks follow the inventory: hosts in its order, on each host the devices in theirs, then the CPU
-workers that fill the run up. The same inventory always gives the same ranks.
+Ranks follow the inventory: hosts in its order, on each host the devices in theirs, then the
+additional CPU workers. The same inventory always gives the same ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMOTE_STATE = "/var/lib/motley"
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What placement takes from the machine the launcher runs on."""
+    """The data of the launcher's own machine that placement uses."""
 
     run_id: str
     trainer_command: tuple[str, ...]
@@ -34,9 +34,9 @@ class Setting:
     routes: Mapping[str, str]
     """Host name -> its address on the route between the coordinator's host and the others."""
     no_route: str = ""
-    """Why `routes` could not be found, for the error of whoever has to name an address."""
+    """Why `routes` could not be found, for the error that asks for an address."""
     identities: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Host name -> what two names of one machine have in common; asked hosts only."""
+    """Host name -> id that is equal for two names of one machine; surveyed hosts only."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Seat:
     device: Device
     local_rank: int
     is_fixed: bool
-    """The inventory says how many threads."""
+    """The inventory sets the number of threads."""
 
 
 def place(
@@ -55,7 +55,7 @@ def place(
 
     Raises:
         ConfigError: the hosts' roles, addresses or devices do not fit together.
-        PreflightError: there are too few devices and no host may be filled up with CPU workers.
+        PreflightError: there are too few devices and no host allows more CPU workers.
     """
     refuse_unknown_devices(hosts)
     _refuse_shared_devices(hosts, setting)
@@ -101,7 +101,7 @@ def endpoint(address: str, port: int) -> str:
 
 
 def refuse_unknown_devices(hosts: Sequence[Host]) -> None:
-    """Raise ConfigError for a host of which nobody knows the devices."""
+    """Raise ConfigError for a host whose devices are unknown."""
     for host in hosts:
         if host.devices is None:
             raise ConfigError(
@@ -125,14 +125,14 @@ def _coordinator_host(hosts: Sequence[Host]) -> Host:
 
 
 def machine_of(host: Host, setting: Setting) -> str:
-    """Return what two inventory names of one machine have in common."""
+    """Return an id that is equal for two inventory names of one machine."""
     if host.name in setting.identities:
         return setting.identities[host.name]
     return "here" if host.is_local else host.name
 
 
 def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
-    """Two inventory names of one machine must not both train on the same card."""
+    """Check that two inventory names of one machine do not train on the same card."""
     owners: dict[tuple[str, str], str] = {}
     for host in hosts:
         for device in host.devices or ():
@@ -164,7 +164,7 @@ def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
         )
     extra = dict.fromkeys((host.name for host in hosts), 0)
     for _ in range(wanted - found):
-        # Where a further CPU worker still gets the most cores; the first such host on a tie.
+        # The host on which one more CPU worker gets the most cores; the first one on a tie.
         host = max(fillers, key=lambda h: (h.cores or 1) / (counts[h.name] + extra[h.name] + 1))
         extra[host.name] += 1
     seats: list[_Seat] = []
@@ -182,7 +182,7 @@ def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
 def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
     """Divide the host's cores between its CPU processes; each GPU process keeps one for itself.
 
-    The coordinator takes little and gets no core of its own. What the inventory fixes stays.
+    The coordinator needs little and gets no core of its own. Threads set in the inventory stay.
     """
     open_seats = [i for i, d in enumerate(devices) if d.backend == "cpu" and d.threads is None]
     if host.cores is None or not open_seats:
@@ -197,7 +197,7 @@ def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
 
 
 def _bind_address(head: Host, seats: Sequence[_Seat], setting: Setting) -> str:
-    """Return the one address to listen on: explicit, loopback when alone, else by route."""
+    """Return the one address to listen on: explicit, loopback on one host, else by route."""
     here = machine_of(head, setting)
     far = sorted({s.host.name for s in seats if machine_of(s.host, setting) != here})
     if head.bind_address is None and not far:
@@ -221,7 +221,7 @@ def _bind_address(head: Host, seats: Sequence[_Seat], setting: Setting) -> str:
 
 
 def _unreachable_kind(address: str) -> str:
-    """Say why no other machine can connect to an address; empty when one may."""
+    """Return why no other machine can connect to an address; empty if one may."""
     parsed = ipaddress.ip_address(address)
     if parsed.is_loopback:
         return "loopback"
@@ -242,8 +242,8 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
     name = f"worker-{rank}"
     target = endpoint(_connect_address(host, head, bind), head.port)
     gpu = () if device.backend == "cpu" else ("--gpus", device.id)
-    # A share of the cores is the most that a worker takes, by its environment: it computes with
-    # fewer threads while something else uses them.
+    # The share of the cores is a worker's maximum, set in its environment: it computes with
+    # fewer threads while other programs use them.
     threads = ("--threads", str(device.threads)) if seat.is_fixed else ()
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
     if machine_of(host, setting) == machine_of(head, setting):
@@ -292,10 +292,10 @@ def process_folder(host: Host, setting: Setting, name: str) -> str:
 
 
 def environment(threads: int | None, *, may_fall_back: bool = False) -> dict[str, str]:
-    """Return what a process gets besides its command; BLAS and OpenMP follow the thread share.
+    """Return the environment of a process; BLAS and OpenMP get the thread share.
 
-    PYTHONSAFEPATH is `-P` for what a library of the trainer starts: a process works in a folder
-    that it writes to itself.
+    PYTHONSAFEPATH is `-P` for programs that the trainer's libraries start: the working folder of a
+    process is one that it writes to.
     """
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
     if may_fall_back:

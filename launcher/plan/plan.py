@@ -1,4 +1,4 @@
-"""A launch plan: every process of a run, where it runs and how it is started. Plain data."""
+"""A launch plan: every process of a run, with its host and command. Plain data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProcessPlan:
     name: str
     role: Role
     rank: int | None = None
-    """Position of a worker in the run, by inventory order; None for everybody else."""
+    """Position of a worker in the run, by inventory order; None for any other process."""
     local_rank: int | None = None
     """Position among the workers of its host."""
     host: str
@@ -38,11 +38,11 @@ class ProcessPlan:
     folder: str
     """On its host: spec, state, logs and certificates of this process."""
     names: tuple[str, ...] = ()
-    """IP addresses and host names its certificate is good for; it gets none without."""
+    """IP addresses and host names its certificate is good for; without them it gets none."""
     beat: str = ""
-    """A JSON file on its host, which may be a share, with what it says of itself: a teacher's."""
+    """A JSON file on its host, which may be a share, with a process's own report: a teacher's."""
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Paths that must be there before a distillation starts, by the check that looks at them."""
+    """Paths that must exist before a distillation starts, by the check for them."""
     writes: Mapping[str, str] = field(default_factory=dict[str, str])
     """Folders that it must be able to write to, likewise."""
 
@@ -64,12 +64,12 @@ class LaunchPlan:
 
     @property
     def leader(self) -> ProcessPlan:
-        """Whose end is the end of the run: the coordinator, or the student."""
+        """The process whose end is the end of the run: the coordinator, or the student."""
         return self.processes[0]
 
     @property
     def followers(self) -> tuple[ProcessPlan, ...]:
-        """Everybody but the leader."""
+        """All processes but the leader."""
         return self.processes[1:]
 
     @property

@@ -1,7 +1,7 @@
-"""Which address of the coordinator's host the workers use, by routes. Pure: asks no machine.
+"""Which address of the coordinator's host the workers use, by routes. Pure: contacts no machine.
 
-Every address of that host is a candidate, and every other host has said by which route it would
-get there. The best one is on a common network of all, without a router or a VPN between.
+Every address of that host is a candidate, and every other host has reported its route to each. The
+best one is on a network common to all, without a router or a VPN between.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _DIRECT, _TUNNEL, _ROUTED = range(3)
 
 @dataclass(frozen=True)
 class Choice:
-    """The address to bind, and by host its own address on the way there."""
+    """The address to bind, and by host its own address on that route."""
 
     bind: str
     sources: Mapping[str, str]
 
 
 def choose(head: Host, network: Network, answers: Mapping[str, Mapping[str, Route]]) -> Choice:
-    """Return the address of the coordinator's host that every other host gets to.
+    """Return the address of the coordinator's host that every other host can reach.
 
     Of several on a common network: the one that the inventory names as `ansible_host`, then the
     first, IPv4 before IPv6. The choice does not depend on the order in which hosts answered.
@@ -34,7 +34,7 @@ def choose(head: Host, network: Network, answers: Mapping[str, Mapping[str, Rout
         answers: by host on another machine that trains, its routes to each address of `network`.
 
     Raises:
-        ConfigError: there is no such address; it says what each host lacks.
+        ConfigError: there is no such address; the message names the hosts without a route.
     """
     if network.problem:
         raise ConfigError(
@@ -54,11 +54,11 @@ def choose(head: Host, network: Network, answers: Mapping[str, Mapping[str, Rout
 
 
 def _cost(entry: Address, answers: Mapping[str, Mapping[str, Route]]) -> int | None:
-    """Return the worst way that a host has to this address; None when one has none at all."""
+    """Return the worst route of the hosts to this address; None if one has no route at all."""
     worst = _TUNNEL if entry.tunnel else _DIRECT
     for routes in answers.values():
         route = routes.get(entry.address)
-        # A route to itself: that host has the same address, so it would talk to itself.
+        # A route to itself: that host has the same address, so it would connect to itself.
         if route is None or route.problem or route.own:
             return None
         worst = max(worst, _ROUTED if route.gateway else _TUNNEL if route.tunnel else _DIRECT)

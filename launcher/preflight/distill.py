@@ -1,4 +1,4 @@
-"""What is asked of the hosts about a distillation: models, texts, folders, and that they meet."""
+"""The questions to the hosts about a distillation: models, texts, folders, one common share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.preflight.probe import Probe, ask_finding, question_probe
 from launcher.preflight.survey import Survey
 
 _LEAST_SPACE = 256 << 20
-_MOUNT = "mount the share on all hosts (docs/share.md), or name one folder that all of them see"
+_MOUNT = "mount the share on all hosts (docs/share.md), or name a folder common to all of them"
 
 
 def distill_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[Probe]:
@@ -61,9 +61,9 @@ def _folder_probe(check: str, folder: str, name: str, plan: LaunchPlan, found: S
 def _meet(
     ask: partial[Finding], own: Connection, folder: str, leader: Connection, there: str, head: str
 ) -> Finding:
-    """Return a host's finding of a folder, or that the leader sees another one of that name.
+    """Return a host's finding of a folder, or that the leader has a different one of that name.
 
-    A file in the folder above says it: the folder itself may not be there yet.
+    A file in the parent folder proves it: the folder itself may not exist yet.
     """
     finding = ask()
     if finding.status == "fail":
@@ -86,7 +86,7 @@ def _meet(
 def _unit_probe(
     plan: LaunchPlan, name: str, here: Sequence[ProcessPlan], connection: Connection
 ) -> Probe:
-    """Return the probe of what a host's units see and write, which the other checks cannot."""
+    """Return the probe of what a host's units can see and write; no other check covers it."""
     units = {
         unit_of(plan.run_id, process): {
             "reads": [path for paths in process.reads.values() for path in paths],

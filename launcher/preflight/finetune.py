@@ -1,4 +1,4 @@
-"""What is asked of the hosts about the run itself: model, data, output, units, memory.
+"""The questions to the hosts about the run itself: model, data, output, units, memory.
 
 Every host that trains needs the model and the data, with the same content as the coordinator's.
 """
@@ -25,14 +25,14 @@ from launcher.preflight.survey import Survey
 from trainer.config.run import RunConfig
 
 HASH_DEADLINE = 900.0
-"""Seconds: the first time gigabytes are read from a disk; later the digests are remembered."""
+"""Seconds: the first time gigabytes are read from a disk; later the digests are cached."""
 
 _LEAST_CHECKPOINT_SPACE = 256 << 20
-_PUSH = "launch sync inputs brings it there"
+_PUSH = "copy it there: launch sync inputs"
 
 
 class Content:
-    """A host's digests of some files: asked for once, by whoever needs them first."""
+    """A host's digests of some files: queried once, at first use."""
 
     def __init__(self, connection: Connection, question: str, arguments: Mapping[str, Any]) -> None:
         self._ask = partial(connection.ask, question, arguments, HASH_DEADLINE)
@@ -49,7 +49,7 @@ class Content:
 
 @dataclass(frozen=True)
 class _Input:
-    """Something that every host which trains has to have."""
+    """Files that every host which trains must have."""
 
     check: str
     path: str
@@ -85,7 +85,7 @@ def job_probes(
 def compare_content(
     ask: Callable[[], Finding], own: Content, reference: Content, head: str
 ) -> Finding:
-    """Return a host's finding, or what its files have another way than the coordinator's."""
+    """Return a host's finding, or how its files differ from the coordinator's."""
     finding = ask()
     if finding.status == "fail":
         return finding
@@ -93,7 +93,7 @@ def compare_content(
         mine, theirs = own.get(), reference.get()
     except (LauncherError, OSError, ValueError) as error:
         return Finding("fail", f"{finding.detail}: cannot be compared with {head}'s: {error}")
-    if not mine or not theirs:  # the trainer will fetch it, or the coordinator's check says more
+    if not mine or not theirs:  # the trainer downloads it, or the coordinator's check fails
         return finding
     if different := difference(mine, theirs):
         return Finding("fail", f"{finding.detail}: {different} than {head}", _PUSH)
@@ -152,7 +152,7 @@ def _output_probes(plan: LaunchPlan, config: RunConfig, connection: Connection) 
 
 
 def _unit_probe(plan: LaunchPlan, config: RunConfig, found: Survey, name: str) -> Probe:
-    """Return the probe of what the units of a host see and write, which the other checks cannot."""
+    """Return the probe of what a host's units can see and write; no other check covers it."""
     inputs = [config.model.path, config.data.train, config.data.validation]
     reads = [path for path in inputs if path is not None and PurePosixPath(path).is_absolute()]
     units: dict[str, dict[str, list[str]]] = {}

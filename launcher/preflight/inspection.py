@@ -1,6 +1,6 @@
-"""Every check of a start, over all hosts at once: which there are, and who is asked what.
+"""Every check of a start, over all hosts at once: the list, and the question to each host.
 
-`launch cluster up` refuses what fails, `launch doctor` shows everything. What a check does is in
+`launch cluster up` stops if one fails, `launch doctor` shows all. What a check does is in
 `checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/checks.md
 lists them all with what to do.
 """
@@ -53,15 +53,15 @@ CHECKS = (
     "mtu",
     "plan",
 )
-"""Every check there is, in the order in which a host's are shown."""
+"""Every check, in the order in which a host's are shown."""
 
 DRIFT = 2.0
-"""Seconds that a clock may be off before it is said: logs of hosts no longer line up."""
+"""Seconds that a clock may be off without a warning: beyond, logs of hosts do not line up."""
 GREATEST_DRIFT = 60.0
 """Seconds beyond which certificates of this minute may not be valid yet on that host."""
 
 SHARE_DEADLINE = 5.0
-"""Seconds for the share: a file server that is gone answers never."""
+"""Seconds for the share: an unreachable file server never answers."""
 
 _LEAST_STATE_SPACE = 64 << 20
 _ROUNDS = 3
@@ -70,9 +70,9 @@ _ROUNDS = 3
 def inspect(
     found: Survey, plan: LaunchPlan | None, job: RunConfig | DistillJob | None
 ) -> list[Check]:
-    """Make every check of the hosts of a plan, or, without one, of the hosts alone.
+    """Run every check of the hosts of a plan, or, without one, of the hosts alone.
 
-    Hosts that cannot be asked are one failed check each; the others are examined all the same.
+    An unreachable host is one failed check; the others are still checked.
     """
     checks = [
         Check(_kind(error), name, "fail", str(error), "; ".join(error.details))
@@ -99,14 +99,14 @@ def inspect(
 
 
 def _kind(error: LauncherError) -> str:
-    """Return the check that a host failed of which nothing else could be found out."""
+    """Return the failed check of a host that could not be checked further."""
     if "host key" in str(error).lower():
         return "host key"
     return "version" if "launch cluster push" in str(error) else "reachable"
 
 
 def _host_probes(name: str, found: Survey) -> list[Probe]:
-    """Return what is checked of a host, whatever is planned."""
+    """Return the checks of a host that do not depend on the plan."""
     host = next(host for host in found.hosts if host.name == name)
     connection = found.connections[name]
     broken = bool(found.problems.get(name))
@@ -114,7 +114,7 @@ def _host_probes(name: str, found: Survey) -> list[Probe]:
     if not host.is_local:
         probes += [
             Probe("reachable", name, partial(_reachable, connection)),
-            Probe("host key", name, partial(_known, Finding("ok", "it is the known one"))),
+            Probe("host key", name, partial(_known, Finding("ok", "matches the known one"))),
             Probe("clock", name, partial(check_clock, connection)),
             question_probe("sleep", name, connection, "sleep", {}),
         ]
@@ -128,7 +128,7 @@ def _host_probes(name: str, found: Survey) -> list[Probe]:
 
 
 def _plan_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[Probe]:
-    """Return what is checked of the hosts because of what they are to do."""
+    """Return the checks of the hosts that depend on the plan."""
     probes: list[Probe] = []
     for name in names:
         connection = found.connections[name]
@@ -155,7 +155,7 @@ def _plan_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[
 
 
 def _link_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[Probe]:
-    """Return what is checked of the coordinator's port; a run without sockets has none."""
+    """Return the checks of the coordinator's port; a run without sockets has none."""
     head = plan.leader.host
     if plan.port is None or head not in names:
         return []
@@ -176,7 +176,7 @@ def _reachable(connection: Connection) -> Finding:
 
 
 def check_clock(connection: Connection, clock: Callable[[], float] = time.time) -> Finding:
-    """Return how far a host's clock is from this one, less the time that asking took."""
+    """Return the offset of a host's clock from this one, less the time of the request."""
     best: tuple[float, float] | None = None
     for _ in range(_ROUNDS):
         before = clock()
@@ -189,7 +189,7 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
     detail = f"{offset:+.2f} s (within {trip / 2:.2f} s)"
     remedy = "synchronise it: timedatectl set-ntp true (the base role installs a time service)"
     if abs(offset) - trip / 2 > GREATEST_DRIFT:
-        return Finding("fail", f"{detail}: certificates would not be valid there", remedy)
+        return Finding("fail", f"{detail}: certificates are not valid there", remedy)
     if abs(offset) - trip / 2 > DRIFT:
         return Finding("warn", detail, remedy)
     return Finding("ok", detail)
@@ -207,7 +207,7 @@ def _mtu_finding(plan: LaunchPlan, found: Survey, name: str) -> Finding | None:
     return Finding(
         "warn",
         f"{route.mtu} on {route.interface}, {there.mtu} on {there.interface} of {plan.leader.host}",
-        "set the same on both, or what the switch between them carries: ip link set DEV mtu N",
+        "set the same on both, or the one of the switch between them: ip link set DEV mtu N",
     )
 
 

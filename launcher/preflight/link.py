@@ -1,4 +1,4 @@
-"""The link check as the launcher directs it: who listens, who connects, and what that means."""
+"""The link check as the launcher runs it: which host listens, which connect, and the findings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from launcher.plan.plan import LaunchPlan
 from launcher.preflight.probe import Probe
 
 SLOW = 100e6
-"""bit/s below which a link is said to be slow: a 5 MB gradient takes half a second there."""
+"""bit/s below which a link is reported as slow: a 5 MB gradient takes half a second there."""
 
 _PATIENCE = 6.0
-"""Seconds that a worker may take to get through."""
+"""Seconds that a worker may take to connect."""
 _PER_PEER = 1.5
 """Seconds more for each worker: they measure one after the other."""
 _MARGIN = 3.0
@@ -32,7 +32,7 @@ class LinkTrial:
     def __init__(
         self, plan: LaunchPlan, connections: Mapping[str, Connection], far: Sequence[str]
     ) -> None:
-        """Take the hosts that reach the coordinator over a network; there must be some."""
+        """Take the hosts that reach the coordinator over a network; at least one."""
         self._plan = plan
         self._connections = connections
         self._far = tuple(far)
@@ -86,7 +86,7 @@ class LinkTrial:
         crossing = receive(Crossing, self._ask(host, "connect", arguments), "connect")
         if crossing.stage == "done":
             return judge(crossing, host, target, self._plan, heard=True)
-        # Only the other end knows whether there was anybody to connect to.
+        # Only the coordinator's end knows whether it could listen.
         self._listened.wait(self._deadline + _MARGIN)
         if self._listening.problem:
             head = self._plan.leader.host
@@ -95,18 +95,18 @@ class LinkTrial:
 
 
 def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: bool) -> Finding:
-    """Say what a crossing means, in which direction it failed, and what to do."""
+    """Return what a crossing means, in which direction it failed, and what to do."""
     head = plan.leader.host
     open_port = (
         f"open TCP port {plan.port} on {head} for {host} (the trainer role does it; by hand: "
-        f"nft or ufw allow), or choose another way with motley_connect_address on {host}"
+        f"nft or ufw allow), or choose another route with motley_connect_address on {host}"
     )
     if crossing.stage in ("up", "down"):
         way = f"{host} -> {head}" if crossing.stage == "up" else f"{head} -> {host}"
         return Finding(
             "fail",
             f"small messages pass, larger ones from {way} do not ({crossing.detail})",
-            f"a wrong MTU on that way is likely; compare: ip link, tracepath {target}",
+            f"a wrong MTU on that route is likely; compare: ip link, tracepath {target}",
         )
     if crossing.stage == "silent":
         way = f"{head} -> {host}: its answers are lost" if heard else f"{host} -> {head}"
@@ -130,7 +130,7 @@ def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: b
             f"set motley_bind_address on {head} to an address on the network of {host}",
         )
     if crossing.up is None or crossing.down is None:
-        return Finding("ok", f"{target} is reached; too many hosts at once to measure its speed")
+        return Finding("ok", f"{target} is reachable; too many hosts at once to measure its speed")
     detail = (
         f"{speed(crossing.up)} to the coordinator, {speed(crossing.down)} back, "
         f"{1e3 * (crossing.round_trip or 0):.1f} ms"

@@ -1,4 +1,4 @@
-"""The settings of a run of one's own, by its model and data: the coordinator's host has both."""
+"""The settings of a user's own run, from its model and data: the coordinator's host has both."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from trainer.model.memory_plan import Room
 DEADLINE = 300.0
 """Seconds: gigabytes of data are read for their labels."""
 _MAIN_MEMORY = 0.75
-"""Share of a host's main memory that its processes may count on."""
+"""Share of a host's main memory that its processes may use."""
 
 
 def follow_data(
     config: RunConfig, given: Collection[str], plan: LaunchPlan, found: Survey
 ) -> tuple[RunConfig, list[str]]:
-    """Return the config with what follows from its data and model, and lines that say it.
+    """Return the config with settings derived from its data and model, and lines that list them.
 
-    Nothing follows from what cannot be read: the checks of the start say what is wrong with it.
+    Unreadable files give no settings: the checks of the start report the error.
 
     Args:
-        given: the settings that stay as they are.
+        given: the settings to keep.
 
     Raises:
         PreflightError: the coordinator's host does not know the question.
         UnreachableError: it does not answer.
-        ConfigError: what follows is no config, such as one of 4,000 classes.
+        ConfigError: the derived settings are invalid, such as 4,000 classes.
     """
     head = plan.leader.host
     arguments = {
@@ -45,7 +45,7 @@ def follow_data(
     try:
         answer = found.connections[head].ask("own_settings", arguments, DEADLINE)
         derived = receive(list[Derived], answer, "own_settings")
-    except (ValueError, RuntimeError) as error:  # of another version, or a defect of its own
+    except (ValueError, RuntimeError) as error:  # another version, or a defect there
         raise PreflightError(f"host {head}: {error}; update it: launch cluster push") from None
     derived = [part for part in derived if part.key in SETTLED - set(given)]
     try:
@@ -56,7 +56,7 @@ def follow_data(
 
 
 def _rooms(plan: LaunchPlan) -> list[Room]:
-    """Return the memory of each worker, as far as it is known."""
+    """Return the memory of each worker, if known."""
     processes = Counter(p.host for p in plan.processes if p.backend == "cpu")
     rooms: list[Room] = []
     for worker in plan.workers:

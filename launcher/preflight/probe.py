@@ -1,8 +1,8 @@
-"""Checks: each says what it found and what to do. `launch doctor` and every `up` run them.
+"""Checks: each reports its finding and a remedy. `launch doctor` and every `up` run them.
 
 A probe is mostly a question that a host answers through its connection. All are made at once, each
-with a deadline, so a file system that hangs costs one line and not the start. Which there are:
-`inspection.py`.
+with a deadline, so a hanging file system costs one line and not the start. `inspection.py` lists
+them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 
 DEADLINE = 15.0
-"""Seconds a check may take that does not say otherwise."""
+"""Seconds that a check may take by default."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A check to be made: its name, the host it is about, and what finds out."""
+    """A check to run: its name, its host, and the function for it."""
 
     name: str
     host: str
@@ -37,9 +37,9 @@ class Probe:
 def ask_finding(
     connection: Connection, question: str, arguments: Mapping[str, Any], deadline: float = DEADLINE
 ) -> Finding:
-    """Return a host's own finding; what keeps it from one is a failed check."""
+    """Return a host's own finding; an error is a failed check."""
     try:
-        # The probe's own deadline comes first, and says what to do; this one ends the request.
+        # The probe's own deadline comes first, with a remedy; this one ends the request.
         answer = connection.ask(question, arguments, deadline + 5)
     except (LauncherError, OSError) as error:
         return Finding("fail", str(error))
@@ -64,9 +64,9 @@ def question_probe(
 
 
 def examine(probes: Sequence[Probe]) -> list[Check]:
-    """Make every probe at once and return the checks in the given order.
+    """Run every probe at once and return the checks in the given order.
 
-    One that does not answer in time has failed; its thread is left behind, and is a daemon.
+    A probe that misses its deadline has failed; its thread, a daemon, is abandoned.
     """
     answers: queue.SimpleQueue[tuple[int, Finding]] = queue.SimpleQueue()
 

@@ -1,6 +1,6 @@
-"""Ask every host at once for what the inventory leaves open: devices, cores, addresses, routes.
+"""Query every host at once for what the inventory leaves open: devices, cores, addresses, routes.
 
-A host that is not connected, or stops answering, stays as the inventory has it, and is named.
+A host that is not connected, or stops answering, stays as the inventory has it, and is a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan import routes as routing
 
 SOFTWARE_VULKAN = "llvmpipe"
-"""The id by which an inventory asks for the CPU's Vulkan device; detection leaves it out else."""
+"""The id of the CPU's Vulkan device in an inventory; detection otherwise leaves it out."""
 
 _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 """A UUID, a PCI address, or a name: it becomes part of a process's command on that host."""
@@ -31,16 +31,16 @@ _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 T = TypeVar("T")
 
 DEVICES_DEADLINE = 45.0
-"""Seconds: asking drivers of cards that have to wake up, each with its own deadline."""
+"""Seconds: the drivers of sleeping cards are slow, and each query has its own deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The hosts with what was learned from them, by host name."""
+    """The surveyed hosts and their answers, by host name."""
 
     hosts: tuple[Host, ...]
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Devices that are there but unusable."""
+    """Devices that are present but unusable."""
     spare: Mapping[str, tuple[Device, ...]] = field(default_factory=dict[str, tuple[Device, ...]])
     """Devices that work and that the inventory could list: `auto` leaves Vulkan's out."""
     machines: Mapping[str, Machine] = field(default_factory=dict[str, Machine])
@@ -51,13 +51,13 @@ class Survey:
     ways: Mapping[str, Route] = field(default_factory=dict[str, Route])
     """The route of each host to the coordinator's address."""
     connections: Mapping[str, Connection] = field(default_factory=dict[str, Connection])
-    """By which they were asked, and can be asked more."""
+    """The connections to the hosts, open for further questions."""
     no_route: str = ""
     """Why no address of the coordinator's host could be chosen by route."""
 
     @property
     def identities(self) -> dict[str, str]:
-        """What tells machines apart; two names of one machine have the same."""
+        """Ids of machines; two names of one machine have the same."""
         return {name: machine.identity for name, machine in self.machines.items()}
 
     def refuse_failures(self) -> None:
@@ -73,7 +73,7 @@ def survey(
     connections: Mapping[str, Connection],
     unreachable: Mapping[str, LauncherError] | None = None,
 ) -> Survey:
-    """Return what the hosts say about themselves; those without a connection are left alone.
+    """Return the hosts' own data; hosts without a connection are left alone.
 
     Args:
         unreachable: the hosts that should have a connection but have none; they are failures.
@@ -111,7 +111,7 @@ def survey(
 
 
 def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...]]:
-    """Return a host with its devices as it detected them, and what is wrong with them.
+    """Return a host with its detected devices, and the problems with them.
 
     Without a list in the inventory these are all that `auto` takes; else those that it names.
     """
@@ -125,28 +125,28 @@ def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...
 
 
 def _spare(host: Host, detection: Detection) -> tuple[Device, ...]:
-    """Return the GPUs that were found and are not used."""
+    """Return the detected GPUs that are not used."""
     found = (*detection.devices, *detection.vulkan)
     used = {device.pci or device.id for device in host.devices or ()}
     return tuple(d for d in found if d.backend != "cpu" and (d.pci or d.id) not in used)
 
 
 def _known(device: Device, found: Sequence[Device]) -> Device | None:
-    """Return what the host knows about a device of the inventory; None when it is not there."""
+    """Return the detected device for one of the inventory; None when it is missing."""
     if device.backend == "cpu":
         return device
     return next((o for o in found if o.backend == device.backend and o.answers_to(device.id)), None)
 
 
 def _absence(device: Device, reasons: Sequence[str]) -> str:
-    """Say why a device of the inventory is not there: in the host's words, if it has some."""
+    """Return why a device of the inventory is missing: the host's reason, if it has one."""
     said = next((reason for reason in reasons if device.id.lower() in reason.lower()), "")
     missing = f"there is no {device.backend} device {device.id}"
     return f"{missing}: {said}" if said else missing
 
 
 def _wanted(host: Host) -> dict[str, Any] | None:
-    """Return how a host is to be asked for its devices; None when the inventory has said it all."""
+    """Return the question for a host's devices; None if the inventory lists them completely."""
     if host.devices is None:
         return {}
     accelerators = [device for device in host.devices if device.backend != "cpu"]
@@ -168,7 +168,7 @@ def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Conne
 def _ways(
     hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _Asking
 ) -> tuple[dict[str, dict[str, Route]], routing.Choice | None, str]:
-    """Ask the hosts that train for their routes to the coordinator's, and choose among these."""
+    """Query the hosts that train for their routes to the coordinator's, and choose one."""
     head = next((host for host in hosts if host.coordinator), None)
     if head is None or head.name not in machines:
         return {}, None, ""
@@ -195,7 +195,7 @@ def _ways(
 
 
 class _Asking:
-    """One question to many hosts at once; the failure of one is noted and costs no other."""
+    """One question to many hosts at once; the failure of one is recorded and affects no other."""
 
     def __init__(
         self, connections: Mapping[str, Connection], errors: dict[str, LauncherError]
@@ -219,14 +219,14 @@ class _Asking:
         return answers.found
 
     def understand(self, answers: Mapping[str, Any], read: Callable[[Any], T]) -> dict[str, T]:
-        """Return answers as what they should be; a host that sent anything else has failed."""
+        """Return answers as their expected types; a host that sent anything else has failed."""
         found: dict[str, T] = {}
         for name, answer in answers.items():
             try:
                 found[name] = read(answer)
             except ValueError as error:
                 self._errors[name] = PreflightError(
-                    f"host {name}: {error}; if its version is another: launch cluster push"
+                    f"host {name}: {error}; if its version differs: launch cluster push"
                 )
         return found
 
@@ -234,7 +234,7 @@ class _Asking:
 def _machine(answer: Any) -> Machine:
     machine = receive(Machine, answer, "machine")
     for entry in machine.network.addresses:
-        ipaddress.ip_address(entry.address)  # others of the cluster are told to connect there
+        ipaddress.ip_address(entry.address)  # other hosts connect to it
     return machine
 
 
@@ -259,5 +259,5 @@ def _ask(
 ) -> Any:
     try:
         return connection.ask(question, arguments, deadline)
-    except (ValueError, RuntimeError) as error:  # of another version, or a defect of its own
+    except (ValueError, RuntimeError) as error:  # another version, or a defect there
         raise PreflightError(f"host {host}: {error}; update it: launch cluster push") from None

@@ -1,4 +1,4 @@
-"""What has to be the same on every host, compared: Motley's code, Python, libraries. Pure."""
+"""Comparison of what must be equal on every host: Motley's code, Python, libraries. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[C
     Args:
         machines: the hosts that answered, by name.
         here: the machine that the launcher runs on.
-        head: the coordinator's host, whose Python is what the others are compared with.
+        head: the coordinator's host, whose Python is the reference for the others.
     """
     reference = machines.get(head, here)
     newest = _library_releases(machines, head)
@@ -31,7 +31,7 @@ def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[C
 
 
 def _version(name: str, machine: Machine, machines: Mapping[str, Machine], here: Machine) -> Check:
-    """Skew refuses: two versions of the wire or of the optimizer are not one run."""
+    """Version skew fails: one run cannot mix versions of the protocol or of the optimizer."""
     if machine.code == here.code:
         return Check("version", name, "ok", _label(machine))
     same = [other for other, found in machines.items() if found.code == here.code]
@@ -52,12 +52,12 @@ def _python(name: str, machine: Machine, reference: Machine) -> Check:
         return Check("python", name, "ok", machine.python)
     detail = f"{machine.python}, the coordinator has {reference.python}"
     minor = machine.python.rpartition(".")[0] == reference.python.rpartition(".")[0]
-    remedy = "fine for training" if minor else "trains, but is not what tests cover together"
+    remedy = "fine for training" if minor else "trains, but tests do not cover this mix"
     return Check("python", name, "warn", detail, remedy)
 
 
 def _library_releases(machines: Mapping[str, Machine], head: str) -> dict[str, tuple[str, str]]:
-    """Return for each library the release that the others are compared with, and whose it is."""
+    """Return for each library the reference release, and the host that has it."""
     order = sorted(machines, key=lambda name: name != head)
     return {
         library: (machines[name].libraries[library], name)

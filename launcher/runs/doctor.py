@@ -25,11 +25,11 @@ def diagnose(
     whole: bool,
     given: Collection[str] | None = None,
 ) -> list[Check]:
-    """Check every host that answers; the others, and a plan that cannot be made, are findings.
+    """Check every host that answers; the others, and an impossible plan, are findings.
 
     Args:
         whole: check the job as well: model, data, output and memory.
-        given: settings of a fine-tune whose others follow from its data; None: it has all.
+        given: settings of a fine-tune that derives the others from its data; None: it has all.
     """
     answers = ask_hosts(hosts, lambda _, connection: connection, REACH)
     unreachable = {

@@ -1,4 +1,4 @@
-"""End a run, and prove that nothing of it is left on any host that answers."""
+"""Stop a run, and check that nothing of it is left on any host that answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher.supervisor.spec import LONGEST_SAVE, SessionSpec
 GRACE = SessionSpec.grace + 5.0
 """Seconds for a process to end by itself: its supervisor's grace and more. Saves come on top."""
 _SETTLE = 1.0
-"""Seconds for what is already on its way out, such as a supervisor that wrote its last state."""
+"""Seconds for a process that is already ending, such as a supervisor that wrote its last state."""
 _SWEEP_DEADLINE = 10.0
 
 
@@ -32,32 +32,33 @@ class Ending:
 
     run_id: str
     stopped: tuple[str, ...]
-    """Processes that were kept running and now are not."""
+    """Supervised processes that were stopped."""
     stragglers: tuple[str, ...]
-    """What was found besides, and killed."""
+    """Other processes of the run that were found and killed."""
     left: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Hosts that do not answer, or where something is left: what is known of it."""
+    """Hosts that do not answer or still run something, each with the reason."""
 
     def require_all(self) -> None:
-        """Refuse to call a run ended of which a host may still run something.
+        """Raise an error if a host may still run a part of the run.
 
         Raises:
-            PartialError: names every such host and says what to do.
+            PartialError: names every such host and the remedy.
         """
         if self.left:
             lines = list(self.left.values())
             raise PartialError(
-                f"run {self.run_id}: not ended on {', '.join(self.left)}: {lines[0]}; what runs "
-                f"there goes on: repeat when it answers: launch cluster down --run {self.run_id}",
+                f"run {self.run_id}: not ended on {', '.join(self.left)}: {lines[0]}; processes "
+                f"there continue; repeat when it answers: launch cluster down --run {self.run_id}",
                 lines[1:],
             )
 
 
 def tear_down(run: Run, grace: float = GRACE, why: str = "") -> Ending:
-    """Stop everything of a run on all hosts at once; does nothing when nothing runs.
+    """Stop all processes of a run on all hosts at once; if nothing runs, do nothing.
 
-    The leader goes first: it finishes its step and saves, and a coordinator sends its workers home.
-    Whoever does not answer holds nobody up, and stands in the ending. `why` a start failed is kept.
+    The leader stops first: it finishes its step and saves, and a coordinator ends its workers. An
+    unreachable host delays no other and is listed in the ending. `why`, a
+    failed start's reason, is kept.
     """
     answers = run.ask_to_end(why)
     gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
@@ -81,7 +82,7 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> Ending:
 
 @contextlib.contextmanager
 def uninterrupted() -> Generator[None]:
-    """Put off signals that would end the launcher in the middle of cleaning up."""
+    """Defer signals that would end the launcher during the cleanup."""
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -93,7 +94,7 @@ def uninterrupted() -> Generator[None]:
 def _stop(
     run: Run, group: Sequence[ProcessPlan], grace: float, host: Host, connection: Connection
 ) -> list[str]:
-    """Stop those of a group that are on a host; return who was still kept running."""
+    """Stop those of a group that are on a host; return the ones that were still running."""
     supervisor = supervise(connection, run.run_id, home=run.folder(host, connection))
     here = [process for process in group if process.host == host.name]
     living = [process.name for process in here if not supervisor.state(process).is_over]
@@ -102,7 +103,7 @@ def _stop(
 
 
 def _sweep(run: Run, host: Host, connection: Connection) -> list[str]:
-    """Kill what still carries the run's id on a host, until nothing does; then remove its keys."""
+    """Kill processes with the run's id on a host until none is left; then remove its keys."""
     found: dict[ProcessIdentity, str] = {}
     patient_until = time.monotonic() + _SETTLE
     until = patient_until + _SWEEP_DEADLINE - 1.0

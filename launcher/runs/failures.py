@@ -1,4 +1,4 @@
-"""What went wrong since the last look: whose process ended badly, with its last words."""
+"""Failures since the last look: the processes that failed, with their last log lines."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from launcher.runs.processes import ProcessState
 from launcher.runs.status import RunMonitor, RunView
 
 LINES = 8
-"""Of a log that are shown."""
+"""Lines of a log that are shown."""
 
 _BAD = frozenset({"backoff", "failed", "lost"})
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One attempt of a process that ended badly."""
+    """One failed attempt of a process."""
 
     heading: str
     lines: tuple[str, ...]
 
     @property
     def text(self) -> list[str]:
-        """The lines that people read."""
-        return [self.heading, *(f"  {line}" for line in self.lines or ["(it wrote nothing)"])]
+        """The lines for people."""
+        return [self.heading, *(f"  {line}" for line in self.lines or ["(no output)"])]
 
 
 class FailureWatch:
-    """Compares looks at one run. What had failed and recovered before the first is no news."""
+    """Compares looks at one run. Failures that recovered before the first are not reported."""
 
     def __init__(self, monitor: RunMonitor, without: Collection[str] = ()) -> None:
-        """`without` are the processes whose words are seen anyway."""
+        """`without` are the processes whose logs are shown anyway."""
         self._monitor = monitor
         self._without = frozenset(without)
         self._ended: dict[str, int] = {}
-        """The last attempt of each process of which the end is known."""
+        """The last attempt of each process whose end is known."""
 
     def news(self, view: RunView) -> list[Failure]:
-        """Return what has failed since the look before."""
+        """Return the failures since the previous look."""
         found: list[Failure] = []
         for process in view.run.plan.processes:
             state = view.processes[process.name]

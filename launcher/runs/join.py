@@ -1,6 +1,6 @@
-"""The wait for a run that has been started: until it is whole, until its first step, or why not.
+"""The wait for a started run: until it is complete, until its first step, or until it fails.
 
-A process that is missing is named with its last words.
+A missing process is named with its last log lines.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Report = Callable[[str], None]
 
 
 def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
-    """Wait until every follower takes part and training goes on; `timeout` in seconds.
+    """Wait until every follower takes part and training has begun; `timeout` in seconds.
 
     Raises:
         PartialError: processes are missing; names them with their last log lines.
         JobFailedError: the leader failed.
-        InterruptedStartError: somebody took the run down meanwhile.
+        InterruptedStartError: the run was stopped during the wait.
     """
     monitor = RunMonitor(run)
     until = time.monotonic() + timeout
@@ -34,7 +34,7 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
     while True:
         view = monitor.observe()
         if run.asked_to_end():
-            raise InterruptedStartError(f"run {run.run_id} was taken down while it started")
+            raise InterruptedStartError(f"run {run.run_id} was stopped during its start")
         if view.state in ("failed", "stopped"):
             raise job_failure(monitor, view)
         if view.state in ("scoring", "completed") or (_is_at_work(view) and not view.missing):
@@ -69,7 +69,7 @@ def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE
 
 
 def job_failure(monitor: RunMonitor, view: RunView) -> JobFailedError:
-    """Return the error that says why the leader is gone."""
+    """Return the error with the reason of the leader's end."""
     leader = view.run.plan.leader
     ending = view.processes[leader.name].ending or view.processes[leader.name].state
     reason = f": {view.reason}" if view.reason else ""
@@ -80,7 +80,7 @@ def job_failure(monitor: RunMonitor, view: RunView) -> JobFailedError:
 
 
 def _is_at_work(view: RunView) -> bool:
-    """Whether the leader does what it is there for; a student may wait long for its first shard."""
+    """Whether the leader works; a student may wait long for its first shard."""
     if view.run.plan.leader.role == "student":
         return view.training is not None
     return view.state == "running"
@@ -119,4 +119,4 @@ def _evidence(monitor: RunMonitor, view: RunView, process: ProcessPlan) -> list[
     lines = monitor.last_lines(process)
     attempt = view.processes[process.name].attempt
     heading = f"{process.name} on {process.host}, attempt {attempt}, {_condition(view, process)}:"
-    return [heading, *(f"  {line}" for line in lines or ["(it wrote nothing)"])]
+    return [heading, *(f"  {line}" for line in lines or ["(no output)"])]

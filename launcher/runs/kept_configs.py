@@ -1,8 +1,8 @@
-"""The config of a run that goes on: what this machine started it with, else what its host says.
+"""The config of a resumed run: the copy on this machine, else the one on its host.
 
-A config names files that every host reads and folders that they write. The copy on a host may have
-been changed by what ran there. So each start leaves a copy here, in `configs/` of the state folder,
-and a machine without one takes from a host only paths of places that Motley keeps.
+A config names files that every host reads and folders that they write. Processes on a host may have
+changed the copy there. So each start leaves a copy here, in `configs/` of the state folder,
+and a machine without one takes from a host only paths that Motley manages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.registry import Registry
 
 SHARE = "/srv/motley"
-"""Where the share role has it, unless the inventory says otherwise."""
+"""The share role's folder, unless the inventory sets another."""
 
 _RUN = {
     "model.path": "--model DIR",
@@ -61,7 +61,7 @@ _TASK = re.compile(r"[\w:-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Start:
-    """What a run was asked to start on, besides its config and the inventory."""
+    """The arguments of a start besides its config and the inventory."""
 
     limit: str = "all"
     extra_vars: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Start:
     expect_workers: int | None = None
 
     def over(self, earlier: Start) -> Start:
-        """Return an earlier start with what this one gives in its place."""
+        """Return an earlier start with the arguments of this one in place."""
         return Start(
             earlier.limit if self.limit == "all" else self.limit,
             (*earlier.extra_vars, *self.extra_vars),
@@ -84,9 +84,9 @@ class Start:
 
 
 def keep_config(run_id: str, config: bytes, start: Start) -> None:
-    """Keep what a run is started with; without it `--resume` here asks for more.
+    """Keep the config and arguments of a start; without them `--resume` here needs more flags.
 
-    Of the variables those are kept that say what runs where: others may hold a password.
+    Only the variables that decide placement are kept: others may hold a password.
     """
     path = _own(run_id)
     own = tuple(text for text in start.extra_vars if text.strip().startswith("motley_"))
@@ -98,7 +98,7 @@ def keep_config(run_id: str, config: bytes, start: Start) -> None:
 
 
 def start_of(run_id: str) -> Start:
-    """Return what this machine started a run on; an empty one when it did not."""
+    """Return the arguments of this machine's start of a run; empty if another started it."""
     try:
         data = _own(run_id).with_suffix(".start.json").read_bytes()
         return receive(Start, parse(data, "start.json"), "start.json")
@@ -107,7 +107,7 @@ def start_of(run_id: str) -> Start:
 
 
 def differences(before: LaunchPlan, now: LaunchPlan) -> list[str]:
-    """Return what a resumed run has otherwise than before, a line each."""
+    """Return how a resumed run differs from before, a line each."""
 
     def places(plan: LaunchPlan) -> dict[str, str]:
         return {p.name: _place(p) for p in plan.processes}
@@ -128,7 +128,7 @@ def _place(process: ProcessPlan) -> str:
 
 
 def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[bytes, str]:
-    """Return the config to go on with, and what is to be said of it; empty when nothing is.
+    """Return the config to resume with, and a remark on it; empty if there is none.
 
     Args:
         given: the settings that the command line has a value for.
@@ -147,7 +147,7 @@ def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[
         return theirs, ""
     with contextlib.suppress(ConfigError):
         if registry.config(run_id) != own:
-            return own, f"the config that the hosts keep of {run_id} is another one; not used"
+            return own, f"the hosts' config of {run_id} differs and is not used"
     return own, ""
 
 
@@ -171,7 +171,7 @@ def _refuse_what_is_elsewhere(
             if not (_may_be_named(path, hosts, is_job) or (key == "model.path" and _on_hub(path))):
                 raise ConfigError(
                     f"run {run_id} was not started from this machine, and its host's config names "
-                    f"{key} {path}, which is nothing that Motley keeps there; if that is right, "
+                    f"{key} {path}, which is no path of Motley there; if it is right, "
                     f"give it as well: {flag}"
                 )
     code = [value for value in _values(settings, "evaluation.run_code") if value is not False]

@@ -1,7 +1,7 @@
-"""Lines of a process's log, read piece by piece: whole, its end, or what is younger than a moment.
+"""Lines of a process's log, read piece by piece: whole, its end, or the lines after a moment.
 
-An offset always lies at the beginning of a line, so whoever remembers it goes on there without a
-line lost or doubled.
+An offset always lies at the beginning of a line, so reading can resume there without a lost or
+repeated line.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LogPages:
         return start + position + 1
 
     def offset_since(self, moment: float) -> int | None:
-        """Return where the lines begin that are younger than a moment; None: nobody knows."""
+        """Return the offset of the lines after a moment; None: unknown."""
         offset = self._supervisor.log_offset(self._process, self._attempt, moment)
         if offset is None or offset == 0:
             return offset
@@ -94,7 +94,7 @@ def last_lines(
     attempts = supervisor.attempts(process) if attempt is None else [attempt]
     for number in reversed(attempts):
         pages = LogPages(supervisor, process, number)
-        offset = pages.offset_of_tail(4 * count)  # blank lines say nothing
+        offset = pages.offset_of_tail(4 * count)  # blank lines do not count
         lines = [
             line
             for page in pages.pages(offset, whole=True)

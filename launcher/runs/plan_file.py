@@ -1,8 +1,8 @@
 """The plan.json of a run as a host keeps it: names are taken from it, and nothing else.
 
-Units write below the state folder, so a compromised worker can write any plan.json. Which hosts
-there are and how to reach them says the inventory; where a host keeps a run follows from its state
-folder and the run's id; what a process is started with is planned again at each start.
+Units write below the state folder, so a compromised worker can write any plan.json. The
+inventory defines the hosts and how to reach them; the folder of a run follows from its host's state
+folder and the run's id; the commands are planned again at each start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST = 4 << 20
 """Bytes that a plan.json may have; one of a thousand workers has about 1 MB."""
 
 RUN_ID = r"[a-z0-9][a-z0-9._-]{0,127}"
-"""What a run may be called: it becomes part of paths and of units' names."""
+"""The form of a run id: it becomes part of paths and of units' names."""
 
 _NAMES = r"^((worker|teacher)-[0-9]{1,5}|coordinator|student|evaluator)$"
 _Name = Annotated[str, Field(pattern=_NAMES)]
@@ -32,7 +32,7 @@ _Number = Annotated[int, Field(ge=0, le=1 << 20)]
 
 @dataclass(frozen=True)
 class Record:
-    """What is read out of a plan.json."""
+    """The part of a plan.json that is used."""
 
     plan: LaunchPlan
     """Without commands, environments, folders and certificates' names. Its hosts are names: local

@@ -57,7 +57,7 @@ class ProcessState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs and nothing will be started again."""
+        """Whether no attempt runs and none will follow."""
         return self.state in FINAL_PHASES or self.state in ("absent", "lost")
 
     @property
@@ -72,10 +72,10 @@ class Supervisor(Protocol):
     """The processes of one run on one host. One contract test runs every implementation."""
 
     def start(self, process: ProcessPlan, leader: ProcessPlan | None = None) -> None:
-        """Start a process and keep it running; returns once its supervision has begun.
+        """Start a process and keep it running; returns once it is supervised.
 
-        `leader` is a process of this host with whose end for good this one ends too. What an
-        earlier start of the same process left (state, logs) is no hindrance.
+        `leader` is a process of this host; once it ends for good, this one ends too. State and
+        logs of an earlier start of the same process do not matter.
         """
         ...
 
@@ -86,8 +86,8 @@ class Supervisor(Protocol):
     def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """Ask processes to end, and end them by force after `grace` seconds. Idempotent.
 
-        One that is saving by then has the time for it, up to `LONGEST_SAVE` seconds, and after that
-        the grace again.
+        A process that is saving then gets up to `LONGEST_SAVE` seconds for it, and the grace again
+        after that.
         """
         ...
 
@@ -112,7 +112,7 @@ class Supervisor(Protocol):
     def log_offset(self, process: ProcessPlan, attempt: int, moment: float) -> int | None:
         """Return from where on an attempt's output is younger than a Unix time of its host.
 
-        It may be up to `log_marks.GRANULARITY` seconds older; None when nobody knows.
+        It may be up to `log_marks.GRANULARITY` seconds older; None when unknown.
         """
         ...
 
@@ -139,7 +139,7 @@ class SessionSupervisor:
         """Start a supervisor for the process; it looks after its leader's state.json by itself.
 
         Raises:
-            PartialError: the supervisor did not come up; its own words are in the message.
+            PartialError: the supervisor did not start; the message has its last output.
             OSError: the host's disk does not take the spec.
         """
         spec = SessionSpec(
@@ -169,19 +169,19 @@ class SessionSupervisor:
         self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
 
     def complain(self, process: ProcessPlan) -> PartialError:
-        """Return the error of a supervisor that gives no sign of life, in its own words."""
+        """Return the error of a supervisor without a sign of life, with its last output."""
         text = self._read(f"{self.folder(process)}/keeper.log").decode(errors="replace")
         words = text.strip().splitlines()
         reason = words[-1] if words else f"no sign of life in {_START_DEADLINE:.0f} s"
-        return PartialError(f"{process.name}: its keeper did not start: {reason}")
+        return PartialError(f"{process.name}: its supervisor did not start: {reason}")
 
     def state(self, process: ProcessPlan) -> ProcessState:
-        """Return what the supervisor wrote, checked against the processes that really live."""
+        """Return the supervisor's state, checked against the running processes."""
         try:
             said = self._said(process)
             if said is None or said.is_over or _lives(self.connection, said.keeper):
                 return said or ProcessState(state="absent")
-            # It may have written its last words between our read and our look.
+            # It may have written its last state between the read and this check.
             again = self._said(process) or said
         except ValueError as error:
             return ProcessState(state="lost", message=str(error))
@@ -231,7 +231,7 @@ class SessionSupervisor:
                 saves = any(self._saves(process) for process in left)
                 if now >= last or not (saves or saved):
                     return
-                # What has just ended its save has the grace once more, to end itself.
+                # A process that has just ended its save gets the grace again, to end by itself.
                 until, saved = min(now + grace, last), saves
             time.sleep(POLL)
 
@@ -241,7 +241,7 @@ class SessionSupervisor:
     def folder(self, process: ProcessPlan) -> str:
         """Return where state, logs and certificates of a process lie."""
         if not (process.folder or self._home):
-            raise ValueError(f"{process.name}: its plan names no folder, and nobody else does")
+            raise ValueError(f"{process.name}: its plan names no folder, and no default is given")
         return process.folder or f"{self._home}/processes/{process.name}"
 
     def attempts(self, process: ProcessPlan) -> list[int]:

@@ -1,4 +1,4 @@
-"""The run registry: what was started, with which plan and config, and where its files lie.
+"""The run registry: the runs with their plans, configs and files.
 
 On every host of a run, below that host's state folder:
 
@@ -8,9 +8,9 @@ On every host of a run, below that host's state folder:
                                             holds the reason when the start failed
     <state>/runs/<run id>/processes/<name>/ spec.json state.json attempt-N.log tls/
 
-The host with motley_coordinator has the first word: its registry knows all runs of the cluster, and
-its `lock` is held while one is being started. While it is away, what the other hosts know can still
-be read. The cluster's CA (`ca/`) never leaves the state folder of the launcher's own machine.
+The registry of the host with motley_coordinator is authoritative: it has all runs of the cluster,
+and its `lock` is held during a start. While that host is unreachable, the registries of the others
+can still be read. The cluster's CA (`ca/`) never leaves the state folder of the launcher's machine.
 
 The state folder is `motley_state_folder`, else the host's own (`access.default_state_folder`).
 """
@@ -75,11 +75,11 @@ class Run:
         return place_of(host, connection).run_folder(self.run_id)
 
     def mark(self, host: Host, connection: Connection) -> str:
-        """Return the file on a host whose existence says that the run is to end."""
+        """Return the file on a host whose existence asks the run to end."""
         return f"{self.folder(host, connection)}/down"
 
     def plan_by(self, host: Host, connection: Connection) -> LaunchPlan | None:
-        """Return the plan whose paths count on a host: no host says where another one reads.
+        """Return the plan whose paths apply on a host: no host decides the paths of another.
 
         None when this host has none.
         """
@@ -104,10 +104,10 @@ class Run:
         return there.found.get(self.head.name, False)
 
     def ask_to_end(self, why: str = "") -> Answers[None]:
-        """Write on every host that this run is to end: nothing of it is started any more.
+        """Mark on every host that this run is to end: none of its processes is started any more.
 
         Args:
-            why: the start has failed; what is said first stays.
+            why: the reason of a failed start; the first one is kept.
         """
 
         def write(host: Host, connection: Connection) -> None:
@@ -151,7 +151,7 @@ class Registry:
         others: Sequence[StateFolder] = (),
         absence: LauncherError | None = None,
     ) -> None:
-        """`others` are read instead of `place` while that does not answer: `absence` says why."""
+        """`others` are read while `place` does not answer; `absence` is the reason."""
         self.folder = place.folder
         self.hosts = tuple(hosts)
         self.absence = absence
@@ -190,9 +190,9 @@ class Registry:
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Generator[None]:
-        """Hold the registry for one start; whoever comes second is told who is first.
+        """Hold the registry for one start; a second start fails with the holder's name.
 
-        The kernel lets go of the lock when its holder dies, however that happens.
+        The kernel frees the lock when its holder dies, whatever the cause.
 
         Raises:
             PreflightError: another start is under way.
@@ -218,7 +218,7 @@ class Registry:
         return ask_hosts(self.hosts, lambda host, there: question(place_of(host, there)), deadline)
 
     def record(self, plan: LaunchPlan) -> tuple[Run, bytes]:
-        """Return a run that begins now, and the plan.json that says so."""
+        """Return a run that begins now, and its plan.json."""
         started = receive(float, self._place.connection.ask("clock"), "clock")
         tree = {**json.loads(plan.to_json()), "started": started}
         return Run(plan, started, self._known(plan)), json.dumps(tree, indent=1).encode()
@@ -252,10 +252,10 @@ class Registry:
         for place in self._places:
             with contextlib.suppress(OSError):
                 return place.connection.read(f"{place.run_folder(run_id)}/run.yaml", limit=MOST)
-        raise ConfigError(f"run {run_id} has lost its run.yaml; start it anew, without --resume")
+        raise ConfigError(f"run {run_id} has lost its run.yaml; start a new run, without --resume")
 
     def all(self, among: Collection[str] | None = None) -> list[Run]:
-        """Return every readable run, the oldest first; what is damaged is left out."""
+        """Return every readable run, the oldest first; damaged ones are left out."""
         runs: list[Run] = []
         for run_id in {run_id for place in self._places for run_id in place.ids()}:
             if among is None or run_id in among:

@@ -1,4 +1,4 @@
-"""What processes say of themselves in files: the leader's status.json, a teacher's heartbeat.
+"""The reports of processes in files: the leader's status.json, a teacher's heartbeat.
 
 A report is kept as it came once the parts that are used have the types they should have; one that
 does not is no report.
@@ -23,7 +23,7 @@ _Text = Annotated[str, Field(max_length=4096)]
 
 
 class _Member(BaseModel):
-    """What is said of one process."""
+    """The report on one process."""
 
     model_config = ConfigDict(strict=True)
 
@@ -54,7 +54,7 @@ def read_training(
 ) -> Mapping[str, Any] | None:
     """Return what the leader wrote since its present attempt began; None when nothing.
 
-    A restarted or resumed run finds the words of its earlier life, which say nothing of this one.
+    A restarted or resumed run finds the report of its earlier attempt, which does not apply to it.
     Both times come from the leader's host, so clocks need not agree.
     """
     tree = read_report(connection, f"{plan.output}/status.json")

@@ -1,4 +1,4 @@
-"""What a run is doing: the states of its supervisors, and what its processes report.
+"""The status of a run: the states of its supervisors, and its processes' reports.
 
 Every host is asked at once and on its own. One that does not answer costs a look its deadline
 (`fleet.LOOK`), its processes are `unreachable`, and everything else is shown.
@@ -28,7 +28,7 @@ from launcher.runs.systemd import supervise
 JOINED = frozenset({"active", "idle"})
 """States in `status.json` of a worker that takes part."""
 OVER = ("completed", "failed", "stopped")
-"""States of a run in which nothing goes on any more."""
+"""States of a run that has ended."""
 _HANGING_PAUSE = 30.0
 """Seconds for which a `status.json` that hung is not read again: each try leaves a thread there."""
 
@@ -63,7 +63,7 @@ class RunView:
 
     @property
     def outcome(self) -> str:
-        """The state for people: an end that is not `completed` says how far it came, or why."""
+        """The state for people: an end that is not `completed` has the last step or the reason."""
         training = self.training or {}
         if self.state == "stopped" and training.get("total_steps"):
             return f"stopped at {training.get('step', 0)}/{training['total_steps']}"
@@ -71,16 +71,16 @@ class RunView:
 
     @property
     def joined(self) -> list[int]:
-        """The ranks that take part, by the coordinator's word."""
+        """The ranks that take part, as the coordinator reports."""
         return sorted(w["rank"] for w in self.members if w.get("state") in JOINED)
 
     @property
     def members(self) -> list[dict[str, Any]]:
-        """What the coordinator says of each worker: `rank`, `state`, `samples`, ..."""
+        """The coordinator's report on each worker: `rank`, `state`, `samples`, ..."""
         return list((self.training or {}).get("workers") or ())
 
     def member(self, process: ProcessPlan) -> Mapping[str, Any]:
-        """What is said of a process besides that it runs: `state`, `tokens_per_second`, ..."""
+        """The report on a process besides its state: `state`, `tokens_per_second`, ..."""
         match process.role:
             case "worker":
                 found = [w for w in self.members if w.get("rank") == process.rank]
@@ -92,12 +92,12 @@ class RunView:
 
     @property
     def card(self) -> list[str]:
-        """What came of a run that has ended and what to do next, in the leader's words."""
+        """The result of an ended run and the next steps, as the leader reports them."""
         return list((self.training or {}).get("card") or ()) if self.state in OVER else []
 
     @property
     def remarks(self) -> list[str]:
-        """What is said of workers that have no share: a line for each."""
+        """A line for each worker that has no share of the data."""
         if not self.is_live:
             return []
         why = {"idle": "idle: would slow the step", "lost": "lost, its share moved to the others"}
@@ -161,7 +161,7 @@ class RunMonitor:
         return answers.found[process.host]
 
     def observe(self, deadline: float = LOOK) -> RunView:
-        """Look once at everything; returns within the deadline, whoever answers."""
+        """Look once at all hosts; returns within the deadline, whether or not they answer."""
         plan = self.run.plan
         began = time.monotonic()
 
@@ -205,7 +205,7 @@ class RunMonitor:
     def _words(
         self, states: Mapping[str, ProcessState], deadline: float
     ) -> dict[str, Mapping[str, Any]]:
-        """Return what processes say of themselves; nothing while the file it stands in hangs."""
+        """Return the reports of processes; nothing while the file of a report hangs."""
         plan, now = self.run.plan, time.monotonic()
         speakers = {
             process.name: partial(self._read_words, process, states[process.name])
@@ -238,12 +238,12 @@ class RunMonitor:
 
 
 def shards(member: Mapping[str, Any]) -> str:
-    """Return how many of its shards a teacher has written, as `3/12`; empty for anybody else."""
+    """Return how many of its shards a teacher has written, as `3/12`; empty for other processes."""
     return f"{member.get('shards_done', 0)}/{member['shards']}" if member.get("shards") else ""
 
 
 def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> str:
-    """Return the run's state from its leader's process and that one's last words."""
+    """Return the run's state from its leader's process and last report."""
     said = str((training or {}).get("state", "waiting"))
     match leader.state:
         case "exited" | "stopped":
@@ -265,8 +265,8 @@ def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> st
 def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
     """Return every run of which something is kept running, the oldest first.
 
-    Each host names its unfinished runs by itself, so that a long history costs no time. With
-    `surely` every host has to answer; else what those say counts that answer at once.
+    Each host lists its own unfinished runs, so that a long history costs no time. With `surely`
+    every host has to answer; else only the hosts that answer at once count.
 
     Raises:
         UnreachableError: with `surely`, for a host that does not answer.

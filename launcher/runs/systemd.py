@@ -4,12 +4,13 @@
     motley-worker@<run id>:worker-2.service
     motley-worker@<run id>:student.service
 
-Whoever computes is a worker to systemd: a student, a teacher and an evaluator need the same rights.
+Every process that computes is a worker to systemd: a student, a teacher and an evaluator need the
+same rights.
 
 The recipe installs the templates and the one root command that starts and stops them. A unit gives
 a process its cgroup and its limits, and brings it back after a reboot. Restarts, logs and
 state.json stay the supervisor's (`supervisor/process_supervisor.py`); systemd is asked only what
-the supervisor cannot say: that it is about to come back.
+the supervisor cannot report: that it is about to restart.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _COMING = frozenset({"active", "activating", "reloading"})
 
 @dataclass(frozen=True)
 class _Shown:
-    """What systemd says of units, by name."""
+    """systemd's properties of units, by name."""
 
     boot: str
     units: dict[str, dict[str, str]]
@@ -44,7 +45,7 @@ class SystemdSupervisor(SessionSupervisor):
     """Processes under supervisors that systemd runs; start and stop go through `control_unit`."""
 
     def begin(self, process: ProcessPlan) -> None:
-        """Start and enable the unit: a rebooted host goes on with an unfinished process.
+        """Start and enable the unit: a rebooted host resumes an unfinished process.
 
         Raises:
             PreflightError: the host refuses.
@@ -57,7 +58,7 @@ class SystemdSupervisor(SessionSupervisor):
         said = self._show([process]).units.get(unit, {})
         words = ", ".join(said[key] for key in ("ActiveState", "SubState", "Result") if key in said)
         return PartialError(
-            f"{process.name}: its unit did not start ({words or 'systemd does not know it'}); "
+            f"{process.name}: its unit did not start ({words or 'unknown to systemd'}); "
             f"see there: journalctl -u '{unit}'"
         )
 
@@ -88,7 +89,7 @@ class SystemdSupervisor(SessionSupervisor):
             for process in processes
             if _is_wanted(shown.get(unit := unit_of(self.run_id, process), {}))
         }
-        # What systemd refuses or does not manage in time is not the last word: see below.
+        # A refusal or timeout of systemd is not final: see below.
         at_once(
             {unit: partial(self._end, unit, process, grace) for unit, process in wanted.items()},
             grace + LONGEST_SAVE + _KILL_DEADLINE,
@@ -114,7 +115,7 @@ def supervise(
 ) -> Supervisor:
     """Return the supervisor of a run's processes on one host: units where it has them.
 
-    `home` is the run's folder there; only a plan that was made here says it by itself.
+    `home` is the run's folder there; only a plan that was made here has it.
     """
     kind = SystemdSupervisor if connection.units else SessionSupervisor
     return kind(connection, run_id, restart, home=home)

@@ -1,6 +1,6 @@
-"""Start a run: plan, preflight, certificates, processes, and wait until everybody takes part.
+"""Start a run: plan, preflight, certificates, processes, and the wait until all take part.
 
-Whatever goes wrong on the way, nothing is left running.
+If any step fails, nothing is left running.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def make_plan(
 ) -> LaunchPlan:
     """Return where everything would run, under a new run id or a given one; changes nothing.
 
-    `expect_workers` is of a fine-tune; a distillation says itself how many teachers it wants.
+    `expect_workers` is of a fine-tune; a distillation's job sets its number of teachers.
     """
     script = Path(sys.executable).with_name("trainer")
     command = (str(script),) if script.exists() else (sys.executable, "-P", "-m", "trainer.cli")
@@ -105,7 +105,7 @@ def bring_up(
     watch: Stopwatch | None = None,
     start: Start | None = None,
 ) -> Run:
-    """Start a run and return it once everybody takes part and training goes on.
+    """Start a run and return it once every process takes part and training has begun.
 
     Raises:
         UnreachableError: hosts do not answer; every one is named.
@@ -161,7 +161,7 @@ def _why(error: BaseException) -> str:
 def refuse_failures(checks: Sequence[Check], report: Report) -> None:
     """Raise PreflightError when a check failed: the first in its line, the rest as details.
 
-    What is merely worth knowing is reported.
+    Warnings are reported.
     """
     failed = [check.line for check in checks if check.status == "fail"]
     if failed:
@@ -174,7 +174,7 @@ def refuse_failures(checks: Sequence[Check], report: Report) -> None:
 def _refuse_if_busy(registry: Registry, report: Report) -> None:
     for view in live_runs(registry, surely=True):
         if view.state in OVER:
-            report(f"ending what is left of run {view.run.run_id} ({view.state})")
+            report(f"ending the rest of run {view.run.run_id} ({view.state})")
             tear_down(view.run)
             continue
         raise PreflightError(
@@ -227,14 +227,14 @@ def _deliver(run: Run, record: bytes, config: bytes, registry: Registry) -> None
 
 
 def _reopen(connection: Connection, status: str) -> None:
-    """Take the end of an earlier life out of a status: it would send everybody home at once."""
+    """Remove the end of an earlier attempt from a status: it would end every worker at once."""
     with contextlib.suppress(OSError, ValueError):
         tree: dict[str, Any] = json.loads(connection.read(status))
         connection.write(status, json.dumps({**tree, "state": "waiting"}).encode())
 
 
 def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentials]:
-    """Return fresh certificates for those who open or accept connections."""
+    """Return fresh certificates for processes that open or accept connections."""
     if not processes:
         return {}
     authority = Authority.open(authority_folder())
@@ -243,8 +243,8 @@ def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentia
 
 def _start(run: Run, join_deadline: float) -> None:
     """Start the supervisors of all hosts at once; each looks after its process from then on."""
-    # A worker gives up on an absent coordinator after the deadline: that is no healthy life, and
-    # so its supervisor gives up as well at last, wherever the launcher is by then.
+    # A worker gives up on an absent coordinator after the deadline: that counts as a
+    # failure, so its supervisor finally gives up as well, without the launcher.
     restart = RestartPolicy(healthy_after=join_deadline + HEALTHY_MARGIN)
     leader = run.plan.leader
 

@@ -84,7 +84,7 @@ def kill_orphans(spare: int | None = None) -> dict[int, int]:
     """End what children left behind outside of their groups, once it has come to this process.
 
     Args:
-        spare: a child that goes on.
+        spare: a child that keeps running.
 
     Returns:
         How each ended, by pid.

@@ -1,4 +1,4 @@
-"""What a host knows of its runs by itself, so that nobody has to read every file from far away.
+"""A host's own list of its runs, so that the launcher need not read every file remotely.
 
 Standard library only: agents answer it.
 """
@@ -19,7 +19,7 @@ _UNIT = re.compile(r"motley-(?:worker|coordinator)@([a-z0-9][a-z0-9._-]*):[a-z0-
 def unfinished_runs(folder: str) -> list[str]:
     """Return the ids of the runs below a state folder of which a process had not ended for good.
 
-    By what the supervisors wrote: whether such a process still lives is for the asker to find out.
+    By what the supervisors wrote: the caller checks whether such a process still runs.
     """
     found: set[str] = set()
     for path in Path(folder).glob("runs/*/processes/*/state.json"):

@@ -1,7 +1,7 @@
 """Supervises one process: `python -P -m launcher.session SPEC.json`, or `--instance RUN:NAME`.
 
 An instance is the process of that name in $MOTLEY_STATE_DIR: systemd's units name theirs so. A host
-that was rebooted goes on with an unfinished process and leaves a finished one alone.
+that was rebooted resumes an unfinished process and leaves a finished one alone.
 
 It outlives the terminal and the SSH session that started it, restarts its child with backoff,
 and writes down what it knows in `state.json`. It needs nothing but the standard library.
@@ -65,7 +65,7 @@ class ProcessSupervisor:
         self._spec = spec
         self._folder = Path(spec.folder)
         self._saving = self._folder / SAVING
-        self._attempt = _last_attempt(self._folder)  # a resumed run goes on counting
+        self._attempt = _last_attempt(self._folder)  # a resumed run continues the count
         self._goes_on = _is_unfinished(self._folder / "state.json")
         self._failures = 0
         self._phase: Phase = "starting"
@@ -92,13 +92,13 @@ class ProcessSupervisor:
     def _keep(self) -> None:
         while True:
             if self._is_taken_down():
-                return self._finish("stopped", "the run was taken down")
+                return self._finish("stopped", "the run was stopped")
             began = time.monotonic()
             returncode = self._run_once()
             self._returncode = returncode
             self._child = None
             if self._leaving:
-                return self._write_state()  # no end: the next boot goes on
+                return self._write_state()  # no end: the next boot resumes it
             if self._stopping:
                 return self._finish("stopped", None)
             if returncode == 0:
@@ -188,7 +188,7 @@ class ProcessSupervisor:
                 self._leaving = _is_wanted() and not abandoned and not self._is_taken_down()
                 self._phase = "stopping"
                 self._write_state()
-                # A coordinator that is asked to stop sends everybody home; one that dies with its
+                # A coordinator that is asked to stop ends its workers; one that dies with its
                 # host is waited for.
                 kill_at = time.monotonic() + (0.0 if self._leaving else self._spec.grace)
                 if self._leaving:
@@ -198,7 +198,7 @@ class ProcessSupervisor:
                 signal_group(pid, signal.SIGCONT)  # a stopped group must hear it too
 
     def _pause(self, seconds: float) -> bool:
-        """Wait before the next attempt; False when asked to stop meanwhile."""
+        """Wait before the next attempt; False if asked to stop during the wait."""
         self._phase = "backoff"
         self._retry_at = time.time() + seconds
         self._write_state()
@@ -296,7 +296,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _carry(run_id: str) -> None:
-    """Start this program anew with the run's id, by which `find_run` finds whoever belongs to it.
+    """Restart this program with the run's id, by which `find_run` finds the run's processes.
 
     systemd gives every instance of a unit the same environment, and what /proc shows of one's
     environment is how one was started.
@@ -330,7 +330,7 @@ def _last_attempt(folder: Path) -> int:
 def _is_wanted() -> bool:
     """Whether systemd would start this unit at the next boot: then it is the host that goes down.
 
-    Whoever stops a unit for good disables it first (motley-unit).
+    motley-unit disables a unit before it stops it for good.
     """
     link = os.environ.get(WANTED_VARIABLE)
     return link is not None and Path(link).is_symlink()

@@ -15,7 +15,7 @@ from pathlib import Path
 PROC = Path("/proc")
 
 RUN_VARIABLE = "MOTLEY_RUN_ID"
-"""Set for everything a run starts; whoever carries it belongs to the run."""
+"""Set for everything that a run starts; a process with it belongs to the run."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def is_alive(process: ProcessIdentity) -> bool:
 def send_signal(process: ProcessIdentity, number: int) -> bool:
     """Signal this very process; False when it is gone.
 
-    The pidfd pins the process before its identity is checked, so nobody else is ever hit.
+    The pidfd pins the process before its identity is checked, so no other process is ever hit.
     """
     try:
         handle = os.pidfd_open(process.pid)

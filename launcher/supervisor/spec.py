@@ -50,7 +50,7 @@ class RestartPolicy:
     def delay(self, failures: int, draw: Callable[[], float] = random.random) -> float:
         """Return the pause before the next start: exponential, with up to half taken off.
 
-        The jitter keeps workers that lost the same coordinator from knocking all at once.
+        The jitter keeps workers that lost the same coordinator from reconnecting all at once.
         """
         longest = min(self.longest_delay, self.first_delay * 2.0 ** min(failures - 1, 30))
         return longest * (1.0 - 0.5 * draw())

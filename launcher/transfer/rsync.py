@@ -1,7 +1,7 @@
 """One transfer with rsync: where from, where to, and what its exit code means.
 
-A broken transfer goes on where it stopped: half a file is kept in `.rsync-partial`, and what is
-complete appears under its name only at the end.
+A broken transfer resumes where it stopped: a partial file is kept in `.rsync-partial`, and a file
+appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Endpoint:
 
     @property
     def options(self) -> list[str]:
-        """What rsync must be told to get there."""
+        """The arguments by which rsync gets there."""
         if self.way == "local":
             return []
         # rsync itself splits this at blanks; it doubles quotes instead of escaping them.
@@ -129,7 +129,7 @@ def transfer(
         raise
     listener.join()
     text = b"".join(complaints).decode(errors="replace")
-    if code not in (0, 24):  # 24: files vanished meanwhile, the manifest will tell
+    if code not in (0, 24):  # 24: files vanished during the transfer, the manifest shows it
         raise explain(host, code, text)
     return _read_stats(output)
 
@@ -165,7 +165,7 @@ def explain(host: str, code: int, text: str) -> LauncherError:
             f"host {host}: {said}; run: ansible-playbook recipes/gpu-training.yml --tags share"
         )
     if code in _LOST:
-        again = "the same command goes on where it stopped"
+        again = "the same command resumes where it stopped"
         return UnreachableError(f"host {host}: the transfer broke off ({said}); {again}")
     return PartialError(f"host {host}: {said}")
 
@@ -180,7 +180,7 @@ def _feed(stream: IO[bytes], names: Sequence[str]) -> None:
         with stream:
             stream.write(b"".join(os.fsencode(name) + b"\0" for name in names))
     except BrokenPipeError:
-        pass  # rsync has ended: its exit code says why
+        pass  # rsync has ended: its exit code has the cause
 
 
 def _follow(stream: IO[bytes], host: str, report: Report | None) -> str:

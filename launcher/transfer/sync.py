@@ -1,7 +1,7 @@
 """Models, data and logits to the hosts, checkpoints from them, with rsync.
 
-Readers trust a manifest, so it travels last: what a broken transfer leaves behind is never taken
-for complete, and the same command goes on with it.
+Readers trust a manifest, so it travels last: an incomplete transfer is never taken for a
+complete one, and the same command resumes it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _READABLE = "--chmod=D755,F644"
 
 @dataclass(frozen=True)
 class Synced:
-    """What became of one host."""
+    """The result of one host."""
 
     host: str
     folder: str
@@ -232,7 +232,7 @@ def _pull(place: Endpoint, name: str, target: Path, report: Report) -> tuple[Mov
             manifest.replace(target / folder / MANIFEST)
             complete.append(str(folder))
         else:
-            report(f"{place.host}: {folder}: was removed there meanwhile, left out")
+            report(f"{place.host}: {folder}: was removed there in between, left out")
     for link in [p for p in fetched.rglob("*") if p.is_symlink() and p.name in POINTERS]:
         _follow_link(link, target / link.relative_to(fetched))
     shutil.rmtree(fetched)

@@ -1,4 +1,4 @@
-"""Views that go on: follow a run to its end, or watch it. Ctrl-C leaves the run alone."""
+"""Continuous views: follow a run to its end, or watch it. Ctrl-C leaves the run alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
         failure = job_failure(monitor, view)
         tear_down(run)
         raise failure
-    deadline = time.monotonic() + 10.0  # the others are told that it is over, and leave
+    deadline = time.monotonic() + 10.0  # the others learn that it is over, and end
     while monitor.observe().is_live and time.monotonic() < deadline:
         time.sleep(POLL)
     tear_down(run)
@@ -53,7 +53,7 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
 
 
 def watch_run(run: Run, as_json: bool) -> None:
-    """Show a run until it is over, `q` or Ctrl-C; what a host does not answer holds up nothing.
+    """Show a run until it is over, `q` or Ctrl-C; an unreachable host delays nothing.
 
     A live picture on a terminal, else a line a change; JSON is one object a look.
     """
@@ -71,7 +71,7 @@ def watch_run(run: Run, as_json: bool) -> None:
 
 
 def is_over(view: RunView) -> bool:
-    """Whether nothing of a run goes on; while its leader's host is away nobody knows."""
+    """Whether a run is over; False while its leader's host is unreachable."""
     return not view.is_live and view.state != "unknown"
 
 

@@ -1,4 +1,4 @@
-"""The picture of `launch cluster status --watch`: how far training is, who does how much of it."""
+"""The picture of `launch cluster status --watch`: progress and each worker's share."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _who(process: ProcessPlan, ranked: bool) -> str:
 
 
 def _state(state: ProcessState, member: Mapping[str, Any]) -> Text:
-    """Return what matters most: a process that runs is what the coordinator says of it."""
+    """Return the most specific state: for a running process the coordinator's."""
     word = str(member.get("state") or state.state) if state.state == "running" else state.state
     if word == "lost" and state.state == "running":
         word = "rejoining"  # its process is back

@@ -1,4 +1,4 @@
-"""How lines of logs look: plain, behind the name of who wrote them, or as JSON lines."""
+"""The format of log lines: plain, after the name of their process, or as JSON lines."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Printer:
 
 
 def wants_colour() -> bool:
-    """Whether stdout shows colours and nobody has said no (https://no-color.org)."""
+    """Whether stdout shows colours and NO_COLOR is not set (https://no-color.org)."""
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )

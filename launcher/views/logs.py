@@ -1,8 +1,8 @@
 """The output of a run's processes: whole, its end, or as it grows over several attempts.
 
-Following goes on over lost connections: what counts is the offset up to which lines were printed,
-and a host that comes back is asked from there. Each process is followed by a thread of its own, so
-that one host that is away holds up no other.
+Following survives lost connections: it remembers the offset of the printed lines, and resumes there
+when a host is back. Each process is followed in its own thread, so that an unreachable host delays
+no other.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ProcessLog:
 
         Raises:
             ConfigError: there is no such attempt.
-            UnreachableError: the host does not answer; calling this again goes on.
+            UnreachableError: the host does not answer; another call resumes.
         """
         supervisor = self._monitor.supervisor(self.process)
         attempts = supervisor.attempts(self.process)
@@ -88,9 +88,9 @@ class ProcessLog:
         """Hand over what is new, from new attempts too; return whether it was the end.
 
         Raises:
-            UnreachableError: the host does not answer; calling this again goes on.
+            UnreachableError: the host does not answer; another call resumes.
         """
-        state = self._monitor.state(self.process)  # before reading: its last words are included
+        state = self._monitor.state(self.process)  # before reading: its last lines are included
         attempts = self._monitor.supervisor(self.process).attempts(self.process)
         latest = max(self._offsets, default=0)
         for attempt in attempts:
@@ -199,7 +199,7 @@ class LogReader:
         that is not followed fails, its last lines are announced.
 
         Raises:
-            LauncherError: a host answers that this cannot go on.
+            LauncherError: a host answers with an error that ends following.
         """
         events: queue.Queue[_Event] = queue.Queue(_AHEAD)
         for log in self._logs:

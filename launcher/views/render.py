@@ -1,4 +1,4 @@
-"""What people see: tables on stdout, words on stderr. Programs get JSON with a schema name."""
+"""Output for people: tables on stdout, notes on stderr. Programs get JSON with a schema name."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def note(line: str) -> None:
 
 @contextlib.contextmanager
 def detaching(again: str, run_id: str) -> Generator[None]:
-    """Turn Ctrl-C on a view into a farewell: the run goes on, and how to come back or end it."""
+    """Turn Ctrl-C on a view into a note: the run continues, and how to return or stop it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -123,7 +123,7 @@ def detaching(again: str, run_id: str) -> Generator[None]:
 
 def say_detached(again: str, run_id: str) -> None:
     """Say how to come back to a run, and how to end it."""
-    note(f"detached; run {run_id} goes on. Back: {again}; end it: launch cluster down")
+    note(f"detached; run {run_id} continues. Return: {again}; stop it: launch cluster down")
 
 
 def width() -> int | None:

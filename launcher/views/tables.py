@@ -24,7 +24,7 @@ class Column:
     least: int | None = None
     """Characters to which it may shrink; None keeps it whole."""
     words: bool = False
-    """Whether a cell that is too long goes on in a new line, behind a word; else `…` ends it."""
+    """Whether a cell that is too long wraps after a word; else `…` ends it."""
     right: bool = False
 
 

@@ -52,7 +52,7 @@ class StepRate:
         self._seen: deque[tuple[float, int]] = deque(maxlen=_PACE_LOOKS)
 
     def seen(self, view: RunView, now: float) -> None:
-        """Take a look into account; what is not training says nothing about the pace."""
+        """Take a look into account; only training counts for the pace."""
         step = (view.training or {}).get("step")
         if view.state != "running" or not isinstance(step, int):
             self._seen.clear()
@@ -105,7 +105,7 @@ class Telemetry:
         self._closed.set()
 
     def latest(self) -> Snapshot:
-        """Return what is known now, without waiting for anybody.
+        """Return what is known now, without waiting for a host.
 
         Raises:
             LauncherError: looking has come to an end for a reason.
@@ -136,7 +136,7 @@ class Telemetry:
                 self._view, self._seen = view, time.monotonic()
                 self._first.set()
                 self._closed.wait(LOOK_EVERY)
-        except BaseException as error:  # raised again by whoever looks
+        except BaseException as error:  # raised again by `latest`
             self._error = error
             self._first.set()
 
@@ -148,13 +148,13 @@ class Telemetry:
             self._losses.append(float(loss))
 
     def _ask(self, host: Host) -> None:
-        """Ask one host again and again; one that does not answer is left in peace for a while."""
+        """Query one host repeatedly; one that does not answer is skipped for a while."""
         while not self._closed.is_set():
             pause = GAUGES_EVERY
             try:
                 answer = ssh.connect(host).ask("gauges", {}, _GAUGES_DEADLINE)
                 gauges = receive(dict[str, Gauge], answer, "gauges")
                 self._gauges[host.name] = (time.monotonic(), gauges)
-            except (LauncherError, OSError, ValueError):  # `observe` says who is away
+            except (LauncherError, OSError, ValueError):  # `observe` lists unreachable hosts
                 pause = _SILENT_PAUSE
             self._closed.wait(pause)

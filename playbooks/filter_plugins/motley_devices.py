@@ -1,4 +1,4 @@
-"""Filters over what a host says of its cards, read as the launcher reads them.
+"""Filters over a host's report of its cards, parsed as the launcher parses it.
 
 One reading for recipes and launcher: this file only finds the checkout's `launcher` package, whose
 modules used here need nothing but the standard library.
@@ -85,7 +85,7 @@ def vulkan_problems(
 
 
 def _code(result: dict[str, Any]) -> int:
-    """Return the exit code as the launcher counts; Ansible says 2 for a program not found."""
+    """Return the exit code as the launcher uses it; Ansible has 2 for a program not found."""
     missing = "No such file" in str(result.get("msg", ""))
     return 127 if missing or result.get("rc") is None else int(result["rc"])
 

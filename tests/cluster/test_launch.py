@@ -213,7 +213,7 @@ def test_ctrl_c_on_a_view_never_stops_the_run(
     press(looking.pid, signal.SIGINT)
     _, error = looking.communicate(timeout=60)
     assert looking.returncode == 130
-    assert "goes on. Back: launch" in error
+    assert "continues. Return: launch" in error
     status = cluster.status()
     assert status["state"] == "running"
     assert [process["attempt"] for process in status["processes"]] == [1, 1, 1]

@@ -104,7 +104,7 @@ def test_jump_hosts_are_verified_like_any_other(server: Server) -> None:
         server.host("two", args=("-J", "dead"))
     )
     text = refused(server.host("two", args=("-J", "gate"), ssh_port=free_port()))
-    assert "asked of jump host gate: connect" in text
+    assert "through jump host gate: connect" in text
 
 
 def test_two_jumps_and_hashed_names(server: Server) -> None:

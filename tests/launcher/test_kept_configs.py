@@ -141,7 +141,7 @@ def test_the_machine_that_started_it_goes_by_its_own_copy(
     say(tmp_path, {**SAFE, "data": {"train": "/etc/shadow"}})
     config, warning = config_of(registry, RUN_ID, ())
     assert config == own
-    assert warning == f"the config that the hosts keep of {RUN_ID} is another one; not used"
+    assert warning == f"the hosts' config of {RUN_ID} differs and is not used"
 
 
 def test_runs_of_this_machine_alone_need_no_copy(
@@ -170,4 +170,4 @@ def test_the_command_refuses_in_one_line(
     assert run(["cluster", "up", "--resume", RUN_ID]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "data.train /etc/shadow, which is nothing that Motley keeps there" in error
+    assert "data.train /etc/shadow, which is no path of Motley there" in error

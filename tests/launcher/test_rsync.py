@@ -12,7 +12,7 @@ from launcher.transfer import rsync
     ("code", "text", "kind", "words"),
     [
         (255, "ssh: connect to host x port 22: No route to host", UnreachableError, "No route"),
-        (12, "rsync: connection unexpectedly closed\n", UnreachableError, "goes on where it"),
+        (12, "rsync: connection unexpectedly closed\n", UnreachableError, "resumes where it"),
         (127, "bash: line 1: rsync: command not found", PreflightError, "install the package"),
         (1, "sudo: a password is required", PreflightError, "--tags share"),
         (23, "rsync: mkdir failed: Disk full", PartialError, "Disk full"),

@@ -293,7 +293,7 @@ def test_a_keeper_that_cannot_start_is_said_in_its_own_words(
     connection = LocalConnection()
     connection.python = "/bin/false"
     monkeypatch.setattr("launcher.runs.processes._START_DEADLINE", 0.1)
-    with pytest.raises(PartialError, match="worker-0: its keeper did not start"):
+    with pytest.raises(PartialError, match="worker-0: its supervisor did not start"):
         SessionSupervisor(connection, run_id).start(python_process(tmp_path, "pass"))
 
 

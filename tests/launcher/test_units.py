@@ -174,7 +174,7 @@ def test_a_run_that_was_taken_down_is_not_started_again(place: Place) -> None:
     place.supervisor.start(process)
     wait_for(lambda: place.supervisor.state(process).is_over, "the end")
     state = place.supervisor.state(process)
-    assert (state.state, state.message) == ("stopped", "the run was taken down")
+    assert (state.state, state.message) == ("stopped", "the run was stopped")
     assert place.supervisor.attempts(process) == []
 
 

@@ -176,7 +176,7 @@ def test_handles_that_the_server_no_longer_knows_are_recovered(share: Share) -> 
     def recovered() -> bool:
         share.client.exec(LOOK_AFTER, timeout=PATIENCE)
         said = share.client.exec(["journalctl", "--unit=motley-share", "--output=cat"]).stdout
-        return "Stale file handle: mounting anew" in said
+        return "Stale file handle: remounting" in said
 
     wait_until(recovered, PATIENCE, "nobody noticed stale handles")
     share.wait_usable()

@@ -24,7 +24,7 @@ def folder(path, seconds):
     """Time writes (to the disk behind it) and reads, in a child that may hang.
 
     A file system whose server is gone puts its caller to sleep for good, where not even SIGKILL
-    reaches it. So the caller is a child, and nobody waits for it beyond the deadline.
+    reaches it. So the caller is a child, and is not waited for beyond the deadline.
     """
     child = subprocess.Popen(
         [sys.executable, "-I", "-c", CHILD, path],
@@ -80,7 +80,7 @@ print(json.dumps({"write_ms": figure(writes), "read_ms": figure(reads), "file_sy
 def listen(address, port, seconds, peers):
     """Serve `link` to the peers, one after another, until each was here or the time is over.
 
-    One address, never all of them; whoever is not of the cluster is hung up on.
+    One address, never all of them; clients outside the cluster are disconnected.
     """
     end = time.monotonic() + seconds
     served = []
