@@ -1,4 +1,4 @@
-"""A tokenizer's own chat template, and which part of what it renders the assistant says.
+"""A tokenizer's own chat template, and which parts of its output are the assistant's turns.
 
 Where a template marks that with `{% generation %}`, the marks count. Else the conversation is
 rendered again in parts: an answer begins where the rendering of what stands before it ends, with
@@ -48,7 +48,7 @@ class Layout:
 
     text: str
     learned: list[Span]
-    """What the assistant says, with the markup that ends it."""
+    """The assistant's turn, with the markup that ends it."""
     literal: list[Span]
     """What looks like a special token and is a person's text."""
 
@@ -158,7 +158,7 @@ class ChatTemplate:
                 add_generation_prompt=asking,
                 **self._tokens,
             )
-        except Exception as error:  # what somebody's template raises is anything
+        except Exception as error:  # a template may raise anything
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConversationError(f"the chat template refuses it: {reason}") from None
 

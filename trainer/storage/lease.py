@@ -116,7 +116,7 @@ class Lease:
         )
 
     def _successor(self) -> Holder | str | None:
-        """Return who has a higher number."""
+        """Return the holder of a higher number."""
         try:
             newest = newest_lease(self._folder) or 0
         except OSError:
