@@ -95,17 +95,15 @@ class ChatTemplate:
         marked = [_marked(turn) if number in spoken else turn for number, turn in enumerate(turns)]
         parts = self._render(marked, tools).split(_HERE)
         if len(parts) != len(spoken) + 1 or "".join(parts) != text:
-            raise ConversationError(
-                "the chat template leaves out or changes what the assistant says"
-            )
+            raise ConversationError("the chat template omits or changes the assistant's text")
         spans: list[Span] = []
         for count, number in enumerate(spoken, start=1):
             said = len("".join(parts[:count]))
             asked = self._render(turns[:number], tools, asking=True)
             if not text.startswith(asked) or len(asked) > said:
                 raise ConversationError(
-                    f"the chat template lays out what stands before turn {number + 1} otherwise"
-                    f" when that is to be answered; {_REMEDY}"
+                    f"the chat template changes the text before turn {number + 1}"
+                    f" when that turn is to be generated; {_REMEDY}"
                 )
             alone = self._render([*turns[:number], marked[number]], tools)
             end = self._end(alone.rpartition(_HERE)[2], text[said:])

@@ -187,7 +187,7 @@ class Runner:
                     raise
             again = fate == "here"  # once more: the folder may have been away for a moment only
             if fate == "away":
-                self._say(f"{self._output}: is away, waiting")
+                self._say(f"{self._output}: unreachable, waiting")
                 self._interruption.wait(self._pause)
 
     def _record(
