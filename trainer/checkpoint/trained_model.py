@@ -105,7 +105,9 @@ def _model(path: Path, length: int | None) -> Trained:
     head = stored_name(headers, "score.weight")
     names = str(read_config(path).get("architectures"))
     if head is None and "ForSequenceClassification" in names:
-        raise InputError(f"{path}: config.json says classifier, the weights have no score.weight")
+        raise InputError(
+            f"{path}: config.json describes a classifier, but the weights lack score.weight"
+        )
     config = _config(
         path,
         {

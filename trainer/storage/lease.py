@@ -88,7 +88,7 @@ class Lease:
             if self._over.is_set():
                 return
             self._over.set()
-            with suppress(OSError, ValueError):  # then the lock says so, or the silence
+            with suppress(OSError, ValueError):  # then the lock shows it, or the silence
                 mark_released(self.workspace)
             os.close(self._descriptor)
 
