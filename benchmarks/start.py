@@ -173,7 +173,7 @@ def cluster(report: Report, folder: Path, rounds: int, kills: int, wall: float) 
 
 
 class Cluster(NamedTuple):
-    """A run that goes on."""
+    """A run in progress."""
 
     spent: Spent
     """From the command to the first step; the CPU seconds are those of all processes."""

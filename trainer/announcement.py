@@ -15,7 +15,7 @@ PATIENCE = 1.0
 
 @contextmanager
 def announced(what: str) -> Iterator[None]:
-    """Log `what` once the block has taken longer than a second; a quick one says nothing.
+    """Log `what` once the block has taken longer than a second; a quick one logs nothing.
 
     It goes to the log, so to stderr, as a line: stdout is data, and logs of units have no
     carriage returns.
@@ -27,4 +27,4 @@ def announced(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        timer.join()  # who comes next may fork, or hand stderr to a view
+        timer.join()  # the caller may fork next, or hand stderr to a view

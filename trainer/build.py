@@ -185,7 +185,7 @@ def make_choice(inputs: RunInputs, wanted: Backend, gpu: str, threads: int | Non
 
 
 def make_request(inputs: RunInputs, choice: Choice, rank: int | None) -> JoinRequest:
-    """Return what a worker says when it asks to join."""
+    """Return a worker's request to join."""
     job = inputs.job
     return JoinRequest(
         run_id=job.run_id,
@@ -205,7 +205,7 @@ def make_request(inputs: RunInputs, choice: Choice, rank: int | None) -> JoinReq
 def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchange]) -> Worker:
     """Return the loop around a replica and an exchange, with the data it works on.
 
-    The data has been read when `connect` is called: who has joined is dealt samples at once.
+    The data has been read when `connect` is called: a joined worker is assigned samples at once.
     """
     from trainer.loop import Worker
 

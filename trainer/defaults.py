@@ -1,7 +1,7 @@
-"""Settings that follow from data, model and memory, for who names a model and data alone.
+"""Settings that are derived from data, model and memory if only these are given.
 
-Whoever has the same data, model and memory derives the same settings. Torch-free; what cannot be
-read settles nothing, for its reader says what is wrong with it.
+The same data, model and memory give the same settings. Torch-free; an unreadable file decides
+nothing, since its reader reports what is wrong with it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def derive(
     if not inferred:
         return []
     found = [part for part in _task(inferred, config, given) if part.key not in given]
-    with contextlib.suppress(InputError):  # such as 4,000 classes: whoever settles it says it
+    with contextlib.suppress(InputError):  # such as 4,000 classes: reported when it is used
         settled = _settle(config, found)
         found += _schedule(settled, given)
         if model_dir is not None:

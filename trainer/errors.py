@@ -1,22 +1,22 @@
-"""What can go wrong in a run, as one line for people and one exit code for programs.
+"""The errors of a run: one line for people and one exit code for programs.
 
 | code | meaning                                              | restarted by a supervisor |
 |------|------------------------------------------------------|---------------------------|
-| 0    | the job is done, or was asked to stop and saved      | no                        |
+| 0    | the job is done, or was stopped on request and saved | no                        |
 | 1    | a defect in Motley: the traceback is in the log      | yes                       |
 | 2    | bad input: usage, config, data, model;               | no                        |
-|      | or the device that was asked for is not there        |                           |
+|      | or the requested device is not available             |                           |
 | 3    | the other side cannot be reached, or was lost        | yes                       |
 | 4    | refused: another model, data, config, version, rank; | no                        |
 |      | or another process writes the folder                 |                           |
 | 5    | NaN, Inf or an outlier halted the run                | no                        |
-| 6    | the disk failed where the run cannot go on without   | yes                       |
-| 7    | a GPU failed in the middle of the run, or was lost   | yes                       |
+| 6    | the disk failed and the run cannot continue          | yes                       |
+| 7    | a GPU failed during the run, or was lost             | yes                       |
 | 8    | all steps are done, the last state is not proved     | yes                       |
 """
 
 RESTARTED = (1, 3, 6, 7, 8)
-"""The exit codes after which another attempt may come to a better end."""
+"""The exit codes after which another attempt may succeed."""
 
 
 class TrainerError(Exception):
@@ -50,7 +50,7 @@ class InUseError(TrainerError):
 
 
 class GradientError(TrainerError):
-    """What a worker computed halts the run before the update; names step and rank."""
+    """A worker's result halts the run before the update; names step and rank."""
 
     exit_code = 5
 
@@ -60,11 +60,11 @@ class NonFiniteError(GradientError):
 
 
 class OutlierError(GradientError):
-    """A gradient far longer than usual, in a run that is to halt for it (`exchange.outliers`)."""
+    """A gradient norm far above the usual, in a run with `exchange.outliers: halt`."""
 
 
 class StorageError(TrainerError):
-    """A file that the run needs could not be written or read back whole."""
+    """A file that the run needs could not be written, or not be read back completely."""
 
     exit_code = 6
 
@@ -77,11 +77,11 @@ class UnprovedError(TrainerError):
     def __init__(self, gap: str) -> None:
         super().__init__(
             f"all steps are done and saved, but {gap}: start the run again with the same run id; "
-            "it ends well once a worker has joined and proved that state"
+            "it ends with 0 once a worker has joined and proved that state"
         )
 
 
 class ProtocolError(TrainerError):
-    """A peer broke the wire protocol; its connection is closed, the run goes on."""
+    """A peer violated the wire protocol; its connection is closed, the run continues."""
 
     exit_code = 3

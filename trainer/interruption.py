@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupted(BaseException):
-    """Somebody asked to stop; not an Exception, so that nothing that catches errors holds it up."""
+    """A stop was requested; not an Exception, so that no error handler catches it."""
 
 
 class Interruption:

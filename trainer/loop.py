@@ -77,7 +77,7 @@ class Worker:
         self.exchange.interrupt(reason)
 
     def _train(self, shard: ShardAssignment) -> None:
-        """Forward and backward over a shard; blocks leave while backward goes on."""
+        """Forward and backward over a shard; blocks are sent while backward continues."""
         batch = self._samples(shard)
         weight = weight_of(batch)
         wanted = None if shard.blocks is None else set(shard.blocks)

@@ -34,7 +34,7 @@ NOT_RESTARTED = (InputError.exit_code, RefusedError.exit_code, 5, 0)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this process runs and how it proves who it is."""
+    """Where this process runs and how it proves its identity."""
 
     gpus: list[str]
     backend: Backend
@@ -218,7 +218,7 @@ class _LocalWorkers:
         self._on_refused = on_refused
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # nobody is started once stopping has begun
+        self._lock = threading.Lock()  # no worker is started once stopping has begun
 
     def start(self) -> None:
         for index in range(len(self._commands)):

@@ -1,4 +1,4 @@
-"""What a benchmark says: one ratio a line in plain words, and JSON with machine and versions."""
+"""The report of a benchmark: one ratio per line as text, and JSON with machine and versions."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = 
     """Return what an output folder (its best checkpoint), checkpoint, adapter or model holds.
 
     Args:
-        base: the base model of an adapter, when it is not where the adapter says.
+        base: the base model of an adapter, if it is not at the adapter's stored path.
         max_seq_len: tokens of a sample; None takes the run's own, else 512 or what the base knows.
 
     Raises:
@@ -105,7 +105,9 @@ def _model(path: Path, length: int | None) -> Trained:
     head = stored_name(headers, "score.weight")
     names = str(read_config(path).get("architectures"))
     if head is None and "ForSequenceClassification" in names:
-        raise InputError(f"{path}: config.json says classifier, the weights have no score.weight")
+        raise InputError(
+            f"{path}: config.json describes a classifier, but the weights lack score.weight"
+        )
     config = _config(
         path,
         {

@@ -39,7 +39,7 @@ _DEFAULT = {
 )
 @click.option("--tokens", type=click.IntRange(min=1), default=512, show_default=True)
 def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
-    """Time the ways to multiply matrices on a GPU, and keep the fastest for later runs."""
+    """Time the matrix multiplication kernels on a GPU and store the fastest for later runs."""
     from trainer.errors import InputError
     from trainer.model.architecture import parse_architecture, read_architecture
     from trainer.replica.wgpu.autotune import load, products, save, tune

@@ -17,7 +17,7 @@ def presets(
 
 
 def settings(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
-    """Offer the keys of a run run, for KEY=VALUE."""
+    """Offer the keys of a run config, for KEY=VALUE."""
     from trainer.config import run
 
     return [f"{key}=" for key in run.setting_keys() if key.startswith(text)]

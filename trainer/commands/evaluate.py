@@ -16,8 +16,8 @@ _Path = click.Path(path_type=Path)
 
 @click.command("evaluate")
 @click.argument("model", type=_Path, required=False)
-@click.option("--data", type=_Path, multiple=True, help="JSON Lines; with --watch also several.")
-@click.option("--base", help="The base model of an adapter, when it is not where it was.")
+@click.option("--data", type=_Path, multiple=True, help="JSON Lines; repeatable with --watch.")
+@click.option("--base", help="The base model of an adapter, if it has moved.")
 @place_options("auto", "cuda", "wgpu", "cpu")
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as trained.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -26,17 +26,17 @@ _Path = click.Path(path_type=Path)
     "--tasks",
     default="loss",
     show_default=True,
-    help="Of --watch: loss, generate, code, lm-eval:NAME; the first decides what is best.",
+    help="For --watch: loss, generate, code, lm-eval:NAME; the first one decides which is best.",
 )
-@click.option("--prompts", type=_Path, help="Of generate: JSON Lines.")
-@click.option("--problems", type=_Path, help="Of code: JSON Lines of prompt, test, entry_point.")
-@click.option("--run-code", is_flag=True, help="Allow code: it runs what the model writes.")
+@click.option("--prompts", type=_Path, help="For generate: JSON Lines.")
+@click.option("--problems", type=_Path, help="For code: JSON Lines: prompt, test, entry_point.")
+@click.option("--run-code", is_flag=True, help="Allow code: runs code written by the model.")
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Of code: tries at each problem.",
+    help="For code: samples per problem.",
 )
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option(
@@ -44,9 +44,9 @@ _Path = click.Path(path_type=Path)
     type=float,
     default=0.0,
     show_default=True,
-    help="Of generate and code; 0 takes the likeliest token.",
+    help="For generate and code; 0 takes the most likely token.",
 )
-@click.option("--lm-eval-tasks", type=_Path, metavar="DIR", help="lm-eval tasks of your own, YAML.")
+@click.option("--lm-eval-tasks", type=_Path, metavar="DIR", help="Your own lm-eval tasks, YAML.")
 @click.option("--lm-eval-limit", type=click.IntRange(min=1), help="Samples of each lm-eval task.")
 @click.option("--once/--until-done", help="End when nothing is left, or when the run is over.")
 @click.option(
@@ -54,14 +54,14 @@ _Path = click.Path(path_type=Path)
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Seconds between two looks at DIR.",
+    help="Seconds between two checks of DIR.",
 )
 @click.option(
     "--claim-timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Seconds after which a silent runner has lost its claim; the same for all of DIR.",
+    help="Seconds after which a silent runner loses its claim; use one value for all runners.",
 )
 @click.option("--runner", help="This runner's name in records and curves; default: the host's.")
 def evaluate(

@@ -26,7 +26,7 @@ _SETTINGS = {
 @click.command()
 @click.argument("model_dir", required=False, type=click.Path())
 @click.option("--task", type=click.Choice(["classify", "causal-lm"]))
-@click.option("--num-classes", type=int, help="Classes of a classify task.")
+@click.option("--num-classes", type=int, help="Number of classes of a classify task.")
 @click.option(
     "--data",
     type=click.Path(),
@@ -41,20 +41,22 @@ _SETTINGS = {
     show_default=True,
 )
 @click.option("--bind", metavar="HOST:PORT", default="127.0.0.1:9000", show_default=True)
-@click.option("--coordinator", metavar="HOST:PORT", help="Where a worker finds its coordinator.")
-@click.option("--expect-workers", type=click.IntRange(min=1), help="Start when so many joined.")
+@click.option("--coordinator", metavar="HOST:PORT", help="The coordinator's address, for a worker.")
+@click.option(
+    "--expect-workers", type=click.IntRange(min=1), help="Start when this many have joined."
+)
 @click.option("--rank", type=click.IntRange(0, 65535), help="Default: from the certificate.")
 @click.option(
     "--gpus",
     metavar="LIST",
-    help="Devices that must be there, such as 0 or a UUID; a coordinator takes several: 0,1.",
+    help="Required devices, such as 0 or a UUID; a coordinator takes several: 0,1.",
 )
 @click.option(
     "--gpu-backend",
     type=click.Choice(["auto", "cuda", "wgpu", "cpu"]),
     default="auto",
     show_default=True,
-    help="One that is named must be there; auto takes the first that works.",
+    help="A named backend is required; auto takes the first that works.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of one worker.")
 @click.option(
@@ -67,7 +69,7 @@ _SETTINGS = {
 def finetune(
     source: str | None, settings: tuple[str, ...], run_id: str | None, role: str, **flags: Any
 ) -> None:
-    """Fine-tune MODEL_DIR on JSON Lines data, or on what a teacher says of it.
+    """Fine-tune MODEL_DIR on JSON Lines data, or on a teacher's logits.
 
     Without --role it runs alone; `--role coordinator` starts the server, and one worker for
     each of --gpus; `--role worker` joins a coordinator. Without --config the settings follow from
@@ -114,7 +116,7 @@ def finetune(
 
 
 def _follow_data(given: dict[str, Any], backend: str | None) -> tuple[RunConfig, list[str]]:
-    """Return the config of a run without one, by its data and model, and lines that say it.
+    """Derive a run's config from its data and model; return it and lines that explain it.
 
     Args:
         backend: what it computes on, for the memory there is; None: memory is not looked at.
@@ -127,7 +129,7 @@ def _follow_data(given: dict[str, Any], backend: str | None) -> tuple[RunConfig,
 
 
 def _load_worker(backend: str) -> None:
-    """Import what a worker runs on, and open nothing; what is missing is said where it is used."""
+    """Import a worker's libraries without opening a device; a missing one is reported at use."""
     from trainer import roles
 
     with contextlib.suppress(ImportError, OSError):

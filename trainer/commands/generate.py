@@ -21,12 +21,14 @@ from trainer.config.run import Backend
     type=float,
     default=0.0,
     show_default=True,
-    help="0 takes the likeliest token.",
+    help="0 takes the most likely token.",
 )
-@click.option("--top-k", type=int, help="Draw among so many of the likeliest tokens.")
-@click.option("--top-p", type=float, help="Draw among the likeliest of this joint probability.")
+@click.option("--top-k", type=int, help="Sample from this many of the most likely tokens.")
+@click.option(
+    "--top-p", type=float, help="Sample from the most likely tokens of this total probability."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--base", help="The base model of an adapter, when it is not where it was.")
+@click.option("--base", help="The base model of an adapter, if it has moved.")
 @place_options("auto", "cuda", "wgpu", "cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt.")
 def generate(
@@ -46,7 +48,7 @@ def generate(
 ) -> None:
     """Continue texts with MODEL: an output folder, a checkpoint, an adapter or a full model.
 
-    Lines of --data hold `text` or `messages`; of these the last answer is made anew.
+    Lines of --data hold `text` or `messages`; the last answer of `messages` is generated again.
     """
     if bool(texts) == (data is not None):
         raise click.UsageError("give --prompt TEXT or --data FILE")

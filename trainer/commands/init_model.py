@@ -12,7 +12,7 @@ import click
     "--data",
     type=click.Path(path_type=Path),
     required=True,
-    help="JSON Lines that the tokenizer is trained on.",
+    help="JSON Lines to train the tokenizer on.",
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The new model folder."
@@ -21,12 +21,14 @@ import click
 @click.option("--hidden-size", type=int, default=None, help="Width of the residual stream.")
 @click.option("--layers", type=int, default=None, help="Transformer layers.")
 @click.option("--heads", type=int, default=None, help="Attention heads.")
-@click.option("--kv-heads", type=int, default=None, help="Key-value heads, shared by the heads.")
+@click.option(
+    "--kv-heads", type=int, default=None, help="Key-value heads, shared by the query heads."
+)
 @click.option("--head-dim", type=int, default=None, help="Width of one head.")
 @click.option("--intermediate-size", type=int, default=None, help="Width of the MLP.")
-@click.option("--vocab-size", type=int, default=None, help="Most tokens of the tokenizer.")
+@click.option("--vocab-size", type=int, default=None, help="Maximum number of tokens.")
 def init_model(data: Path, output: Path, seed: int, **sizes: int | None) -> None:
-    """Make a small Qwen3 with a byte-level BPE tokenizer trained on the data."""
+    """Create a small Qwen3 with a byte-level BPE tokenizer trained on the data."""
     from trainer.init_model import ModelSizes
     from trainer.init_model import init_model as make
 

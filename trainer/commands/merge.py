@@ -12,9 +12,9 @@ import click
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The new model folder."
 )
-@click.option("--base", help="The base model, when it is not where the adapter says.")
+@click.option("--base", help="The base model, if not at the adapter's stored path.")
 def merge(adapter: Path, output: Path, base: str | None) -> None:
-    """Write ADAPTER (or an output folder, or a checkpoint) into its base model."""
+    """Merge ADAPTER (or an output folder, or a checkpoint) into its base model."""
     from trainer.checkpoint.merge_lora import merge as write
     from trainer.checkpoint.trained_model import load_trained
 

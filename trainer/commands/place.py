@@ -21,13 +21,13 @@ def place_options(*backends: Backend) -> Callable[[_Command], _Command]:
             type=click.Choice(backends),
             default="auto",
             show_default=True,
-            help="One that is named must be there; auto takes the first that works.",
+            help="A named backend is required; auto takes the first that works.",
         ),
         click.option(
             "--gpu",
             metavar="GPU",
             default="",
-            help="Index, UUID, PCI address or name, which must be there; default: the first.",
+            help="Index, UUID, PCI address or name of a required device; default: the first.",
         ),
         click.option("--threads", type=click.IntRange(min=1), help="CPU threads."),
     )

@@ -39,7 +39,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _C
             shell_complete=complete.presets,
             default=config,
             show_default=config is not None,
-            help="Run config or a preset's name.",
+            help="A run config, or the name of a preset.",
         ),
         click.option("--method", type=click.Choice(["lora", "full"])),
         click.option(
@@ -47,7 +47,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _C
         ),
         click.option("--max-seq-len", type=int, help=f"Tokens; longer {unit}s are cut."),
         click.option("--epochs", type=int),
-        click.option("--max-steps", type=int, help="So many steps; wins over epochs."),
+        click.option("--max-steps", type=int, help="Number of steps; overrides --epochs."),
         click.option(
             "--batch-size", type=int, help=f"{unit.capitalize()}s a step, over all workers."
         ),
@@ -57,7 +57,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _C
             "--output",
             type=click.Path(),
             metavar="DIR",
-            help="Checkpoints, metrics and status go here.",
+            help="Folder for checkpoints, metrics and status.",
         ),
         click.option(
             "--set",
@@ -67,7 +67,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _C
             shell_complete=complete.settings,
             help="Any other setting.",
         ),
-        click.option("--run-id", help="Name of the run; a restart with the same one resumes it."),
+        click.option("--run-id", help="Name of the run; the same id resumes it."),
     )
 
     def add(command: _Command) -> _Command:

@@ -28,7 +28,7 @@ from trainer.config.section import Section, load_settings
 
 
 class TeacherJob(Section):
-    """Who scores which texts, and how much of its scores is kept.
+    """The teacher: its model, its texts, and how much of its scores is kept.
 
     What is null is left to `trainer distill teacher`, whose flags have the same names.
     """
@@ -56,7 +56,7 @@ class TeacherJob(Section):
 
 
 class StudentJob(Section):
-    """Who learns: the settings of a run config that concern a student."""
+    """The student: the settings of a run config that concern it."""
 
     model: str | None = Field(default=None, min_length=1)
     """A Hugging Face directory to go on from."""
@@ -127,7 +127,7 @@ class DistillJob(Section):
     teacher: TeacherJob
     student: StudentJob
     evaluation: EvaluationJob | None = None
-    """Null: nobody evaluates."""
+    """Null: no evaluation."""
     start_deadline: float = Field(default=600.0, gt=0)
     """Seconds until every process has begun: a big teacher is read from a disk first."""
 

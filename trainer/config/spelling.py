@@ -47,14 +47,14 @@ _FLAGS = {"train": "data", "path": "model"}
 
 
 def nearest_key(name: str, keys: Sequence[str]) -> str | None:
-    """Return the dotted key that somebody who wrote `name` may have meant."""
+    """Return the dotted key that is closest to `name`."""
     leaf = _plain(name.rpartition(".")[2])
     leaf = FAMILIAR.get(leaf, leaf)
     return _same_leaf(leaf, keys) or _close(leaf, {key.rpartition(".")[2]: key for key in keys})
 
 
 def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> str | None:
-    """Return the option that somebody who typed `name` may have meant.
+    """Return the option that is closest to `name`.
 
     `keys` are those that the command takes with `--set`; `--set KEY=VALUE` is an answer too.
     """

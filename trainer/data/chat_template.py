@@ -1,4 +1,4 @@
-"""A tokenizer's own chat template, and which part of what it renders the assistant says.
+"""A tokenizer's own chat template, and which parts of its output are the assistant's turns.
 
 Where a template marks that with `{% generation %}`, the marks count. Else the conversation is
 rendered again in parts: an answer begins where the rendering of what stands before it ends, with
@@ -48,7 +48,7 @@ class Layout:
 
     text: str
     learned: list[Span]
-    """What the assistant says, with the markup that ends it."""
+    """The assistant's turn, with the markup that ends it."""
     literal: list[Span]
     """What looks like a special token and is a person's text."""
 
@@ -95,17 +95,15 @@ class ChatTemplate:
         marked = [_marked(turn) if number in spoken else turn for number, turn in enumerate(turns)]
         parts = self._render(marked, tools).split(_HERE)
         if len(parts) != len(spoken) + 1 or "".join(parts) != text:
-            raise ConversationError(
-                "the chat template leaves out or changes what the assistant says"
-            )
+            raise ConversationError("the chat template omits or changes the assistant's text")
         spans: list[Span] = []
         for count, number in enumerate(spoken, start=1):
             said = len("".join(parts[:count]))
             asked = self._render(turns[:number], tools, asking=True)
             if not text.startswith(asked) or len(asked) > said:
                 raise ConversationError(
-                    f"the chat template lays out what stands before turn {number + 1} otherwise"
-                    f" when that is to be answered; {_REMEDY}"
+                    f"the chat template changes the text before turn {number + 1}"
+                    f" when that turn is to be generated; {_REMEDY}"
                 )
             alone = self._render([*turns[:number], marked[number]], tools)
             end = self._end(alone.rpartition(_HERE)[2], text[said:])
@@ -158,7 +156,7 @@ class ChatTemplate:
                 add_generation_prompt=asking,
                 **self._tokens,
             )
-        except Exception as error:  # what somebody's template raises is anything
+        except Exception as error:  # a template may raise anything
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConversationError(f"the chat template refuses it: {reason}") from None
 

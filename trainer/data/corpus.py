@@ -46,7 +46,7 @@ def write_shell_safety(output: Path, count: int, validation_count: int, seed: in
 
 
 def _check(output: Path) -> None:
-    """Let only an empty folder or an earlier corpus be replaced, never somebody's files."""
+    """Let only an empty folder or an earlier corpus be replaced, never other files."""
     if not output.exists():
         return
     if not output.is_dir():

@@ -60,12 +60,12 @@ class Encoder:
     def __init__(self, tokenizer_dir: Path) -> None:
         self.tokenizer = load_tokenizer(tokenizer_dir)
         self.known = _known(tokenizer_dir)
-        """How many tokens the model has embeddings for; None where nobody knows."""
+        """How many tokens the model has embeddings for; None if unknown."""
         self.end = special_token(tokenizer_dir, self.tokenizer, "eos_token")
         added = self.tokenizer.get_added_tokens_decoder().values()
         special = frozenset(token.content for token in added if token.special)
         self.template = read_chat_template(tokenizer_dir, special)
-        """How the model's publisher lays out a conversation, where the tokenizer says it."""
+        """The publisher's chat template, if the tokenizer has one."""
         self.format = chat_format(special)
         """How one is laid out without a template."""
         self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS

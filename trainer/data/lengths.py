@@ -25,7 +25,7 @@ def measure_lengths(
 ) -> list[int]:
     """Return the tokens of samples from evenly spaced places of a JSON Lines file.
 
-    A line that is no sample is left out: who reads all of them says what is wrong with it.
+    A line that is no sample is skipped: the reader of all lines reports what is wrong with it.
 
     Raises:
         InputError: the tokenizer cannot be used.

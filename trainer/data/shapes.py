@@ -72,7 +72,7 @@ class Sample:
     """Where it came from, counted from 1."""
 
     def digest(self) -> bytes:
-        """Return the 32 bytes that stand for what it says, whatever its label and place."""
+        """Return 32 bytes that identify its text, independent of its label and position."""
         turns = [
             [message.role, message.content, *([message.more] if message.more else [])]
             for message in self.messages
@@ -119,7 +119,7 @@ def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) ->
 def _shape(tree: dict[str, Any]) -> str:
     """Return the one shape that an object has.
 
-    Keys of other shapes are only allowed beside a conversation, which says everything itself.
+    Keys of other shapes are only allowed beside a conversation, which is complete by itself.
     """
     shapes = [name for name, keys in SHAPES.items() if tree.keys() >= set(keys)]
     if "instruction" in shapes and "input" in shapes:

@@ -14,7 +14,7 @@ from trainer.config.run import DistillationConfig
 class SoftTargets:
     """Sparse distributions over the student's vocabulary, one for each of T positions.
 
-    Position t says what the teacher expected in the place of token t, from what stands before it:
+    Position t holds the teacher's prediction of token t from the tokens before it:
     it stands beside `labels[t]`. Position 0 has no entries, since nothing stands before it. The
     entries of position t are those from `offsets[t]` to `offsets[t + 1]`.
     """

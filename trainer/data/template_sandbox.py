@@ -1,6 +1,6 @@
 """The Jinja in which a model's publisher writes how a conversation looks, as transformers runs it.
 
-A template is somebody else's code: it runs in Jinja's sandbox and sees plain JSON values.
+A template is untrusted code: it runs in Jinja's sandbox and sees plain JSON values.
 
 It is not told today's date: a template that asks whether `strftime_now` is there takes the date
 that it has itself, so that the same data is the same tokens tomorrow.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Stop:
-    """Why the program should end early; empty, and false, until somebody asks.
+    """Why the program should end early; empty, and false, until a stop is requested.
 
     No Event: its lock could be held by the very code that a signal interrupts.
     """

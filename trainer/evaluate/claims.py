@@ -63,8 +63,8 @@ class Claims:
     def look(self) -> dict[str, Head]:
         """Return how each checkpoint stands, by its digest.
 
-        To be called several times within the timeout: silence is only counted while somebody
-        listens, so that a share that was away or a process that slept declares nobody dead.
+        Call it several times within the timeout: silence counts only between calls, so an
+        unreachable share or a suspended process does not make a live runner look dead.
 
         Raises:
             OSError: the folder cannot be read.
@@ -111,7 +111,7 @@ class Claims:
     def _generations(self) -> dict[str, int]:
         """Return the last generation of each digest."""
         last: dict[str, int] = {}
-        with suppress(FileNotFoundError):  # nobody has claimed anything yet
+        with suppress(FileNotFoundError):  # nothing has been claimed yet
             for path in self._folder.iterdir():
                 digest, _, number = path.name.partition(".")
                 if number.isdecimal():
@@ -168,7 +168,7 @@ class Claim:
         return self._create(self._path, "held")
 
     def deliver(self, record: dict[str, Any]) -> bool:
-        """Put a result in the place of the claim; False when somebody took that over.
+        """Replace the claim by a result; False if another runner has taken it over.
 
         Raises:
             OSError: the folder is away, or the disk is full; may be tried again.

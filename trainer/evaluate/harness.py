@@ -1,7 +1,7 @@
 """Tasks of EleutherAI's lm-evaluation-harness, on a model that transformers has loaded.
 
 An extra: `pip install motley[lm-eval]`. Only torch computes here, on CUDA or the CPU. Tasks that
-would run a model's code are refused by the harness itself, since nobody confirms them.
+would run a model's code are refused by the harness itself, since they are never confirmed.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Manner:
     once: bool = False
     """Score what is there and end; else go on until the run is over."""
     base: str | None = None
-    """The base model of an adapter, when it is not where the adapter says."""
+    """The base model of an adapter, if it is not at the adapter's stored path."""
     max_seq_len: int | None = None
 
 
@@ -187,7 +187,7 @@ class Runner:
                     raise
             again = fate == "here"  # once more: the folder may have been away for a moment only
             if fate == "away":
-                self._say(f"{self._output}: is away, waiting")
+                self._say(f"{self._output}: unreachable, waiting")
                 self._interruption.wait(self._pause)
 
     def _record(

@@ -1,4 +1,4 @@
-"""Judges programs that nobody has read: bubblewrap's namespaces around limits of the kernel.
+"""Judges untrusted programs: bubblewrap's namespaces around limits of the kernel.
 
 A trial has two sandboxes. One runs the program, the other its tests, and data alone crosses between
 them (`trainer.evaluate.boxed`), so the program cannot reach what decides about it: that the tests
@@ -44,7 +44,7 @@ class Limits:
     threads: int = 16
     """With bubblewrap's own process outside."""
     output: int = 1024**2
-    """Bytes of what it says on stderr."""
+    """Bytes of stderr."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Trial:
     """A program and what it is put to."""
 
     program: str
-    """Source that nobody has read; defines the function."""
+    """Untrusted source; defines the function."""
     entry_point: str
     """The function's name."""
     test: str
@@ -123,7 +123,7 @@ class Sandbox:
                 for end in ends:
                     os.close(end)
             try:
-                with suppress(BrokenPipeError):  # then its exit code and last words say more
+                with suppress(BrokenPipeError):  # then its exit code and stderr tell more
                     tests.communicate(job, timeout=self._limits.seconds)
             except subprocess.TimeoutExpired:
                 return TrialResult(False, f"ran for more than {self._limits.seconds:g} s")

@@ -88,7 +88,7 @@ class LogitsFolder:
         """Write dataset.json, or compare with the one that is there; of two writers one wins.
 
         Raises:
-            RefusedError: it says something else; names both values.
+            RefusedError: its contents differ; names both values.
             InputError: the folder cannot be written.
             StorageError: the disk failed.
         """
@@ -194,7 +194,7 @@ class LogitsFolder:
     def quarantine(self, number: int, reason: str) -> Path | None:
         """Move a damaged shard away and ask for it again.
 
-        Returns where it lies now; None when somebody else moved it, or a teacher has replaced it.
+        Returns its new path; None if another process moved it, or a teacher has replaced it.
 
         Raises:
             StorageError: the folder cannot be changed.
@@ -270,7 +270,7 @@ class LogitsFolder:
         except OSError as error:
             raise StorageError(f"{path}: not written: {error.strerror}") from None
         finally:
-            # Once it is there nobody needs theirs any more; a killed process left its own.
+            # Once it exists the others are not needed; a killed process left its own.
             for left in self.path.glob(f".{DATASET}-*") if path.exists() else [fresh]:
                 left.unlink(missing_ok=True)
 
@@ -278,7 +278,7 @@ class LogitsFolder:
         """Give a file the name dataset.json; unlike a rename this never replaces one."""
         try:
             os.link(fresh, self.path / DATASET)
-        except (FileExistsError, FileNotFoundError):  # somebody else's is there
+        except (FileExistsError, FileNotFoundError):  # another process's is there
             pass
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP):

@@ -18,7 +18,7 @@ Values = Literal["float16", "float32"]
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherInfo:
-    """Who scores."""
+    """The model that scores."""
 
     name: str
     """For people; not compared, since the same model lies elsewhere on another host."""

@@ -30,7 +30,7 @@ INTERVAL = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """What a teacher says of itself."""
+    """The state that a teacher reports."""
 
     name: str
     state: State = "running"

@@ -26,7 +26,7 @@ POLL = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a student is; with it a stream goes on exactly where it was."""
+    """A student's position; with it a stream resumes exactly where it stopped."""
 
     epoch: int = 0
     group: int = 0

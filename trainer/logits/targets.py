@@ -15,7 +15,7 @@ from trainer.errors import InputError
 from trainer.logits.scores import Scheme, Scores
 
 _NO_TAIL = 2.0**-10
-"""Share of the tail inside the student's vocabulary below which there is nobody to give it to;
+"""Share of the tail inside the student's vocabulary below which no token can receive it;
 twice the rounding of what is stored."""
 _NEVER = -200.0
 """A logarithm whose fp32 power is 0: what has no probability must not make 0 x Inf."""
@@ -48,7 +48,7 @@ def check(scheme: Scheme, temperature: float, divergence: Divergence) -> None:
     """See that `targets` can be made, before anything is read.
 
     Raises:
-        InputError: says what the logits lack.
+        InputError: names what the logits lack.
     """
     if scheme.kind == "sampled" and divergence != "forward":
         raise InputError(

@@ -59,7 +59,7 @@ class BackendRequest:
     """An index, UUID, PCI address or name; empty for the first."""
     threads: int | None
     named: bool
-    """Somebody asked for this very backend."""
+    """This very backend was requested."""
     rest: bool = False
     """What a teacher expected is known in parts as a sum only."""
 
@@ -198,7 +198,7 @@ def _open_cuda(wish: BackendRequest) -> Replica:
 
 
 def _open_wgpu(wish: BackendRequest) -> Replica:
-    """Open our engine; an adapter that is the CPU in disguise only for who asked for wgpu.
+    """Open our engine; a software adapter is opened only if wgpu was requested.
 
     What it refuses, such as a model beyond the card's memory, torch may still do.
     """

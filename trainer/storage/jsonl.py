@@ -29,7 +29,7 @@ class Outage:
     def begin(self, reason: str) -> None:
         """Note a failure."""
         if self._successes is None:
-            self._on_alarm(f"{self._path}: not written: {reason}; the run goes on without it")
+            self._on_alarm(f"{self._path}: not written: {reason}; the run continues without it")
         self._successes = 0
 
     def end(self) -> None:

@@ -88,7 +88,7 @@ class Lease:
             if self._over.is_set():
                 return
             self._over.set()
-            with suppress(OSError, ValueError):  # then the lock says so, or the silence
+            with suppress(OSError, ValueError):  # then the lock shows it, or the silence
                 mark_released(self.workspace)
             os.close(self._descriptor)
 
@@ -116,7 +116,7 @@ class Lease:
         )
 
     def _successor(self) -> Holder | str | None:
-        """Return who has a higher number."""
+        """Return the holder of a higher number."""
         try:
             newest = newest_lease(self._folder) or 0
         except OSError:

@@ -31,7 +31,7 @@ State = Literal["held", "released"]
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a lease, for people."""
+    """The holder of a lease, as text for people."""
 
     run_id: str
     pid: int
@@ -113,7 +113,7 @@ def dissolve(workspace: Path, folder: Path) -> None:
 
 
 def read_holder(path: Path) -> tuple[Holder | None, State]:
-    """Return who has a lease, None when that cannot be read, and whether it was given back."""
+    """Return the holder of a lease, None if unreadable, and whether it was released."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         tree: Any = json.loads((path / _HOLDER).read_bytes())
         if tree["schema"] == SCHEMA:

@@ -2,7 +2,7 @@
 
 A writer that lives holds a lock (flock) on its temporary folder, and so does a reader on what it
 reads. On many network file systems such a lock is seen on its own host alone. So the name of a
-temporary folder says which host it belongs to: there the lock decides, and elsewhere its age.
+temporary folder names its host: there the lock decides, elsewhere its age.
 """
 
 from __future__ import annotations

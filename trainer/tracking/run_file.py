@@ -13,7 +13,7 @@ _MARK = "# The settings of a run, as Motley wrote them"
 
 
 def write_run_file(config: RunConfig, run_id: str) -> None:
-    """Write the settings into the run's output folder; a file that somebody else wrote stays.
+    """Write the settings into the run's output folder; a file that Motley did not write is kept.
 
     Raises:
         StorageError: the disk failed.

@@ -72,7 +72,7 @@ class RunRecorder:
         self._publish()
 
     def go_on(self, restored: Restored | None) -> None:
-        """Log where the run goes on: what earlier lines say of later steps is void from then on.
+        """Log where the run resumes: earlier lines about later steps are void from then on.
 
         A run that ended before its first checkpoint begins again, at step 0.
         """
@@ -141,7 +141,7 @@ class RunRecorder:
         self._status["card"] = make_card(self._config) if exit_code == 0 else []
         self._publish()
         if self._config.checkpoint.folder is not None:
-            # Who reads checkpoints on another host sees no output folder, but must see the end.
+            # A reader of checkpoints on another host has no output folder, but must see the end.
             if self._store.lease:
                 self._store.lease.check()
             StatusFile(self._store.folder).update(self._status)
@@ -238,7 +238,7 @@ class RunRecorder:
             return
         try:
             self._save(save)
-        except Exception as error:  # a defect; nobody looks into the writer's futures
+        except Exception as error:  # a defect; the writer's futures are never read
             log.exception("the checkpoint of step %d was not saved", save.snapshot.step)
             self._failed(f"step {save.snapshot.step}: checkpoint not saved: {error!r}")
         with self._lock:

@@ -177,9 +177,9 @@ def say_last(output: Path, status: Status) -> None:
 
 
 def says_over(path: Path) -> bool:
-    """Whether a status file says that its run is over, and not only an attempt that failed.
+    """Whether a status file shows that its run is over, and not only an attempt that failed.
 
-    One that cannot be read says nothing.
+    One that cannot be read does not count.
     """
     try:
         status = read_status(path)

@@ -167,8 +167,8 @@ ESCAPE = "{{- messages.__class__.__mro__[1].__subclasses__() }}{%- for m in mess
 @pytest.mark.parametrize(
     ("source", "turns", "problem"),
     [
-        (LATE, SEVERAL, "lays out what stands before turn 2 otherwise"),
-        (LOST, ONE, "leaves out or changes what the assistant says"),
+        (LATE, SEVERAL, "changes the text before turn 2 when"),
+        (LOST, ONE, "omits or changes the assistant's text"),
         (OTHER, SEVERAL, "ends turn 2 otherwise when more follows"),
         (DATED, ONE, "'strftime_now' is undefined"),
         (ESCAPE, ONE, "the chat template refuses it: access to attribute '__class__'"),

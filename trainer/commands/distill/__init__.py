@@ -31,4 +31,4 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, commands_at=COMMANDS)
 def distill() -> None:
-    """Train a small model on what a big one says."""
+    """Train a small model on a large model's predictions."""

@@ -1,4 +1,4 @@
-"""`trainer distill audit`: is what lies there what the teacher says?"""
+"""`trainer distill audit`: do the stored scores agree with the teacher's?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.errors import RefusedError
 
 @click.command("audit")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--teacher", "model", help="The teacher; default: where it was when it wrote.")
+@click.option("--teacher", "model", help="The teacher; default: the path stored in DIR.")
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
@@ -25,10 +25,10 @@ from trainer.errors import RefusedError
     type=click.FloatRange(0, 1),
     default=0.001,
     show_default=True,
-    help="Of the windows that are there; at least one.",
+    help="Fraction of the present windows; at least one window.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the sample."
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sample."
 )
 @place_options("auto", "cuda", "cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -43,7 +43,7 @@ def audit(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Score a part of DIR again and compare; fails when another teacher spoke.
+    """Score a part of DIR again and compare; fails if another teacher wrote it.
 
     Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
     """
@@ -74,9 +74,9 @@ def audit(
             f"KL of stored to live: {found.mean_kl:.2e} +- {found.standard_error:.1e} nats{worst}"
         )
         if found.same_draws is not None:
-            click.echo(f"draws that came again: {found.same_draws:.2%}")
+            click.echo(f"samples drawn again identically: {found.same_draws:.2%}")
     if found.is_another_teacher:
         raise RefusedError(
-            f"{folder}: the scores are {found.mean_kl:.3g} nats from what this teacher says, float"
-            f" noise stays below {LIMIT}: another one wrote them; score anew into another folder"
+            f"{folder}: the scores are {found.mean_kl:.3g} nats from this teacher's (rounding stays"
+            f" below {LIMIT}): another teacher wrote them; score again into another folder"
         )

@@ -26,11 +26,11 @@ BAR = 40
     type=click.IntRange(min=1),
     default=16,
     show_default=True,
-    help="Shards of which the distributions are read.",
+    help="Number of shards whose distributions are read.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(folder: Path, sample: int, as_json: bool) -> None:
-    """Show what the logits in DIR are, how much is there, and which teachers write."""
+    """Show the format and amount of the logits in DIR, and which teachers are writing."""
     from trainer.logits.dataset import LogitsFolder
     from trainer.logits.survey import survey
 
@@ -60,7 +60,7 @@ def inspect(folder: Path, sample: int, as_json: bool) -> None:
 
 
 def _teachers(logits: LogitsFolder) -> list[TeacherStatus]:
-    """Look twice, with a beat between, when a teacher says that it lives."""
+    """Read the heartbeats twice, one interval apart, if one of them claims to be alive."""
     from trainer.logits.heartbeat import INTERVAL, TeacherWatch
 
     watch = TeacherWatch(logits)

@@ -28,27 +28,27 @@ _SETTINGS = {
     "logits",
     type=click.Path(),
     metavar="DIR",
-    help="What a teacher writes, or wrote.",
+    help="A teacher's folder of logits, complete or still being written.",
 )
-@click.option("--student", type=click.Path(), metavar="MODEL", help="A model folder to go on from.")
+@click.option("--student", type=click.Path(), metavar="MODEL", help="A model folder to start from.")
 @click.option(
     "--student-config",
     "shape",
     metavar="FILE|NAME",
-    help="A new model: a config.json, or albor-350m; it goes below the output.",
+    help="A new model: a config.json, or albor-350m; created below the output.",
 )
 @click.option(
     "--tokenizer", type=click.Path(), metavar="DIR", help="The tokenizer folder of a new model."
 )
-@click.option("--alpha", type=float, help="Share of the divergence; 0 is cross-entropy alone.")
-@click.option("--temperature", type=float, help="Of teacher and student in the divergence.")
+@click.option("--alpha", type=float, help="Weight of the divergence; 0 is cross-entropy alone.")
+@click.option("--temperature", type=float, help="For teacher and student in the divergence.")
 @click.option("--divergence", type=click.Choice(["forward", "reverse", "jsd"]))
 @run_options("window", config=_PRESET)
 @place_options("auto", "cuda", "cpu")
-@click.option("--compile", "compiled", is_flag=True, help="Compile the layers by torch.compile.")
+@click.option("--compile", "compiled", is_flag=True, help="Compile layers with torch.compile.")
 @click.option(
     "--teacher-timeout", type=click.FloatRange(min=0), default=120.0, show_default=True,
-    help="Seconds without a living teacher until a missing shard is an error.",
+    help="Seconds without a live teacher until a missing shard is an error.",
 )  # fmt: skip
 def student(
     source: str,
@@ -63,7 +63,7 @@ def student(
     teacher_timeout: float,
     **flags: Any,
 ) -> None:
-    """Train a student on a folder of teacher logits, also while it is being written."""
+    """Train a student on a folder of teacher logits, even while it is being written."""
     if "," in gpu:
         raise InputError(f"--gpu {gpu}: a student trains on one device")
     if (shape is None) != (tokenizer is None) or (shape and flags["student"]):

@@ -44,14 +44,14 @@ class Share(click.ParamType):
     type=click.Path(path_type=Path),
     multiple=True,
     required=True,
-    help="A text file, JSON Lines or a folder of them; may be given again.",
+    help="A text file, JSON Lines or a folder of them; may be repeated.",
 )
 @click.option(
     "--out",
     "output",
     type=click.Path(path_type=Path),
     required=True,
-    help="The folder of logits; one that is there is completed.",
+    help="The folder of logits; an existing one is completed.",
 )
 @click.option(
     "--tokenizer",
@@ -69,35 +69,35 @@ class Share(click.ParamType):
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
-    help="Tokens kept exactly at a position, of topk.",
+    help="For topk: tokens kept exactly per position.",
 )
 @click.option(
     "--tail-samples",
     type=click.IntRange(0, 32767),
     default=8,
     show_default=True,
-    help="Draws from the tokens below them.",
+    help="For topk: samples from the remaining tokens.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(1, 32767),
     default=50,
     show_default=True,
-    help="Draws at a position, of sampled.",
+    help="For sampled: samples per position.",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Of what is kept.",
+    help="Temperature of the kept probabilities.",
 )
 @click.option(
     "--values",
     type=click.Choice(["float16", "float32"]),
     default="float16",
     show_default=True,
-    help="How probabilities are stored.",
+    help="Precision of the stored probabilities.",
 )
 @click.option(
     "--max-seq-len",
@@ -108,14 +108,14 @@ class Share(click.ParamType):
 @click.option(
     "--batch-tokens",
     type=click.IntRange(min=1),
-    help="Tokens of one forward; default: 4096, on a GPU 32768.",
+    help="Tokens per forward pass; default: 4096, on a GPU 32768.",
 )
 @click.option(
     "--shard-bytes",
     type=click.IntRange(min=1),
     default=1 << 19,
     show_default=True,
-    help="Text of a shard.",
+    help="Bytes of text per shard.",
 )
 @click.option(
     "--workers",
@@ -123,32 +123,36 @@ class Share(click.ParamType):
     type=Share(),
     default="1/1",
     show_default=True,
-    help="Score each Nth shard from the Ith on; other processes score the others.",
+    help="Score every Nth shard, starting with the Ith; other processes score the rest.",
 )
-@click.option("--name", help="This teacher's in the folder; default: its host and part.")
-@click.option("--stay", is_flag=True, help="Then wait for what students ask for, until SIGTERM.")
+@click.option("--name", help="This teacher's name in the folder; default: host and part.")
+@click.option("--stay", is_flag=True, help="Then wait for students' requests, until SIGTERM.")
 @click.option(
     "--until",
     type=click.Path(path_type=Path),
     metavar="STATUS",
-    help="End early once this status.json says that the student's run is over.",
+    help="End early once the student's run is over, according to this status.json.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of draws.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling."
+)
 @place_options("auto", "cuda", "cpu")
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float32"]),
     default="bfloat16",
     show_default=True,
-    help="Of the weights and the forward.",
+    help="Type of the weights and of the computation.",
 )
 def teacher(model: str, **options: Any) -> None:
     """Score texts with MODEL, any causal language model: a local folder or a hub name.
 
-    What is there and whole is skipped, so the same command goes on where the last one ended.
+    Complete shards are skipped, so the same command resumes where the last one ended.
     """
     if "/" in (options["name"] or ""):
-        raise InputError(f"--name {options['name']}: it becomes a file's name, so no slash")
+        raise InputError(
+            f"--name {options['name']}: a file is named after it, so it must not contain a slash"
+        )
     if "," in options["gpu"]:
         raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
     from trainer.interruption import Interrupted, Interruption
@@ -158,7 +162,7 @@ def teacher(model: str, **options: Any) -> None:
         with interruption.installed(), interruption.allowed():
             _teach(model, interruption, **options)
     except Interrupted as reason:
-        click.echo(f"{reason}; the same command goes on from here", err=True)
+        click.echo(f"{reason}; the same command resumes from here", err=True)
 
 
 def _teach(

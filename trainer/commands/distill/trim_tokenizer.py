@@ -17,7 +17,7 @@ import click
     type=click.Path(path_type=Path),
     multiple=True,
     required=True,
-    help="A text file, JSON Lines or a folder of them; may be given again.",
+    help="A text file, JSON Lines or a folder of them; may be repeated.",
 )
 @click.option(
     "--size", type=int, help="Tokens to keep. Default: 32768, or half of a smaller vocabulary."
@@ -33,7 +33,7 @@ import click
 def trim_tokenizer(
     tokenizer_dir: Path, paths: tuple[Path, ...], size: int | None, output: Path, as_json: bool
 ) -> None:
-    """Write a TOKENIZER of which every token is one of the old ones.
+    """Write a smaller TOKENIZER whose tokens all exist in the old one.
 
     TOKENIZER is a model folder with a byte-level BPE. All bytes and all special tokens stay, so any
     text can still be written; the rest of the size goes to what the data uses most.

@@ -14,10 +14,10 @@ from trainer.errors import StorageError
 
 @click.command("verify")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--complete", is_flag=True, help="Missing shards are an error, too.")
+@click.option("--complete", is_flag=True, help="Treat missing shards as an error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(folder: Path, complete: bool, as_json: bool) -> None:
-    """Read every byte of the logits in DIR and see that each token is there exactly once.
+    """Read every byte of the logits in DIR and check that each token occurs exactly once.
 
     Exit code 6 when a shard is damaged, or, with --complete, missing.
     """
@@ -52,8 +52,8 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
     if wrong:
         names = ", ".join(each.name for each in wrong)
         raise StorageError(
-            f"{folder}: damaged: {names}; `trainer distill teacher` with the same arguments makes "
-            "them anew"
+            f"{folder}: damaged: {names}; `trainer distill teacher` with the same arguments "
+            "writes them again"
         )
     if complete and missing:
         raise StorageError(f"{folder}: {len(missing)} of {len(found)} shards are not there")

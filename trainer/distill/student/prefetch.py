@@ -27,7 +27,7 @@ _AHEAD = 2
 _LOOK = 0.2
 """Seconds between two looks at whether to stop."""
 _TELL = 30.0
-"""Seconds after which a wait that goes on is told again."""
+"""Seconds after which a continuing wait is logged again."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Feed:
         return None
 
     def waiting(self, message: str) -> None:
-        """Note what the source waits for; raises when nobody waits for the source any more."""
+        """Note what the source waits for; raises once the consumer has stopped."""
         if self._closed or self._stop:
             raise _Closed
         self._waits_for = message
@@ -155,7 +155,7 @@ class Feed:
                     self._put(batch)
             except _Closed:
                 raise
-            except BaseException as error:  # it belongs to who takes
+            except BaseException as error:  # raised again in the consumer
                 self._put(error)
 
     def _put(self, item: Batch | BaseException) -> None:

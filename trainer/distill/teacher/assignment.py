@@ -28,14 +28,14 @@ from trainer.model.safetensors_headers import positions_of, read_config
 log = logging.getLogger(__name__)
 
 WINDOW = 1024
-"""Tokens of a window where nobody asks for another length."""
+"""Default number of tokens of a window."""
 SHARD_BYTES = 1 << 19
 """Text of a shard: what a killed teacher loses. At 300 tokens a second it takes ten minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringRequest:
-    """What somebody wants to have scored."""
+    """A request to score a corpus."""
 
     model: str
     """A local folder, or a hub name."""

@@ -1,4 +1,4 @@
-"""Whether a folder's scores are still what its teacher says: a sample is scored again."""
+"""Whether a folder's scores still agree with its teacher: a sample is scored again."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Teaching:
         open_teacher: loads the model; called when there is something to score.
         share: the part's number I, from 1, and how many parts N there are.
         name: of this teacher's heartbeat; by host and part without one.
-        over: asked between shards: whether nobody needs any more of them.
+        over: called between shards: whether no more shards are needed.
         on_headway: called after each batch and each shard with `Headway` as a mapping.
         check: called after each batch; may raise to end the pass.
     """

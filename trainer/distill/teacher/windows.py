@@ -35,7 +35,7 @@ class Windows:
     """Cuts documents into windows of at most `max_seq_len` tokens.
 
     A text ends with the tokenizer's end-of-text token where it has one. A longer document is cut
-    into consecutive windows; each begins afresh, so of its first token a teacher says nothing.
+    into consecutive windows; each is scored separately, so its first token has no scores.
     """
 
     def __init__(self, documents: Documents, encoder: Encoder, max_seq_len: int) -> None:

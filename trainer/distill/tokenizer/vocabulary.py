@@ -58,8 +58,8 @@ class Vocabulary:
         if not (tokenizer_dir / FILE).is_file():
             raise RefusedError(
                 f"{tokenizer_dir}: its tokenizer is not the teacher's ({ours[:16]}, that of"
-                f" {teacher_dir} is {theirs[:16]}), and no {FILE} says how they compare; make one"
-                " with `trainer distill trim-tokenizer`"
+                f" {teacher_dir} is {theirs[:16]}), and no {FILE} maps one to the other;"
+                " make one with `trainer distill trim-tokenizer`"
             )
         vocabulary = _read(tokenizer_dir / FILE)
         if vocabulary.tokenizer != ours:

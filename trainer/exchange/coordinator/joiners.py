@@ -1,4 +1,4 @@
-"""Members on their way in: who has caught up, and for whom the run waits. Pure.
+"""Joining members: which have caught up, and for which the run waits. Pure.
 
 A state of gigabytes travels for minutes while the run goes on, and what it does meanwhile waits
 behind the state. Where a step takes longer than its averages need on the joiner's link, that

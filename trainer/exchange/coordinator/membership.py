@@ -145,7 +145,7 @@ class Coordinator:
         self._stop_by = now + STOP_PATIENCE
         self.training.stopping = True
         self._outbox.emit("stopping", reason=reason)
-        # First of all: the one who asked may not wait for a step that takes minutes.
+        # First of all: the caller must not wait for a step that takes minutes.
         self.training.save()
         if self.phase in ("waiting", "running") and not (
             self._stepping and self.membership.ready()
@@ -260,7 +260,7 @@ class Coordinator:
         self.training.lost(member, now)
 
     def _forgive_own_sleep(self, now: float) -> None:
-        """Move all deadlines when it was this process that slept: nobody could be heard."""
+        """Move all deadlines if this process itself was suspended: no member could be heard."""
         slept = now - self._last_tick
         self._last_tick = now
         if slept <= self._settings.lost_after / 2:
@@ -277,7 +277,7 @@ class Coordinator:
     # Phases
 
     def _check_patience(self, now: float) -> None:
-        """Start when everyone is here; give up when nobody came in time."""
+        """Start when all members have joined; give up if none has joined in time."""
         ready = [member.rank for member in self.membership.ready()]
         waited, patience = now - self._alone_since, self._settings.join_deadline
         gave_up = waited > patience and not self._joiners.arriving()
@@ -295,7 +295,7 @@ class Coordinator:
             self._end(3, f"no worker was left for {patience:.0f} s: see their logs, then resume")
 
     def _move_on(self, now: float) -> None:
-        """Take in who has caught up, and close what is complete: a round, or the run."""
+        """Admit members that have caught up, and close what is complete: a round, or the run."""
         for member in self._joiners.caught_up():
             self._welcome(member, now)
         if self.phase == "running":

@@ -44,6 +44,6 @@ class Outbox:
         self.add(Emit({"event": event, **details}))
 
     def take(self) -> list[Action]:
-        """Return the collected actions and start anew."""
+        """Return the collected actions and clear the box."""
         actions, self._actions = self._actions, []
         return actions

@@ -41,7 +41,7 @@ class _Usual:
 
 
 class Outliers:
-    """Compares each contribution with its block's past, and says or halts what is far off."""
+    """Compares each contribution with its block's past; reports an outlier or halts the run."""
 
     def __init__(self, layout: GradientLayout, settings: ExchangeConfig, outbox: Outbox) -> None:
         self._layout = layout

@@ -30,7 +30,7 @@ class Round:
     """Per shard the weight that its gradients came with; its result must say the same."""
     results: dict[int, ShardResult] = field(default_factory=dict[int, ShardResult])
     orphans: list[Shard] = field(default_factory=list[Shard])
-    """Shards of lost workers that nobody was there to take."""
+    """Shards of lost workers that no other worker was there to take."""
 
     @property
     def result_column(self) -> int:

@@ -1,7 +1,8 @@
-"""Who takes how many samples: shares sized to measured speed, in whole samples.
+"""How many samples each worker gets: shares sized to measured speed, in whole samples.
 
 A worker with overhead o seconds and speed c samples a second needs t(b) = o + b/c for b samples.
-The split minimises the slowest worker's time; who would only slow the others gets nothing. Pure.
+The split minimises the slowest worker's time; a worker that would only slow the step gets none.
+Pure.
 """
 
 from __future__ import annotations

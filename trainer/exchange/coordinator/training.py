@@ -186,7 +186,7 @@ class Training:
                 self._redeal(self.round, shard, now)
 
     def late(self, now: float) -> list[tuple[Member, str]]:
-        """Return who has kept the round, or a proof of its weights, waiting for too long."""
+        """Return the workers whose shard or proof of weights is overdue."""
         unproved = self.audit.late(now)
         late = [
             (member, f"it did not prove its weights after step {unproved[member.rank]} in time")

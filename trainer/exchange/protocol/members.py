@@ -1,4 +1,4 @@
-"""Who is in the run: admission, generations, and who may be dealt samples. Pure."""
+"""The members of a run: admission, generations, and which may be assigned samples. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Member:
 
 
 class RefusalError(RefusedError):
-    """Why a worker is not let in; `retry` says whether trying again can help."""
+    """Why a worker is not admitted; `retry` is true if trying again can help."""
 
     def __init__(self, reason: str, retry: bool = False) -> None:
         super().__init__(reason)
@@ -141,7 +141,7 @@ class Membership:
         return f"still behind after the run waited for it for {seconds:g} s: its link is too slow"
 
     def welcome(self, member: Member) -> tuple[str, dict[str, Any]]:
-        """Let a member that has caught up take part; return the event that says so."""
+        """Let a member that has caught up take part; return the event that records it."""
         member.ready = True
         event = "rejoined" if member.rank in self.seen else "joined"
         self.seen.add(member.rank)

@@ -62,7 +62,7 @@ class JoinAccepted(Message):
 
 
 class JoinRefused(Message):
-    """The worker is not in; `retry` says whether trying again can help."""
+    """The worker is not admitted; `retry` is true if trying again can help."""
 
     type = MessageType.JOIN_REFUSED
     reason: Text
@@ -135,7 +135,7 @@ class Heartbeat(Message):
 
 
 class Leave(Message):
-    """A worker says goodbye after finishing its step."""
+    """A worker leaves after finishing its step."""
 
     type = MessageType.LEAVE
     reason: Text

@@ -17,7 +17,7 @@ from trainer.optimizer import Snapshot, TrainState
 def state_frames(snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:
     """Yield a state as frames, lazily; `block` numbers weights, first and second moment.
 
-    The snapshot lives as long as the iterator, so training goes on beside the transfer.
+    The snapshot lives as long as the iterator, so training continues during the transfer.
     """
     arrays = [snapshot.weights]
     if moments:

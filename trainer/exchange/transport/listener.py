@@ -1,4 +1,4 @@
-"""Accepts connections, and bounds what they may cost before it is known who they are.
+"""Accepts connections, and bounds the cost of those that are not authenticated yet.
 
 Until a peer is a member it is a stranger, with or without a certificate: it counts against a limit
 in all, one for its address, and the descriptors that are left. Over a limit the oldest stranger of

@@ -19,7 +19,7 @@ _LINK = 1
 
 
 class LocalExchange:
-    """The Exchange of `--role local`; there is no time in it, so nobody can be late."""
+    """The Exchange of `--role local`; it has no clock, so no member can be late."""
 
     def __init__(self, coordinator: Coordinator, session: Session, keeper: Recorder) -> None:
         self._coordinator = coordinator

@@ -25,7 +25,7 @@ class Refusals:
         self._hosts: Counter[str] = Counter()
 
     def say(self, event: dict[str, Any]) -> None:
-        """Emit an event that says who was refused and why, unless there were many."""
+        """Emit an event with the refused peer and the reason, unless there were many."""
         if self._lines < LINES:
             self._lines += 1
             self._emit(event)

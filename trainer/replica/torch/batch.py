@@ -102,7 +102,7 @@ class SoftRows:
     """fp32 `[N]`"""
 
     def pinned(self) -> SoftRows:
-        """Return the same in page-locked memory, from which a copy keeps nobody waiting."""
+        """Return the same in page-locked memory, from which a copy does not block."""
         arrays = ("ids", "weights", "rest", "entropy")
         return replace(self, **{name: getattr(self, name).pin_memory() for name in arrays})
 

@@ -23,7 +23,7 @@ from trainer.replica.torch.model import compute_dtype, prepared, reading
 def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.Module:
     """Return the model in train mode on `device`, with trainable parameters as the method says.
 
-    It has no dropout: gradients must not depend on who computes them. The frozen base has
+    It has no dropout: gradients must not depend on the worker. The frozen base has
     `config.model.dtype` or NF4; what trains is fp32.
 
     Raises:

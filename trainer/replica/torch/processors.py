@@ -58,7 +58,7 @@ def read_usage() -> Usage:
 
 
 class Processors:
-    """Says how many threads to compute with.
+    """Determines how many threads to compute with.
 
     Args:
         most: never more than these.

@@ -60,7 +60,7 @@ class TorchReplica:
             as there are processors that nothing else uses, at every step.
         gradient_checkpointing: keep layer inputs only and compute the rest twice; None means on
             CUDA, but with `moments` only where memory is too small for a busy GPU.
-        moments: whoever uses `weights` and `gradient` keeps the optimizer's moments beside them.
+        moments: a caller that uses `weights` and `gradient` keeps the optimizer's moments itself.
 
     Raises:
         InputError: the device is not there, the model cannot be loaded or would not fit.
@@ -146,7 +146,7 @@ class TorchReplica:
     def accumulate(self, batch: Sequence[Encoded], alpha: float | None = None) -> StepResult:
         """Sum the gradient over a batch into `gradient`, which is cleared first.
 
-        For who updates `weights` in place: nothing but the loss leaves the device.
+        For callers that update `weights` in place: only the loss leaves the device.
         """
         start, mix = time.monotonic(), self._mix(batch, alpha)
         self._choose_threads()

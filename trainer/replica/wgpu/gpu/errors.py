@@ -8,7 +8,7 @@ from trainer.errors import TrainerError
 class DeviceError(TrainerError):
     """The device cannot be opened or used, or computes nonsense; the message names it and why.
 
-    A worker that it ends in the middle of a run is started again, and asks itself anew which
+    A worker that it ends in the middle of a run is restarted, and determines again which
     backend works (F-DP-004).
     """
 

@@ -1,4 +1,4 @@
-"""Dispatches recorded once and encoded anew at every step.
+"""Dispatches recorded once and encoded again at every step.
 
 Recording makes pipelines, bind groups and parameters, which is slow (50 us a bind group); encoding
 walks a list of handles through wgpu-native itself, which is fast (1 us a dispatch against 4 us
