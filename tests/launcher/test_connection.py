@@ -176,6 +176,14 @@ def test_the_installation_s_own_python_is_used_where_there_is_one(
     assert not connection.units
 
 
+def is_free(lock: Path) -> bool:
+    try:
+        with LocalConnection().lock(str(lock), "mine"):
+            return True
+    except PreflightError:
+        return False
+
+
 def test_a_connection_that_broke_is_made_anew(server: Server) -> None:
     connection = connect(server.host())
     assert isinstance(connection, RemoteConnection)
@@ -188,8 +196,7 @@ def test_a_connection_that_broke_is_made_anew(server: Server) -> None:
     with connection.lock(str(server.folder / "lock"), "run"):
         end_sessions(server)
         wait_for(lambda: connection.is_spent, "the lock to be lost")
-        with LocalConnection().lock(str(server.folder / "lock"), "mine"):
-            pass
+        wait_for(lambda: is_free(server.folder / "lock"), "the agent to end and free its lock")
         fresh = connect(server.host())
         assert fresh is not connection
         assert fresh.exists("/")

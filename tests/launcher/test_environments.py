@@ -30,7 +30,7 @@ def test_packages_come_from_the_wheels_locks(tmp_path: Path) -> None:
     assert not names(heavy.packages) & {"motley", "torch", "ansible-core", "pytest"}
     assert names(heavy.torch_lock) == {"torch"}
     assert heavy.key != facts.recipe(["trainer"], "cuda").key
-    with pytest.raises(ConfigError, match="say which build, cpu or cuda"):
+    with pytest.raises(ConfigError, match="name its build, cpu or cuda"):
         facts.recipe(["trainer"], None)
 
 

@@ -140,7 +140,7 @@ def test_a_host_that_the_inventory_lacks_is_unreachable_whatever_its_plan_says(
     monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
     view = RunMonitor(lab.run()).observe()
     assert view.processes["worker-1"].state == "unreachable"
-    assert "the run's plan names it and the inventory does not" in view.unreachable["stranger"]
+    assert "the run's plan names it, but the inventory does not" in view.unreachable["stranger"]
     ending = tear_down(lab.run(), grace=0.1)
     assert list(ending.left) == ["stranger"]
     assert not proof.exists()

@@ -75,15 +75,15 @@ def test_a_folder_that_is_there_is_no_hub_name(model: Path) -> None:
 def test_a_name_that_only_the_hub_can_have_is_left_to_the_trainer() -> None:
     finding = check_model(config("Qwen/Qwen3-4B"))
     assert finding.status == "warn"
-    assert "no model folder Qwen/Qwen3-4B, so it is taken for a hub name" in finding.detail
-    assert "the trainer will fetch it" in finding.remedy
+    assert "no model folder Qwen/Qwen3-4B, so it is treated as a hub name" in finding.detail
+    assert "the trainer will download it" in finding.remedy
 
 
 def test_a_name_beside_a_folder_of_its_owner_is_a_missing_folder() -> None:
     Path("demo").mkdir()
     finding = check_model(config("demo/model"))
     assert finding.status == "fail"
-    assert finding.detail.startswith("no model folder demo/model; it is not taken for a hub name")
+    assert finding.detail.startswith("no model folder demo/model; it is not read as a hub name")
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
@@ -93,7 +93,7 @@ def test_offline_a_name_has_to_be_in_the_cache(
     monkeypatch.setenv(variable, "1")
     finding = check_model(config(NAME))
     assert finding.status == "fail"
-    assert f"no model folder {NAME}; if it is a hub name" in finding.detail
+    assert f"no model folder {NAME}; as a hub name" in finding.detail
     assert str(hub.cache_folder()) in finding.detail
     snapshot = fill_cache(model)
     finding = check_model(config(NAME))

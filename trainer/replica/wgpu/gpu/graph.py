@@ -16,6 +16,7 @@ import wgpu
 from wgpu.backends import wgpu_native
 
 from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
+from trainer.replica.wgpu.gpu.params import pack
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device
@@ -64,21 +65,22 @@ class Graph:
         label: str,
         code: str,
         arrays: Sequence[Array],
-        params: bytes,
+        params: Mapping[str, float],
         grid: Grid,
         constants: Mapping[str, float] | None = None,
     ) -> None:
         """Record one dispatch.
 
-        Arrays are bound in their order from binding 0, `params` as a uniform after them; a code
-        without parameters passes none. `constants` set the code's overrides.
+        Arrays are bound in their order from binding 0, after them a uniform with `params`, a value
+        for each field of the code's `struct Params`. `constants` set the code's overrides.
         """
         assert self._encoded is None, "a frozen graph cannot grow"
         assert max(grid) <= _LARGEST, f"{label}: grid {grid}"
         for array in arrays:
             assert array.nbytes <= self.binding_limit, f"{label}: {array.nbytes} bytes"
         settings = tuple(sorted((constants or {}).items()))
-        self.dispatches.append(Dispatch(code, settings, tuple(arrays), params, grid, label))
+        packed = pack(label, code, params)
+        self.dispatches.append(Dispatch(code, settings, tuple(arrays), packed, grid, label))
 
     def segment(self, name: str) -> None:
         """Begin a named part; it ends where the next begins."""

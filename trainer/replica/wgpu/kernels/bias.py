@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.gpu.pool import Pool
@@ -17,7 +15,7 @@ def add_bias(graph: Graph, y: Array, bias: Array) -> None:
     """Record y `[R, D]` += bias `[D]`, in every row."""
     width = y.shape[1]
     assert bias.shape == (width,), (bias.shape, y.shape)
-    params, grid = struct.pack("<II", y.size, width), spread(-(-y.size // _LANES))
+    params, grid = {"size": y.size, "width": width}, spread(-(-y.size // _LANES))
     graph.add("add_bias", source("add_bias"), [bias, y], params, grid)
 
 

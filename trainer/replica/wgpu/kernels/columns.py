@@ -6,8 +6,6 @@ its rows: into some partial sums, then those into one.
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.gpu.pool import Pool
@@ -21,7 +19,7 @@ def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False
     rows, width = x.shape
     parts = sums.shape[0]
     assert sums.shape == (parts, width), (sums.shape, x.shape)
-    params = struct.pack("<III", rows, width, parts)
+    params = {"rows": rows, "width": width, "parts": parts}
     graph.add(
         "sum_columns",
         source("sum_columns"),

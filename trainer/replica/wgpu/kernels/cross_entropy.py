@@ -17,8 +17,6 @@ that is normalised as it goes: Milakov and Gimelshein, arXiv 1805.02867).
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
@@ -30,7 +28,7 @@ def cross_entropy_start(graph: Graph, state: Array) -> None:
     """Record state `[N, 4]` = that of no classes."""
     rows = state.shape[0]
     assert state.shape == (rows, 4), state.shape
-    params, grid = struct.pack("<I", rows), spread(-(-rows // _LANES))
+    params, grid = {"rows": rows}, spread(-(-rows // _LANES))
     graph.add("cross_entropy_start", source("cross_entropy_start"), [state], params, grid)
 
 
@@ -63,7 +61,7 @@ def cross_entropy_loss(graph: Graph, state: Array, probabilities: Array, total: 
     rows, targets = probabilities.shape
     assert state.shape == (rows, 4), (state.shape, probabilities.shape)
     assert total.shape == (1,), total.shape
-    params = struct.pack("<II", rows, targets)
+    params = {"rows": rows, "targets": targets}
     arrays = [state, probabilities, total]
     graph.add("cross_entropy_loss", source("cross_entropy_loss"), arrays, params, (1, 1, 1))
 
@@ -95,16 +93,22 @@ def argmax_rows(graph: Graph, x: Array, best: Array) -> None:
     """Record best u32 `[N]` = the first column with the largest value of each row of x `[N, C]`."""
     rows, width = x.shape
     assert best.shape == (rows,), (best.shape, x.shape)
-    params, grid = struct.pack("<II", rows, width), spread(-(-rows // _LANES))
+    params, grid = {"rows": rows, "width": width}, spread(-(-rows // _LANES))
     graph.add("argmax_rows", source("argmax_rows"), [x, best], params, grid)
 
 
 def _params(
     logits: Array, state: Array, classes: Array, probabilities: Array, first: int,
     temperature: float,
-) -> bytes:  # fmt: skip
+) -> dict[str, float]:  # fmt: skip
     rows, width = logits.shape
     targets = classes.shape[1]
     assert state.shape == (rows, 4), (state.shape, logits.shape)
     assert classes.shape == probabilities.shape == (rows, targets), (classes, probabilities)
-    return struct.pack("<IIIIf", rows, width, first, targets, 1 / temperature)
+    return {
+        "rows": rows,
+        "width": width,
+        "first": first,
+        "targets": targets,
+        "sharpness": 1 / temperature,
+    }

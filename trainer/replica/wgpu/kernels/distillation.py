@@ -14,7 +14,6 @@ gathered over the same windows of logits; they cannot share one where T is not 1
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 from trainer.replica.wgpu.gpu.array import Array
@@ -60,6 +59,12 @@ def distillation_gradient(
         "distillation_gradient",
         source("distillation_gradient"),
         [logits, hard, soft, labels, counts, teacher.classes, teacher.weights, teacher.shares],
-        struct.pack("<IIIIf", rows, width, first, entries, 1 / teacher.temperature),
+        {
+            "rows": rows,
+            "width": width,
+            "first": first,
+            "entries": entries,
+            "sharpness": 1 / teacher.temperature,
+        },
         spread(rows),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array, windows
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
@@ -19,13 +17,13 @@ def copy(graph: Graph, x: Array, y: Array) -> None:
 
 def fill(graph: Graph, y: Array, *, value: float) -> None:
     """Record y = value, everywhere."""
-    _each(graph, "fill", [y], value)
+    _each(graph, "fill", [y], value=value)
 
 
-def _each(graph: Graph, name: str, arrays: list[Array], *settings: float) -> None:
+def _each(graph: Graph, name: str, arrays: list[Array], **settings: float) -> None:
     columns = [array.reshape(array.size, 1) for array in arrays]
     for start, stop in windows(columns[0], graph.binding_limit):
         size = stop - start
-        params = struct.pack(f"<I{len(settings)}f", size, *settings)
+        params = {"size": size, **settings}
         parts = [column.rows(start, stop) for column in columns]
         graph.add(name, source(name), parts, params, spread(-(-size // _LANES)))

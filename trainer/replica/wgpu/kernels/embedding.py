@@ -6,8 +6,6 @@ time, the host says which rows each token has, and one workgroup adds them in th
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,6 +52,6 @@ def embedding_gradient(
             "embedding_gradient",
             source("embedding_gradient"),
             [dy, unique, starts, order, dtable.rows(start, stop)],
-            struct.pack("<IIII", tokens, width, start, stop - start),
+            {"tokens": tokens, "width": width, "first": start, "rows": stop - start},
             spread(tokens * -(-width // 64)),
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array, windows
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
@@ -19,5 +17,5 @@ def mark_non_finite(graph: Graph, x: Array, flag: Array) -> None:
     for start, stop in windows(column, graph.binding_limit):
         size = stop - start
         arrays = [column.rows(start, stop), flag]
-        params, grid = struct.pack("<I", size), spread(-(-size // _LANES))
+        params, grid = {"size": size}, spread(-(-size // _LANES))
         graph.add("mark_non_finite", source("mark_non_finite"), arrays, params, grid)

@@ -14,7 +14,6 @@ queries and then exponentials, it broadcasts. Keys behind the last row are never
 
 from __future__ import annotations
 
-import struct
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -55,7 +54,12 @@ def flash_attention(
     assert keys.shape == values.shape, (keys.shape, values.shape)
     assert keys.shape == (batch, keys.shape[1], length, width), (keys.shape, queries.shape)
     tiles = -(-length // _ROWS)
-    params = struct.pack("<IIIf", batch * heads, heads // keys.shape[1], length, scale)
+    params = {
+        "heads": batch * heads,
+        "group": heads // keys.shape[1],
+        "length": length,
+        "scale": scale,
+    }
     arrays = [queries, keys, values, out]
     graph.add("flash_attention", _code(width), arrays, params, spread(batch * heads * tiles))
 

@@ -7,8 +7,6 @@ arXiv 2104.09864), the halves of a head being the pairs that are turned, as in L
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.gpu.pool import Pool
@@ -55,7 +53,14 @@ def split_heads(
         "split_heads",
         source("split_heads"),
         [x, norm or x, cosines, sines, starts or x, out],
-        struct.pack("<IIIIIf", rows, heads, length, head_dim, slots, eps),
+        {
+            "rows": rows,
+            "heads": heads,
+            "length": length,
+            "head_dim": head_dim,
+            "slots": slots,
+            "eps": eps,
+        },
         spread(rows),
         {
             "NORM": norm is not None,
@@ -126,7 +131,7 @@ def _merge(
         "merge_heads",
         source("merge_heads"),
         [dout, x, norm or dout, cosines, sines, dx],
-        struct.pack("<IIIIf", rows, heads, length, head_dim, eps),
+        {"rows": rows, "heads": heads, "length": length, "head_dim": head_dim, "eps": eps},
         spread(rows),
         {"NORM": norm is not None, "ROPE": rope is not None},
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.gpu.pool import Pool
@@ -16,7 +14,7 @@ def rms_norm(graph: Graph, x: Array, weight: Array, y: Array, *, eps: float) -> 
     rows, width = x.shape
     assert weight.shape == (width,), weight.shape
     assert y.shape == x.shape, y.shape
-    params = struct.pack("<IIf", rows, width, eps)
+    params = {"rows": rows, "width": width, "eps": eps}
     graph.add("rms_norm", source("rms_norm"), [x, weight, y], params, spread(rows))
 
 
@@ -38,7 +36,7 @@ def rms_norm_backward(
         "rms_norm_backward",
         source("rms_norm_backward"),
         [x, weight, dy, dx],
-        struct.pack("<IIf", rows, width, eps),
+        {"rows": rows, "width": width, "eps": eps},
         spread(rows),
         {"ACCUMULATE": accumulate},
     )
@@ -52,7 +50,7 @@ def rms_norm_weight_gradient(
     assert dy.shape == x.shape, (dy.shape, x.shape)
     assert dweight.shape == (width,), dweight.shape
     parts = take_parts(pool, x)
-    params = struct.pack("<IIIf", rows, width, parts.shape[0], eps)
+    params = {"rows": rows, "width": width, "parts": parts.shape[0], "eps": eps}
     code = source("rms_norm_weight_gradient")
     graph.add("rms_norm_weight_gradient", code, [x, dy, parts], params, spread(parts.shape[0]))
     sum_columns(graph, parts, dweight.reshape(1, width), accumulate=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array, windows
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
@@ -27,7 +25,7 @@ def gather_rows(graph: Graph, table: Array, index: Array, out: Array) -> None:
             "gather_rows",
             source("gather_rows"),
             [table.rows(start, stop), index, out],
-            struct.pack("<IIII", index.size, width, start, stop - start),
+            {"count": index.size, "width": width, "first": start, "rows": stop - start},
             spread(index.size),
             {"BF16": table.kind == "bf16"},
         )
@@ -41,5 +39,5 @@ def scatter_rows(graph: Graph, x: Array, index: Array, out: Array) -> None:
     rows, width = out.shape
     assert index.shape == x.shape[:1], (index.shape, x.shape)
     assert x.shape[1:] == (width,), (x.shape, out.shape)
-    params = struct.pack("<III", index.size, width, rows)
+    params = {"count": index.size, "width": width, "rows": rows}
     graph.add("scatter_rows", source("scatter_rows"), [x, index, out], params, spread(index.size))

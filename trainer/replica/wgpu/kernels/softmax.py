@@ -6,8 +6,6 @@ other, `length` positions each. Scores may be a window of those rows, from `firs
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
@@ -65,13 +63,26 @@ def cached_softmax(
     assert matrices % starts.shape[0] == 0, (matrices, starts.shape)
     assert matrix_rows % length == 0, (matrix_rows, length)
     rows = matrices * matrix_rows
-    params = struct.pack("<IIIIf", rows, rows // starts.shape[0], width, length, scale)
+    params = {
+        "rows": rows,
+        "sample_rows": rows // starts.shape[0],
+        "width": width,
+        "length": length,
+        "scale": scale,
+    }
     code = source("cached_softmax")
     graph.add("cached_softmax", code, [starts, scores], params, spread(rows))
 
 
-def _params(scores: Array, length: int, scale: float, first_row: int) -> bytes:
+def _params(scores: Array, length: int, scale: float, first_row: int) -> dict[str, float]:
     matrices, matrix_rows, width = scores.shape
     assert length == width, (length, scores.shape)
     rows = matrices * matrix_rows
-    return struct.pack("<IIIIIf", rows, matrix_rows, width, first_row, length, scale)
+    return {
+        "rows": rows,
+        "matrix_rows": matrix_rows,
+        "width": width,
+        "first_row": first_row,
+        "length": length,
+        "scale": scale,
+    }

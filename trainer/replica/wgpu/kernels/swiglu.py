@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
@@ -14,12 +12,12 @@ _LANES = 256  # elements of a workgroup
 def swiglu(graph: Graph, gate: Array, up: Array, y: Array) -> None:
     """Record y = silu(gate) * up, elementwise; all of one shape."""
     assert gate.shape == up.shape == y.shape, (gate.shape, up.shape, y.shape)
-    params, grid = struct.pack("<I", y.size), spread(-(-y.size // _LANES))
+    params, grid = {"size": y.size}, spread(-(-y.size // _LANES))
     graph.add("swiglu", source("swiglu"), [gate, up, y], params, grid)
 
 
 def swiglu_backward(graph: Graph, gate: Array, up: Array, dy: Array) -> None:
     """Record gate and up = their gradients, from dy; their values are used up."""
     assert gate.shape == up.shape == dy.shape, (gate.shape, up.shape, dy.shape)
-    params, grid = struct.pack("<I", dy.size), spread(-(-dy.size // _LANES))
+    params, grid = {"size": dy.size}, spread(-(-dy.size // _LANES))
     graph.add("swiglu_backward", source("swiglu_backward"), [dy, gate, up], params, grid)

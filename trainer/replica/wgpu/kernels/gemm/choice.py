@@ -83,7 +83,7 @@ class Variants:
             return False
         sizes = self._device.array((LANES,), "u32")
         graph = Graph(self._device)
-        graph.add("lanes", source("lanes"), [sizes], b"", (1, 1, 1))
+        graph.add("lanes", source("lanes"), [sizes], {}, (1, 1, 1))
         graph.run()
         smallest = int(self._device.read(sizes).min())
         assert sizes.buffer is not None

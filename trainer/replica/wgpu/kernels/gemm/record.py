@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.gemm.choice import Variants
@@ -44,13 +42,15 @@ def gemm(
     extents = ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (m, n))
     assert min(m, n, k, batch) > 0, (m, n, k, batch)
     assert a.kind == c.kind == "f32", (a.kind, c.kind)
+    params = {"m": m, "n": n, "k": k, "batch": batch, "alpha": alpha, "accumulate": accumulate}
     wide: list[bool] = []
-    for array, (rows, columns), pitch, stride, offset in zip(
-        (a, b, c), extents, pitches, strides, offsets, strict=True
+    for name, array, (rows, columns), pitch, stride, offset in zip(
+        "abc", (a, b, c), extents, pitches, strides, offsets, strict=True
     ):
         assert pitch >= columns, f"{columns} elements in a row of {pitch}"
         last = offset + (batch - 1) * stride + (rows - 1) * pitch + columns
         assert last <= array.size, f"element {last} of {array.shape}"
+        params |= {f"ld{name}": pitch, f"stride_{name}": stride, f"offset_{name}": offset}
         wide.append(all(value % 4 == 0 for value in (columns, pitch, stride, offset)))
     product = Product(trans_a, trans_b, b.kind, m, n, k)
     chosen = variant or (Variants(graph.device).choose(product) if graph.device else DIRECT)
@@ -60,13 +60,6 @@ def gemm(
     layout = Layout(trans_a, trans_b, b.kind, *wide, ragged=k % step != 0)
     tile_rows, tile_columns = chosen.tile
     groups = -(-m // tile_rows) * -(-n // tile_columns) * batch
-    params = struct.pack(
-        "<11If3I",
-        *(m, n, k, batch),
-        *(*pitches, accumulate),
-        *(*strides, alpha),
-        *offsets,
-    )
     arrays = [a, b, *([b.scales] if b.scales else []), c]
     label = f"gemm {product.form} {chosen.name}"
     graph.add(label, gemm_code(chosen, layout), arrays, params, spread(groups))
