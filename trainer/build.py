@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from trainer.announcement import announced
 from trainer.checkpoint.resume import continue_run, open_store
 from trainer.config.run import Backend, RunConfig
 from trainer.data.encoder import Encoder
@@ -38,6 +37,7 @@ from trainer.model.files import model_digest, resolve_model
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.optimizer import AdamW, TrainState
+from trainer.process.announcement import announced
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder

@@ -7,8 +7,8 @@ import sys
 
 import click
 
+from trainer.commandline.lazy_group import LazyGroup
 from trainer.errors import TrainerError
-from trainer.lazy_group import LazyGroup
 
 COMMANDS = {
     "autotune": (

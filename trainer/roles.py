@@ -19,7 +19,7 @@ from trainer import build
 from trainer.config.run import Backend, RunConfig
 from trainer.errors import InputError, RefusedError, TrainerError
 from trainer.exchange.transport import tls
-from trainer.parent import FALLBACK_VARIABLE
+from trainer.process.prefork import FALLBACK_VARIABLE
 from trainer.storage.lease import refuse_if_held
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Starts trainers as a supervisor does (`trainer/parent.py`): imported once, then forked.
+"""Starts trainers as a supervisor does (`trainer/process/prefork.py`): imported once, then forked.
 
 The imports are most of what a short-lived trainer costs, and the tests here start hundreds.
 A forked one is a process of its own, in a session of its own, with its own environment, folder and

@@ -17,7 +17,7 @@ from trainer.data.tokens import Encoded
 from trainer.errors import InputError
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
-from trainer.parent import FALLBACK_VARIABLE
+from trainer.process.prefork import FALLBACK_VARIABLE
 from trainer.replica.backend import OPENERS, BackendRequest, Choice, Opener, UnusableError, choose
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import adapters

@@ -14,7 +14,7 @@ import pytest
 from real_cluster import STEPS, Bench, Cluster
 from safetensors.numpy import load_file
 
-from trainer.parent import FALLBACK_VARIABLE
+from trainer.process.prefork import FALLBACK_VARIABLE
 
 pytestmark = pytest.mark.cluster
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import SessionSupervisor
 
-PARENT = "from trainer.parent import fork_workers\nfork_workers(lambda: None)\n"
+PARENT = "from trainer.process.prefork import fork_workers\nfork_workers(lambda: None)\n"
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:

@@ -28,7 +28,7 @@ HEAVY = (
     "cryptography",
     "yaml",
 )
-LIGHT_OF_TRAINER = {"trainer", "trainer.lazy_group"}
+LIGHT_OF_TRAINER = {"trainer", "trainer.commandline", "trainer.commandline.lazy_group"}
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.runs.processes import SessionSupervisor
 from launcher.supervisor.processes import find_run, send_signal
 from launcher.supervisor.spec import FALLBACK_VARIABLE, RestartPolicy
-from trainer import parent
+from trainer.process import prefork
 
 SLEEP = "import time\nwhile True: time.sleep(60)"
 
@@ -58,4 +58,4 @@ def test_a_process_that_a_boot_goes_on_with_may_fall_back(run_id: str, tmp_path:
 
 
 def test_leave_to_fall_back_has_the_name_that_the_trainer_looks_for() -> None:
-    assert FALLBACK_VARIABLE == parent.FALLBACK_VARIABLE
+    assert FALLBACK_VARIABLE == prefork.FALLBACK_VARIABLE

@@ -23,7 +23,7 @@ from launcher.supervisor.spec import RestartPolicy
 from trainer.commands.finetune import finetune
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
-LOAD = "from trainer.parent import fork_workers\nfork_workers(lambda: print('imported'))\n"
+LOAD = "from trainer.process.prefork import fork_workers\nfork_workers(lambda: print('imported'))\n"
 SLEEP = "import time\nwhile True: time.sleep(60)"
 
 

@@ -91,7 +91,7 @@ def test_each_contract_bites(
 
 
 BY_STRING = {
-    "trainer/lazy_group.py": "commands, when one of them runs",
+    "trainer/commandline/lazy_group.py": "commands, when one of them runs",
     "trainer/evaluate/harness.py": "lm-eval, which is not Motley's",
 }
 """Where a module is imported by a string, and what: `lint-imports` does not see it."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.small_model import SIZES, write_data, write_model
-from trainer import announcement
-from trainer.announcement import announced
 from trainer.init_model import init_model
+from trainer.process import announcement
+from trainer.process.announcement import announced
 
 IMPATIENT = """
 import sys

@@ -13,7 +13,7 @@ from trainer.config.run import RunConfig
 from trainer.defaults import derive, own_rooms, provisional, table
 from trainer.errors import InputError
 from trainer.model.files import resolve_model
-from trainer.parent import fork_workers
+from trainer.process.prefork import fork_workers
 
 _SETTINGS = {
     "task": "task",

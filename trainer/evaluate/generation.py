@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.announcement import announced
 from trainer.checkpoint.trained_model import Trained
 from trainer.config.run import Backend
 from trainer.data.encoder import Encoder
@@ -17,6 +16,7 @@ from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
+from trainer.process.announcement import announced
 from trainer.replica.sampling import Sampling
 
 if TYPE_CHECKING:

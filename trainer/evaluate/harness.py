@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.announcement import announced
 from trainer.checkpoint.trained_model import Trained
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute, Outcome
+from trainer.process.announcement import announced
 
 _BATCH = 8
 

@@ -20,7 +20,7 @@ from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.claims import Claim, Claims, Head
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
 from trainer.evaluate.watcher import Checkpoint, WatchedRun
-from trainer.interruption import Interrupted, Interruption
+from trainer.process.interruption import Interrupted, Interruption
 from trainer.replica.wgpu.gpu.errors import LostError
 from trainer.storage.removal import pin
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from trainer.announcement import announced
 from trainer.config.run import Backend, RunConfig
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
-from trainer.parent import FALLBACK_VARIABLE
+from trainer.process.announcement import announced
+from trainer.process.prefork import FALLBACK_VARIABLE
 from trainer.replica.base import Replica
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from trainer.announcement import announced
 from trainer.errors import InputError, StorageError
+from trainer.process.announcement import announced
 from trainer.storage.host_identity import host_identity
 
 MANIFEST = "manifest.json"

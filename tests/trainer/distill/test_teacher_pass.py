@@ -27,10 +27,10 @@ from trainer.distill.teacher.run import Teaching
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.windows import Windows
 from trainer.errors import InputError, RefusedError
-from trainer.interruption import Interrupted, Interruption
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.heartbeat import TeacherWatch
 from trainer.logits.verify import verdicts
+from trainer.process.interruption import Interrupted, Interruption
 
 
 @pytest.fixture(scope="module")

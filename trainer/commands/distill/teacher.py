@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.announcement import announced
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
 from trainer.errors import InputError
+from trainer.process.announcement import announced
 
 if TYPE_CHECKING:
     from trainer.distill.teacher.scoring import Teacher
-    from trainer.interruption import Interruption
     from trainer.logits.scores import Kind
+    from trainer.process.interruption import Interruption
 
 
 class Share(click.ParamType):
@@ -155,7 +155,7 @@ def teacher(model: str, **options: Any) -> None:
         )
     if "," in options["gpu"]:
         raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
-    from trainer.interruption import Interrupted, Interruption
+    from trainer.process.interruption import Interrupted, Interruption
 
     interruption = Interruption()
     try:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.announcement import announced
 from trainer.config.run import Backend, RunConfig
 from trainer.data.order import epoch_order
 from trainer.distill.stopping import Stop
@@ -23,6 +22,7 @@ from trainer.errors import InputError, InUseError, NonFiniteError, TrainerError
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.stream import Position, ShardStream
 from trainer.model.initialization import initial_weights
+from trainer.process.announcement import announced
 from trainer.storage import lease
 from trainer.storage.lease import Lease
 from trainer.tracking.run_recorder import RunRecorder

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.progress import Headway, Tally
 from trainer.errors import StorageError
-from trainer.interruption import Interrupted
 from trainer.logits.description import ShardPlan
 from trainer.logits.heartbeat import INTERVAL, TeacherHeartbeat
+from trainer.process.interruption import Interrupted
 
 if TYPE_CHECKING:  # torch and transformers come with it: not when all is scored already
     from trainer.distill.teacher.scoring import Teacher

@@ -9,11 +9,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from trainer.announcement import announced
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.process.announcement import announced
 from trainer.replica.torch import decoder
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import Linear, nf4_linear

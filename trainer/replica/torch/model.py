@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from trainer.announcement import announced
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
+from trainer.process.announcement import announced
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import add_adapters
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.announcement import announced
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
+from trainer.process.announcement import announced
 from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu.batch import padded_length
 from trainer.replica.wgpu.gpu.array import Array

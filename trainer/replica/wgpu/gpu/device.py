@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from trainer.announcement import announced
+from trainer.process.announcement import announced
 from trainer.replica.wgpu.gpu.array import Array, Kind, aligned, nbytes
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter

@@ -1,0 +1,1 @@
+"""What the command lines of both programs are made of."""
