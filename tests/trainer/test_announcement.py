@@ -17,7 +17,7 @@ from trainer.process.announcement import announced
 
 IMPATIENT = """
 import sys
-from trainer import announcement
+from trainer.process import announcement
 class Due:
     def __init__(self, seconds, call, arguments):
         self.start = lambda: call(*arguments)
