@@ -68,7 +68,7 @@ def up(
     from launcher.runs.kept_configs import Start, start_of
     from launcher.runs.registry import Registry, head_of
     from launcher.runs.stopwatch import Stopwatch
-    from launcher.views.render import note
+    from launcher.views.render import note, working
 
     watch = Stopwatch()
     if resume is not None and (config_flags["preset"] or config_flags["config"]):
@@ -95,11 +95,13 @@ def up(
         before = registry.get(str(resume)).plan
         start = replace(start, expect_workers=start.expect_workers or len(before.workers))
     given = None if resume is not None else given_of_own(**config_flags)
-    found = bringup.look_around(hosts, only_to_plan=dry_run and given is None)
+    with working("asking the hosts what they have"):
+        found = bringup.look_around(hosts, only_to_plan=dry_run and given is None)
     watch.lap("connect and survey")
     plan = bringup.make_plan(found, config, start.expect_workers, resume)
     if given is not None:
-        config, lines = follow_data(config, given, plan, found)
+        with working("measuring the data"):
+            config, lines = follow_data(config, given, plan, found)
         for line in lines:
             note(line)
         watch.lap("settings")

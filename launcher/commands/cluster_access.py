@@ -14,8 +14,10 @@ def read_hosts(inventory: Path | None, limit: str, extra_vars: tuple[str, ...]) 
     """
     from launcher.inventory.hosts import load_inventory
     from launcher.plan.configuration import parse_assignments
+    from launcher.views.render import working
 
-    return load_inventory(inventory, limit=limit, extra=parse_assignments(extra_vars, "-e"))
+    with working("reading the inventory"):
+        return load_inventory(inventory, limit=limit, extra=parse_assignments(extra_vars, "-e"))
 
 
 def open_registry(inventory: Path | None, to_look: bool = True) -> Any:

@@ -123,6 +123,7 @@ def up(
     from launcher.runs.kept_configs import Start, start_of
     from launcher.runs.registry import Registry
     from launcher.runs.stopwatch import Stopwatch
+    from launcher.views.render import working
 
     watch = Stopwatch()
     if resume is not None and source is not None:
@@ -143,7 +144,8 @@ def up(
         with config_of_run(registry, resume, "student", given) as path:
             job = read_job(str(path), hosts, **job_flags)
         before = registry.get(resume).plan
-    found = bringup.look_around(hosts, only_to_plan=dry_run)
+    with working("asking the hosts what they have"):
+        found = bringup.look_around(hosts, only_to_plan=dry_run)
     watch.lap("connect and survey")
     plan = bringup.make_plan(found, job, None, resume)
     if before is not None:
@@ -172,10 +174,13 @@ def doctor(
     """Run every check of `launch distill up`; change nothing. Exits with 4 when one fails."""
     from launcher.commands.doctor import show_checks
     from launcher.runs.doctor import diagnose
+    from launcher.views.render import working
 
     hosts = read_hosts(inventory, limit, extra_vars)
     job = read_job(source, hosts, **job_flags)
-    show_checks(diagnose(hosts, job, None, whole=True), as_json)
+    with working("checking the hosts"):
+        checks = diagnose(hosts, job, None, whole=True)
+    show_checks(checks, as_json)
 
 
 def read_job(

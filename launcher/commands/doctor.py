@@ -39,12 +39,14 @@ def doctor(
     or --data). Exits with 4 when a check fails.
     """
     from launcher.runs.doctor import diagnose
+    from launcher.views.render import working
 
     hosts = read_hosts(inventory, limit, extra_vars)
     config = read_config(**config_flags, hosts=hosts)
     given = given_of_own(**config_flags)
     whole = any(config_flags.values())
-    checks = diagnose(hosts, config, expect_workers, whole=whole, given=given)
+    with working("checking the hosts"):
+        checks = diagnose(hosts, config, expect_workers, whole=whole, given=given)
     show_checks(checks, as_json)
 
 

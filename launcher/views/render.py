@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -22,6 +23,7 @@ from launcher.runs.processes import ProcessState
 from launcher.runs.status import RunView, shards
 from launcher.terminal import visible
 from launcher.views.tables import Column, table
+from trainer.process.announcement import announced
 
 _COLOURS = {
     "ok": "green",
@@ -108,6 +110,13 @@ def note(line: str) -> None:
     """Print one line on stderr."""
     sys.stderr.write(f"{visible(line)}\n")
     sys.stderr.flush()
+
+
+def working(what: str) -> AbstractContextManager[None]:
+    """Note what takes longer than a second, on a terminal; a pipe or a log gets nothing."""
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    return announced(what, note)
 
 
 @contextlib.contextmanager

@@ -5,12 +5,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import cli, run
+from launcher.commands.cluster_access import read_hosts
 from launcher.hosts.fleet import LOOK
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
@@ -268,3 +270,22 @@ def test_output_to_a_closed_pipe_is_quiet() -> None:
         cwd=ROOT,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_slow_inventory_is_noted_on_a_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = threading.Event()
+
+    def load(*_: object, **__: object) -> tuple[Host, ...]:
+        assert said.wait(20.0 if terminal else 0.1) == terminal
+        return (Host(name="here", connection="local", devices=()),)
+
+    monkeypatch.setattr("launcher.inventory.hosts.load_inventory", load)
+    monkeypatch.setattr("launcher.views.render.note", lambda _: said.set())
+    monkeypatch.setattr("trainer.process.announcement.PATIENCE", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    hosts = read_hosts(None, "all", ())
+    assert [host.name for host in hosts] == ["here"]
+    assert capsys.readouterr().out == ""

@@ -17,5 +17,8 @@ def merge(adapter: Path, output: Path, base: str | None) -> None:
     """Merge ADAPTER (or an output folder, or a checkpoint) into its base model."""
     from trainer.checkpoint.merge_lora import merge as write
     from trainer.checkpoint.trained_model import load_trained
+    from trainer.process.announcement import announced
 
-    click.echo(write(load_trained(adapter, base), output))
+    with announced("merging"):
+        folder = write(load_trained(adapter, base), output)
+    click.echo(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
@@ -14,13 +14,13 @@ PATIENCE = 1.0
 
 
 @contextmanager
-def announced(what: str) -> Iterator[None]:
+def announced(what: str, say: Callable[[str], None] = log.info) -> Iterator[None]:
     """Log `what` once the block has taken longer than a second; a quick one logs nothing.
 
     It goes to the log, so to stderr, as a line: stdout is data, and logs of units have no
-    carriage returns.
+    carriage returns. `say` prints it for a program without a log.
     """
-    timer = threading.Timer(PATIENCE, log.info, ("%s ...", what))
+    timer = threading.Timer(PATIENCE, say, (f"{what} ...",))
     timer.daemon = True
     timer.start()
     try:

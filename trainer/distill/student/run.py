@@ -142,6 +142,7 @@ def _make_student(
     replica = choice.replica
     assert isinstance(replica, TorchReplica)
     if device.compiled:
+        log.info("compiling the layers during the first steps ...")
         replica.compile()
     optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)
     step, position = 0, Position()
