@@ -24,7 +24,7 @@ def test_a_run_is_resumed_under_its_id_and_foreign_checkpoints_are_kept(cluster:
     (cluster.output / "checkpoints" / "step-000001").mkdir(parents=True)
     other = cluster.up()
     assert other.returncode == 4
-    assert f"go on with that run: --resume {run_id}" in other.stderr
+    assert f"resume that run: --resume {run_id}" in other.stderr
     resumed = cluster.up("--resume", run_id, "--json")
     assert resumed.returncode == 0, resumed.stderr
     tree = json.loads(resumed.stdout)

@@ -33,7 +33,7 @@ def test_views_fit_a_terminal_and_q_leaves_the_run_alone(cluster: Cluster, colum
     code, screen = on_a_terminal(cluster, [*LAUNCH, "status", "--watch"], columns, "q")
     assert code == 0, screen
     assert "epoch 1" in screen
-    assert "goes on" in screen
+    assert "continues" in screen
     assert cluster.status()["state"] == "running"
 
 
