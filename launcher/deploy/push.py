@@ -249,7 +249,9 @@ class _Job:
             if process is None and time.monotonic() > begun_by:
                 raise LauncherError(f"the installation did not start: {last or 'no output'}")
             if not alive:
-                raise LauncherError(f"the installation ended without a result (last: {last}); {log}")
+                raise LauncherError(
+                    f"the installation ended without a result (last: {last}); {log}"
+                )
             time.sleep(_POLL)
         raise LauncherError(f"the installation did not end within {deadline:.0f} s; see {log}")
 

@@ -196,7 +196,9 @@ def test_an_installation_that_is_killed(
 
     fleet, wheel = Fleet(hosts[:1], lambda _: None), make("2.0")
     monkeypatch.setattr(LocalConnection, "spawn", spawn)
-    with pytest.raises(LauncherError, match=r"ended without a result \(last: making environment 1\)"):
+    with pytest.raises(
+        LauncherError, match=r"ended without a result \(last: making environment 1\)"
+    ):
         fleet.examine(wheel)
 
 
