@@ -152,7 +152,7 @@ def load_worker(backend: str) -> None:
         import trainer.replica.wgpu.replica
         import trainer.replica.wgpu.selftest
     else:
-        import trainer.replica.torch.replica  # noqa: F401
+        import trainer.replica.torch.replica  # noqa: F401 - loaded, not used
 
 
 def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: str) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 from trainer.init_model import ModelSizes, init_model
+from trainer.model.architecture import read_architecture
 
 SIZES = ModelSizes(
     hidden_size=32,
@@ -30,3 +33,25 @@ def write_data(path: Path, count: int = 40, classes: int = 3) -> Path:
 
 def write_model(folder: Path, data: Path, seed: int = 0) -> Path:
     return init_model(data, folder, SIZES, seed)
+
+
+def write_hollow_weights(folder: Path) -> Path:
+    """Write weights for a config.json as a hole in a file: a size, and no bytes on the disk."""
+    model = read_architecture(folder)
+    shapes: dict[str, tuple[int, ...]] = {
+        f"model.layers.{layer}.{name}": shape
+        for layer in range(model.num_layers)
+        for name, shape in model.layer_tensors()
+    }
+    shapes["model.norm.weight"] = (model.hidden_size,)
+    shapes["model.embed_tokens.weight"] = (model.vocab_size, model.hidden_size)
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return folder

@@ -1,19 +1,17 @@
 """What data and model say of the run that is meant."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.small_model import SIZES, write_data, write_model
+from tests.trainer.small_model import SIZES, write_data, write_hollow_weights, write_model
 from trainer.config.run import RunConfig, load
 from trainer.defaults import derive, infer, provisional, table
 from trainer.errors import InputError
 from trainer.init_model import init_model
-from trainer.model.architecture import read_architecture
 from trainer.model.memory_plan import Room
 
 GIB = 1 << 30
@@ -140,21 +138,7 @@ def big_model(folder: Path) -> Path:
     sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
     sizes |= {"vocab_size": 151936, "max_position_embeddings": 40960}
     path.write_text(json.dumps(json.loads(path.read_bytes()) | sizes))
-    model = read_architecture(folder)
-    shapes = {"model.norm.weight": (2560,), "model.embed_tokens.weight": (151936, 2560)}
-    for layer in range(model.num_layers):
-        stem = f"model.layers.{layer}"
-        shapes |= {f"{stem}.{name}": shape for name, shape in model.layer_tensors()}
-    header: dict[str, Any] = {}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-    return folder
+    return write_hollow_weights(folder)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient
+from tests.trainer.small_model import write_hollow_weights
 from trainer.errors import InputError
-from trainer.model.architecture import parse_architecture
 from trainer.model.layout import build_layout
 from trainer.replica.wgpu import planning
 from trainer.replica.wgpu.gpu.device import Device
@@ -37,26 +36,9 @@ QWEN3_4B = {
 
 
 def write_hollow(folder: Path, tree: dict[str, Any]) -> Path:
-    """Write a model directory whose weights are a hole in a file: headers are all that is read."""
+    """Write a model directory of which headers are all that is read."""
     (folder / "config.json").write_text(json.dumps(tree))
-    model = parse_architecture(tree, "here")
-    shapes: dict[str, tuple[int, ...]] = {
-        f"model.layers.{layer}.{name}": shape
-        for layer in range(model.num_layers)
-        for name, shape in model.layer_tensors()
-    }
-    shapes["model.norm.weight"] = (model.hidden_size,)
-    shapes["model.embed_tokens.weight"] = (model.vocab_size, model.hidden_size)
-    header: dict[str, Any] = {}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-    return folder
+    return write_hollow_weights(folder)
 
 
 @pytest.mark.parametrize("task", ["classify", "causal-lm"])
