@@ -2,10 +2,10 @@
 
     python benchmarks/balance.py [--batch 64 --batch 128] [--steps 30]
 
-Real coordinator and worker processes on loopback. Computing is slept, so that each worker's cost a
-sample is known (1:2:5, 1:1:10, 1:1:100) and does not depend on this machine's cores. Every cost is
-also run alone through the same stack at the same batch; throughput is samples over wall-clock time
-in the same window of steps for all. Then the fastest worker becomes five times slower in mid-run,
+Real coordinator and worker processes on loopback. Workers sleep instead of computing, so that each
+one's cost a sample is known (1:2:5, 1:1:10, 1:1:100) and does not depend on this machine's cores.
+Every cost is also run alone through the same stack at the same batch; throughput is samples over
+wall-clock time in the same window of steps. Then the fastest worker becomes five times slower,
 and the steps are counted until every share is within one sample or 5 % of the best split.
 JSON: benchmarks/results/balance.json.
 """
@@ -32,7 +32,7 @@ WARM_UP = 5
 """Steps after which the shares have settled."""
 SOLO_STEPS = 4
 SLOWED = 5
-"""The factor by which a worker becomes slower in mid-run."""
+"""The factor by which a worker becomes slower during the run."""
 ELEMENTS = 36 * 512
 TARGET = 0.95
 RESPLIT_TARGET = 5
@@ -62,7 +62,9 @@ def main() -> int:
     report = Report("balance")
     for batch in options.batch or [64, 128]:
         factors = sorted({factor for mix in (*MIXES, HOPELESS[:2]) for factor in mix})
-        with ThreadPoolExecutor(len(factors)) as pool:  # they sleep: no one disturbs another
+        with ThreadPoolExecutor(
+            len(factors)
+        ) as pool:  # they sleep, so they do not disturb each other
             speeds = pool.map(lambda factor, batch=batch: solo(factor, batch), factors)
             alone = dict(zip(factors, speeds, strict=True))
         for mix in MIXES:
@@ -94,7 +96,7 @@ def measure_mix(
 
 
 def measure_hopeless(report: Report, batch: int, steps: int, alone: dict[int, float]) -> None:
-    """Report a mix in which one worker could only hold up the others."""
+    """Report a mix in which one worker can only slow down the others."""
     run = train(HOPELESS, batch, WARM_UP + steps)
     together, fastest = throughput(run[WARM_UP - 1 :]), alone[min(HOPELESS)]
     idle_after = next((i for i, step in enumerate(run, 1) if step.shares.get(2, 0) == 0), None)
@@ -112,7 +114,7 @@ def measure_hopeless(report: Report, batch: int, steps: int, alone: dict[int, fl
 
 
 def measure_change(report: Report, mix: Sequence[int], batch: int, steps: int) -> None:
-    """Report after how many steps the shares fit a worker that became slower."""
+    """Report the steps until the shares fit a worker that became slower."""
     change = WARM_UP + steps // 3
     run = train(mix, batch, WARM_UP + steps, change_after=change)
     changed = (mix[0] * SLOWED, *mix[1:])
@@ -168,7 +170,7 @@ def solo(factor: int, batch: int) -> float:
 
 
 def throughput(steps: Sequence[Step]) -> float:
-    """Return samples a second over all steps but the first, which is where time begins."""
+    """Return samples a second over all steps but the first, which starts the clock."""
     return sum(step.samples for step in steps[1:]) / (steps[-1].at - steps[0].at)
 
 
@@ -183,14 +185,14 @@ def speeds_of(mix: Sequence[int]) -> dict[int, Speed]:
 
 
 def whole_samples_allow(mix: Sequence[int], batch: int) -> float:
-    """Return the best ratio that whole samples allow: the exact step over the best whole one."""
+    """Return the best ratio with whole samples: the exact step over the best whole one."""
     speeds = speeds_of(mix)
     exact = batch / sum(1 / speed.per_sample for speed in speeds.values())
     return exact / slowest(split(batch, speeds), speeds)
 
 
 def named(mix: Sequence[int]) -> str:
-    """Return a mix as people write it."""
+    """Return a mix as text."""
     return ":".join(map(str, mix))
 
 

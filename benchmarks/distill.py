@@ -1,4 +1,4 @@
-"""Distillation: bytes a token, what scoring adds to a forward, a student's step, reading shards.
+"""Distillation: bytes a token, the cost of scoring, a student's step, reading shards.
 
     python benchmarks/distill.py bytes [--tokens 2048]
     python benchmarks/distill.py codings [--tokens 1024]
@@ -46,7 +46,7 @@ TOPK = Scheme(kind="topk", top_k=64, tail_samples=8)
 
 
 def main() -> int:
-    """Measure one part, print, write; 1 when a target is missed."""
+    """Measure one part, print, write; 1 if a target is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -106,10 +106,10 @@ def measure_bytes(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def scoring(report: Report, arguments: argparse.Namespace) -> None:
-    """What scoring and writing add to a forward that ends with logits.
+    """The cost of scoring and writing over a forward that ends with logits.
 
-    What they cost at a position depends on the vocabulary alone, so the ratio falls with the
-    teacher's size: hidden size 1024 is Qwen3-0.6B, 2048 is Qwen3-1.7B.
+    Their cost at a position depends on the vocabulary alone, so the ratio falls with the teacher's
+    size: hidden size 1024 is Qwen3-0.6B, 2048 is Qwen3-1.7B.
     """
     hidden = arguments.hidden_size
     model = {**_QWEN3, "hidden_size": hidden, "intermediate_size": 3 * hidden}
@@ -141,7 +141,7 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory(dir=scratch) as place:
                 folder = LogitsFolder(Path(place))
                 folder.describe(description)
-                with ThreadPoolExecutor(1) as writer:  # as `trainer.distill.teacher.run` does
+                with ThreadPoolExecutor(1) as writer:  # as in `trainer.distill.teacher.run`
                     shards_written = [
                         writer.submit(folder.write, number, teacher.score(batch))
                         for number, batch in enumerate(pieces)
@@ -218,7 +218,7 @@ def step(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def loader(report: Report, arguments: argparse.Namespace) -> None:
-    """Tokens a second from Parquet to what a loss reads."""
+    """Tokens a second from Parquet to a loss's input."""
     shards = 4
     description = describe(TOPK, arguments.tokens // shards, VOCAB_SIZE, shards=shards)
     with tempfile.TemporaryDirectory() as scratch:
@@ -253,7 +253,7 @@ def loader(report: Report, arguments: argparse.Namespace) -> None:
     )
 
 
-_QWEN3: dict[str, Any] = {  # what Qwen3-0.6B and 1.7B have in common
+_QWEN3: dict[str, Any] = {  # shared by Qwen3-0.6B and 1.7B
     "model_type": "qwen3",
     "num_hidden_layers": 28,
     "num_attention_heads": 16,
@@ -280,7 +280,7 @@ def random_weights(folder: Path, dtype: torch.dtype) -> None:
 
 
 def parameters(model: dict[str, Any]) -> tuple[int, int]:
-    """Return the weights that one token is multiplied with: in the layers, in the head."""
+    """Return the number of weights that multiply one token: in the layers, in the head."""
     hidden, heads = model["hidden_size"], model["head_dim"]
     attention = 2 * (model["num_attention_heads"] + model["num_key_value_heads"]) * heads
     layer = hidden * (attention + 3 * model["intermediate_size"])
@@ -303,7 +303,7 @@ class Times:
 
 
 def interleaved(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
-    """Return the times of each, in turns, so that a noisy neighbour hits all alike."""
+    """Return the times of each, interleaved, so that other load affects all alike."""
     times = {name: Times() for name in candidates}
     for repeat in range(repeats + 1):
         for name, run in candidates.items():
@@ -324,7 +324,7 @@ def compare(
     target: float | None = None,
     **more: Any,
 ) -> None:
-    """Report wall time against a target, and beside it what other processes disturb less."""
+    """Report wall time against a target, and CPU time, which other processes disturb less."""
     figures = {"ours": asdict(ours), "theirs": asdict(theirs), **more}
     wall, processor = (
         float(np.median(np.divide(getattr(ours, kind), getattr(theirs, kind))))

@@ -1,6 +1,6 @@
 """The exchange: all-reduce time of one step over what the wire alone would need.
 
-    python benchmarks/exchange.py [--rate 200 --rate 1000] [--megabytes 5.3] [--steps 20]
+    python benchmarks/exchange.py [--rate 200 --rate 1000] [--megabytes 5.3] [--steps 20] [--busy]
 
 Three hosts in network namespaces, every link shaped to the rate both ways; real processes, mutual
 TLS. Two placements: the coordinator beside two workers and one remote worker, and the coordinator
@@ -10,15 +10,21 @@ the last average that reaches the slowest worker; the workers start together and
 A ratio is that time over the limit of a pipelined star, max(S / B_worker, remote workers * S /
 B_coordinator), with S the encoded gradient and B the nominal rate of the links: TCP/IP headers
 alone make it 1.046 (1,448 of 1,514 bytes). gloo's ring runs beside it on the same hosts, over its
-own limit 2 (H - 1) / H * S / B. Needs root. JSON: benchmarks/results/exchange.json.
+own limit 2 (H - 1) / H * S / B. `--busy` runs an endless loop beside it on each processor. The
+coordinator's processor time is told per gigabyte that crosses its remote links, in and out, with
+all that it does (sums, checks, its own update). Needs root. JSON: benchmarks/results/exchange.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -51,6 +57,7 @@ def main() -> int:
     parser.add_argument("--codec", choices=ITEM, action="append")
     parser.add_argument("--placement", choices=PLACEMENTS, action="append")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--busy", action="store_true", help="a busy loop beside it on each core")
     parser.add_argument("--no-ring", action="store_true")
     parser.add_argument("--no-plaintext", action="store_true")
     parser.add_argument("--result", default="exchange", help="name of the JSON file")
@@ -62,7 +69,11 @@ def main() -> int:
     sizes: list[float] = options.megabytes or [5.3, 23.6]
     codecs: list[str] = options.codec or list(ITEM)
     for rate in options.rate or [200, 1000]:
-        with Network(HOSTS, rate * 10**6) as network, tempfile.TemporaryDirectory() as scratch:
+        with (
+            Network(HOSTS, rate * 10**6) as network,
+            tempfile.TemporaryDirectory() as scratch,
+            busy_loops(os.cpu_count() or 1 if options.busy else 0),
+        ):
             folder = Path(scratch)
             names = [network.address(host) for host in range(HOSTS)]
             write_certificates(folder, WORKERS, names)
@@ -114,31 +125,29 @@ class Star:
         remote = sum(host != 0 for host in self._hosts)
         return max(1, remote) * ITEM[self._codec] * self._spec.elements * 8 / (self._rate * 1e6)
 
+    @property
+    def remote_gigabytes(self) -> float:
+        """The gigabytes of a step that cross the coordinator's remote links, in and out."""
+        remote = sum(host != 0 for host in self._hosts)
+        return 2 * remote * ITEM[self._codec] * self._spec.elements / 1e9
+
     def measure(self, report: Report, certificates: Path | None) -> float:
         """Run all steps once, report the ratio, and return the median seconds."""
         spec = replace(self._spec, tls=str(certificates) if certificates else None)
-        stamps: dict[int, list[dict[str, float]]] = {}
-        waiting: set[int] = set()
         with Cluster() as cluster:
             inside = self._network.inside(0)
             port = cluster.start_coordinator(spec.as_coordinator(), inside)
             for rank, host in enumerate(self._hosts):
                 cluster.start_worker(spec.as_worker(rank, port), self._network.inside(host))
-            for _, event in cluster.events(timeout=60):
-                if event["event"] == "ready":
-                    waiting.add(event["rank"])
-                    if len(waiting) == WORKERS:
-                        for rank in waiting:
-                            cluster.tell(f"worker {rank}", "go")
-                        waiting.clear()
-                elif event["event"] == "stamps":
-                    stamps[event["rank"]] = event["stamps"]
-        together = [list(step) for step in zip(*stamps.values(), strict=True)]
+            together, coordinator = cluster.run_gated(WORKERS)
         measured = together[WARM_UP : WARM_UP + self._steps]
         seconds = sorted(span(step, "last_average") for step in measured)
         commits = [max(worker["committed"] for worker in step) for step in together[-FREE:]]
         free = statistics.median(b - a for a, b in pairwise(commits))
         median = statistics.median(seconds)
+        own = cpu_a_step(coordinator)
+        of_workers = zip(*together, strict=True)
+        all_of_them = own + sum(cpu_a_step([step["cpu"] for step in of]) for of in of_workers)
         wanted = self._rate == TARGET_RATE and certificates is not None
         report.add(
             Ratio(
@@ -155,6 +164,9 @@ class Star:
                 1e3 * statistics.median(span(step, "committed") for step in measured), 2
             ),
             commit_to_commit_milliseconds=round(1e3 * free, 2),
+            coordinator_cpu_milliseconds=round(1e3 * own, 2),
+            coordinator_cpu_seconds_a_remote_gigabyte=round(own / self.remote_gigabytes, 2),
+            all_cpu_milliseconds=round(1e3 * all_of_them, 2),
             bucket_bytes=self._network.bucket,
         )
         return median
@@ -163,6 +175,30 @@ class Star:
 def span(step: list[dict[str, float]], until: str) -> float:
     """Return the seconds from the first worker's start to the last one's `until`."""
     return max(w[until] for w in step) - min(w["first_send"] for w in step)
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Keep processors busy with endless loops that end with this process."""
+    code = "import threading, sys, os\n" + (
+        "threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()\n"
+        "while True: pass"
+    )
+    loops = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.communicate()
+
+
+def cpu_a_step(readings: list[float]) -> float:
+    """Return the median of the processor seconds between two of the measured steps."""
+    measured = readings[WARM_UP:-FREE]
+    return statistics.median(after - before for before, after in pairwise(measured))
 
 
 def measure_ring(

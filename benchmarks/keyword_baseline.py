@@ -1,4 +1,4 @@
-"""How far a bag of keywords gets on the shell-safety data: what a model has to beat.
+"""The accuracy of a bag of keywords on the shell-safety data: a model's baseline.
 
 Two logistic regressions over counts, trained on one file and scored on others: `words` counts
 words alone, `symbols` counts every word and every punctuation mark. Neither sees order or place.

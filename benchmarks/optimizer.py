@@ -40,7 +40,7 @@ def main() -> None:
     weights = draw.random(size, dtype=np.float32) - 0.5
     gradient = (draw.random(size, dtype=np.float32) - 0.5) * np.float32(1e-2)
 
-    # Interleaved, so that a noisy neighbour hits all three alike.
+    # Interleaved, so that other load affects all three alike.
     candidates = {
         "numpy": numpy_update(weights, gradient),
         "torch_foreach": torch_update(weights, gradient, fused=False),

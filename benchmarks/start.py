@@ -1,15 +1,15 @@
-"""Start and recovery: a worker, a run of three, and a worker that was killed.
+"""Start and recovery: a worker, a run of three, and a killed worker.
 
     python benchmarks/start.py [--repeats 5] [--rounds 3]
 
-1. CPU seconds of a worker's process from its start until it is in the run and waits for its first
-   sample, against `python -c "import torch"`; the two take turns. Nothing forks it here.
+1. CPU seconds of a worker's process from its start until it has joined and waits for its first
+   sample, against `python -c "import torch"`, interleaved. It is not forked here.
 2. Seconds from `launch cluster up` to the first committed step: three workers on this machine, with
    the quickstart's settings and a model of the demo's shape.
 3. Seconds from SIGKILL of one of these workers to the commit of a step with samples of its own.
 
-Data and model are made beforehand. Seconds of 2 and 3 are wall clock, shared with whatever else
-runs: the report names the load, and gives them as multiples of the import's wall clock too.
+Data and model are made beforehand. Seconds of 2 and 3 are wall clock, shared with other processes:
+the report names the load, and gives them as multiples of the import's wall clock too.
 JSON: benchmarks/results/start.json.
 """
 
@@ -43,7 +43,7 @@ IN_THE_RUN = "in the run as rank"
 
 
 class Spent(NamedTuple):
-    """What something took, in seconds."""
+    """Wall-clock and CPU time, in seconds."""
 
     cpu: float
     wall: float
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def prepare(folder: Path) -> None:
-    """Make the demo's data and a model of the demo's shape where the quickstart looks for it."""
+    """Make the demo's data and a model of the demo's shape in the quickstart's paths."""
     made: list[list[str]] = [
         ["generate-data", "shell-safety", "-o", "demo/data"],
         ["init-model", "--data", "demo/data/train.jsonl", "-o", "demo/pretrain/checkpoints/latest"],
@@ -96,7 +96,7 @@ def single(report: Report, folder: Path, repeats: int) -> None:
 
 
 def run_once(command: list[str], folder: Path) -> Spent:
-    """Return what a whole process takes."""
+    """Return the time of a whole process."""
     began = time.monotonic()
     process = subprocess.Popen(command, cwd=folder)
     _, status, usage = os.wait4(process.pid, 0)
@@ -106,11 +106,11 @@ def run_once(command: list[str], folder: Path) -> Spent:
 
 
 def start_worker(folder: Path, name: str) -> Spent:
-    """Return what a worker takes until it is in a run whose coordinator is ready."""
+    """Return the time of a worker until it has joined a run whose coordinator is ready."""
     address = f"127.0.0.1:{free_port()}"
     words = ["finetune", "--config", "quickstart", "--run-id", name, "-o", f"out/{name}", "--role"]
     quiet: dict[str, Any] = {"cwd": folder, "stdout": subprocess.DEVNULL}
-    # One that expects two workers deals nothing to the first: what is measured is the start.
+    # Expecting two workers, it assigns nothing to the first: only the start is measured.
     coordinator = subprocess.Popen(
         [*TRAINER, *words, "coordinator", "--bind", address, "--expect-workers", "2"],
         stderr=subprocess.DEVNULL,
@@ -138,7 +138,7 @@ def start_worker(folder: Path, name: str) -> Spent:
 
 
 def cluster(report: Report, folder: Path, rounds: int, kills: int, wall: float) -> None:
-    """Measure starts of a whole run, and what a kill of a worker costs."""
+    """Measure starts of a whole run, and the cost of killing a worker."""
     starts: list[Spent] = []
     returns: list[float] = []
     laps: list[str] = []
@@ -178,7 +178,7 @@ class Cluster(NamedTuple):
     spent: Spent
     """From the command to the first step; the CPU seconds are those of all processes."""
     said: str
-    """What `up` told of its phases."""
+    """The output of `up` on its phases."""
     state: Path
     """The host's folder of the run."""
     metrics: Path
@@ -191,7 +191,7 @@ def a_run(folder: Path) -> Iterator[Cluster]:
     launch = str(BIN / "launch")
     environment = {**os.environ, "MOTLEY_STATE_DIR": str(state)}
     output = folder / "demo/output"
-    # Enough steps that it does not end by itself, and no pause for a validation.
+    # Enough steps that it does not end, and no pause for a validation.
     settings = dict.fromkeys(
         ("training.max_steps", "training.epochs", "training.evaluate_every", "checkpoint.every"),
         100_000,
@@ -232,8 +232,8 @@ def a_run(folder: Path) -> Iterator[Cluster]:
 
 
 def kill_and_wait(run: Cluster, rank: int) -> float:
-    """Kill a worker that works, and return the seconds until it works again."""
-    # Its share of a step comes back only when it was there for a while.
+    """Kill an active worker, and return the seconds until it is active again."""
+    # It gets a share of a step only some time after it has joined.
     began = len(steps_of(run.metrics))
     wait_until(
         lambda: sum(takes_part(step, rank) for step in steps_of(run.metrics)[began:]) >= 5,
@@ -245,7 +245,7 @@ def kill_and_wait(run: Cluster, rank: int) -> float:
 
     def is_back() -> bool:
         later = [takes_part(step, rank) for step in steps_of(run.metrics)[before:]]
-        # The step in which it was killed may still count what it had sent.
+        # The step of the kill may still count what it had sent.
         return False in later and later[-1]
 
     wait_until(is_back, "its return")
@@ -258,7 +258,7 @@ def takes_part(step: dict[str, Any], rank: int) -> bool:
 
 
 def steps_of(metrics: Path) -> list[dict[str, Any]]:
-    """Return the lines of committed steps so far."""
+    """Return the lines of the steps committed so far."""
     with contextlib.suppress(FileNotFoundError):
         lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
         events = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -267,7 +267,7 @@ def steps_of(metrics: Path) -> list[dict[str, Any]]:
 
 
 def last_line_with(words: str, text: str) -> str:
-    """Return the last line of a text in which words occur."""
+    """Return the last line of a text that contains `words`."""
     return next((line for line in reversed(text.splitlines()) if words in line), "")
 
 
@@ -277,7 +277,7 @@ def processes() -> list[int]:
 
 
 def environment_of(pid: int) -> list[str]:
-    """Return what a process was started with; nothing when it is another user's, or gone."""
+    """Return a process's environment; empty if it is another user's, or gone."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -285,7 +285,7 @@ def environment_of(pid: int) -> list[str]:
 
 
 def cpu_of(pid: int) -> float:
-    """Return user and system seconds of a process so far, with those of children it waited for."""
+    """Return user and system seconds of a process so far, including reaped children."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

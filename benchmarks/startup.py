@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--repeats 10]
 
-User and system time of the child, median of the repeats, interleaved so that a noisy neighbour hits
-both alike; one run of each before to fill the caches. The target is 0.3 s over `python -c pass`.
+User and system time of the child, median of the repeats, interleaved so that other load affects
+both alike, after one run of each to fill the caches. The target is 0.3 s over `python -c pass`.
 JSON: benchmarks/results/startup.json.
 """
 

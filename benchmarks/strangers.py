@@ -2,12 +2,12 @@
 
     python benchmarks/strangers.py [--connections 5000] [--rate 250] [--spell 10]
 
-A real coordinator with mutual TLS and three workers on loopback. In turns the run is left alone for
-a spell, and a part of the strangers comes: so many a second, half of them silent and half with the
-first record of a handshake, each held until the coordinator closes it, none ever finishes. All come
-from the workers' own address. Median step beside strangers over the median step of the quiet spells
-around; the coordinator's memory at its highest over what it held before them, and in the last part
-over the first; lines of the log for a thousand strangers. JSON: benchmarks/results/strangers.json.
+A real coordinator with mutual TLS and three workers on loopback. Quiet spells alternate with parts
+of the strangers: `--rate` a second, half of them silent and half with the first record of a
+handshake, each held until the coordinator closes it, none ever finishes. All come from the workers'
+own address. Reported: the median step beside strangers over that of the quiet spells around; the
+coordinator's peak memory over its memory before them, and in the last part over the first; lines of
+the log for a thousand strangers. JSON: benchmarks/results/strangers.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rig.report import Ratio, Report, skip
 WORKERS = 3
 ELEMENTS = 100_000
 COST = 0.02
-"""Seconds a sample; a step takes two samples of each worker, and the exchange."""
+"""Seconds a sample; a step is two samples of each worker, and the exchange."""
 WARM_UP = 5.0
 STEPS = 1_000_000
 SLOWER = 1.1
@@ -40,7 +40,7 @@ LINES = 10
 
 @dataclass
 class Spell:
-    """What was seen while the run was alone, or while strangers came."""
+    """Measurements while the run was alone, or while strangers connected."""
 
     strangers: int = 0
     steps: list[float] = field(default_factory=list[float])
@@ -134,7 +134,7 @@ def start(cluster: Cluster, scratch: Path) -> int:
 
 
 def watch(cluster: Cluster, spell: Spell, seconds: float, crowd: Crowd | None = None) -> Spell:
-    """Note what happens for so many seconds, or until the crowd has come."""
+    """Measure for `seconds`, or until the crowd has connected."""
     pid = cluster.pid(COORDINATOR)
     end = time.monotonic() + seconds
     for _, event in cluster.events(timeout=60):

@@ -1,13 +1,13 @@
-"""Training on the CPU beside other work: tokens a second against what the free processors could do.
+"""Training on the CPU beside other work: tokens a second against the free processors' capacity.
 
     python benchmarks/threads.py [--seconds 8]
 
-One to three workers, each in a process that chooses its threads by itself, beside none to as many
-busy loops as there are processors. They are measured against what the processors that the loops
-leave (at least a fair share of all) could do: one worker with one thread alone, times the
-processors, or one worker alone with as many fixed threads as there are processors for each. The
-model has the demo's shape, too small for two threads to be twice as fast as one. `fixed` is the
-same with torch's own number of threads, for comparison.
+One to three workers, each in a process that chooses its threads, beside none to as many busy loops
+as there are processors. They are compared with the capacity of the processors that the loops leave
+(at least a fair share of all): one worker with one thread alone, times the processors, or one
+worker alone with as many fixed threads as there are processors for each. The model has the demo's
+shape, too small for two threads to be twice as fast as one. `fixed` is the same with torch's
+default number of threads, for comparison.
 JSON: benchmarks/results/threads.json.
 """
 
@@ -26,10 +26,10 @@ from rig.report import Ratio, Report
 
 TARGET = 0.8
 WORKER = ["--worker"]
-BUSY = [sys.executable, "-c", "import os\nwhile os.getppid() != 1: pass"]  # ends with us
+BUSY = [sys.executable, "-c", "import os\nwhile os.getppid() != 1: pass"]  # ends with this process
 SAMPLES, LENGTHS = 32, (20, 120)
 WARM_UP = 3.0
-"""Seconds before anything counts: caches, and two looks at the machine."""
+"""Seconds before the measurement: caches, and two readings of the usage."""
 
 
 def main() -> int:
@@ -96,8 +96,8 @@ def measure(model: Path, workers: int, busy: int, threads: int, seconds: float, 
     """Return tokens a second of all workers together.
 
     Args:
-        threads: of each worker; 0 for those that it chooses, -1 for as many as it could choose.
-        most: the processors that the workers divide.
+        threads: of each worker; 0: its own choice, -1: as many as it could choose.
+        most: the processors that the workers share.
     """
     share = max(1, most // workers)
     words = [str(model), str(share if threads == -1 else threads), str(seconds)]
@@ -121,7 +121,7 @@ def measure(model: Path, workers: int, busy: int, threads: int, seconds: float, 
 
 
 def work(model: Path, threads: int, seconds: float) -> float:
-    """Train on drawn samples and return tokens a second."""
+    """Train on random samples and return tokens a second."""
     import numpy as np
 
     from trainer.config.run import load

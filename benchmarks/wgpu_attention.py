@@ -2,9 +2,9 @@
 
     python benchmarks/wgpu_attention.py [--gpu 0] [--lengths 256,512,1024,2304] [--repeats 5]
 
-Heads are those of Qwen3-0.6B. Every figure is the least of several runs, all kinds in turns. The
-CPU seconds of this process are told beside the wall clock: on a software device they are the
-work, also where neighbours keep the machine busy. Prints a table and writes
+Heads are those of Qwen3-0.6B. Every figure is the minimum of several interleaved runs. The CPU
+seconds of this process are reported beside the wall clock: on a software device they are the
+work, also on a busy machine. Prints a table and writes
 benchmarks/results/wgpu_attention.json.
 """
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(device: Device, length: int, repeats: int) -> dict[str, float]:
-    """Return the seconds of each kind, and what one kernel takes of the whole with windows."""
+    """Return the seconds of each kind, and one kernel's share of the whole with windows."""
     graphs, probe = record(device, length), device.array((1,))
     wall = dict.fromkeys(graphs, float("inf"))
     work = dict(wall)
@@ -75,7 +75,7 @@ def measure(device: Device, length: int, repeats: int) -> dict[str, float]:
 
 
 def record(device: Device, length: int) -> dict[str, Graph]:
-    """Return the recordings; where one kernel does not serve, both forwards are windows."""
+    """Return the recordings; if one kernel is not possible, both forwards are windows."""
     shape, pool = Attention(1, 16, 8, length, 128), Pool(device)
     queries, keys = (1, 16, length, 128), (1, 8, length, 128)
     q, k, v, dout, out, dq, dk, dv = (

@@ -3,9 +3,9 @@
     python benchmarks/wgpu_gemm.py [--gpu 0] [--tokens 256] [--threads 2] [--repeats 5]
                                    [--peak TFLOPS]
 
-With the fp32 peak of a card from its data sheet, a product of 1024 x 2560 x 9728 (in an MLP of
-Qwen3-4B) is measured, too, and its share of that. Every figure is the best of several runs, ours
-and torch's in turns, so that a noisy neighbour hits both. Prints a table and writes
+With a card's fp32 peak from its data sheet, a product of 1024 x 2560 x 9728 (in an MLP of Qwen3-4B)
+and its share of the peak are measured too. Every figure is the best of several runs, ours and
+torch's interleaved, so that other load affects both. Prints a table and writes
 benchmarks/results/wgpu_gemm.json.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from trainer.replica.wgpu.gpu.array import Kind
+from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
@@ -108,7 +108,7 @@ def measure(device: Device, chosen_products: dict[str, Product], repeats: int) -
 
 
 def our_product(device: Device, product: Product, variant: Variant) -> Callable[[], object]:
-    """Return what multiplies once and waits for the result."""
+    """Return a function that multiplies once and waits for the result."""
     m, n, k = product.m, product.n, product.k
     kind: Kind = product.kind_b
     a = device.array((k, m) if product.trans_a else (m, k))
@@ -137,7 +137,7 @@ def torch_product(product: Product) -> Callable[[], object]:
 
 
 def best_of(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the fewest seconds of each, after a first run that compiles."""
+    """Return the minimal seconds of each, after a first run that compiles."""
     best = dict.fromkeys(candidates, float("inf"))
     for repeat in range(repeats + 1):
         for name, once in candidates.items():

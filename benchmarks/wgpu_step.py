@@ -37,7 +37,7 @@ from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.vulkan_adapter import select
 from trainer.replica.wgpu.kernels.elementwise import copy
-from trainer.replica.wgpu.planning import count
+from trainer.replica.wgpu.planning import budget
 from trainer.replica.wgpu.replica import WgpuReplica
 from trainer.replica.wgpu.weights.floats import to_bf16
 
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def measure(device: Device, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what is written: seconds, ratios, counts and bytes."""
+    """Return seconds, ratios, counts and bytes."""
     config = run_config(folder, arguments)
     layout = build_layout(folder, config)
     weights = initial_weights(layout, folder, config)
@@ -129,13 +129,13 @@ def measure(device: Device, folder: Path, arguments: argparse.Namespace) -> dict
     seconds: dict[str, list[float]] = {"wgpu": [], **{name: [] for name in others}}
     for other in others.values():
         step(other, batch)
-    for _ in range(arguments.repeats):  # interleaved: a noisy neighbour hits all alike
+    for _ in range(arguments.repeats):  # interleaved: other load affects all alike
         for name, one in {"wgpu": replica, **others}.items():
             seconds[name].append(step(one, batch))
     after = (counters.uploads, counters.readbacks, counters.submits, counters.dispatches)
     each = [(b - a) // arguments.repeats for a, b in zip(before, after, strict=True)]
     best = {name: min(times) for name, times in seconds.items()}
-    budget = count(folder, config, layout, 1, recompute=False)
+    planned = budget(folder, config, layout, 1, recompute=False)
     return {
         "adapter": device.adapter.key,
         "shape": arguments.shape,
@@ -151,7 +151,7 @@ def measure(device: Device, folder: Path, arguments: argparse.Namespace) -> dict
         },
         "tokens_a_second": round(arguments.tokens / best["wgpu"], 1),
         **dict(zip(("uploads", "readbacks", "submits", "dispatches"), each, strict=True)),
-        "planned_bytes": budget.total,
+        "planned_bytes": planned.total,
         "allocated_bytes": device.allocated,
         "encode_milliseconds": round(encode_milliseconds(device), 2),
         "encoded_dispatches": DISPATCHES,

@@ -66,6 +66,7 @@ cli = LazyGroup(
         "logs": _LOGS,
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),
         "sync": ("launcher.cli:sync", "Move models, data, logits and checkpoints."),
+        "plan": ("launcher.commands.plan:plan", "Plan memory, time and cost of each strategy."),
         "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
         "certificates": (
             "launcher.commands.certificates:certificates",

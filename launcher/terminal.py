@@ -7,7 +7,10 @@ printed goes through `visible`. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
+from contextlib import AbstractContextManager
 
 _COLOURS = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*m")
 _UNSAFE = re.compile(
@@ -16,6 +19,21 @@ _UNSAFE = re.compile(
     "\ufff9-\ufffb\U000e0000-\U000e007f"  # annotations and tags, which are invisible
     "\ud800-\udfff]"  # halves of characters, which no encoding takes
 )
+
+
+def note(line: str) -> None:
+    """Print one line on stderr."""
+    sys.stderr.write(f"{visible(line)}\n")
+    sys.stderr.flush()
+
+
+def working(what: str) -> AbstractContextManager[None]:
+    """Note what takes longer than a second, on a terminal; a pipe or a log gets nothing."""
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from trainer.process.announcement import announced
+
+    return announced(what, note)
 
 
 def visible(text: str) -> str:

@@ -20,10 +20,11 @@ vulkan() {
 }
 cluster() {
     # Three at a time: they mostly wait. By file, since a file's tests may share one run, and the
-    # longest first. Named, since to import all the others costs each process 20 s of CPU time.
-    local files
+    # longest first. Named, since to import all the others costs each process seconds of CPU time.
+    local files longest=(tests/soak/test_soak.py tests/trainer/distill/test_student.py
+        tests/launcher/deploy/test_{installation,push}.py)
     mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py' | sort)
-    "$bin/pytest" tests/soak "${files[@]}" -m 'cluster or slow' -n 3 --dist loadfile \
+    "$bin/pytest" "${longest[@]}" "${files[@]}" -m 'cluster or slow' -n 3 --dist loadfile \
         --no-loadscope-reorder --durations=15
 }
 testbed() {

@@ -8,7 +8,7 @@ import sys
 import click
 
 from trainer.commandline.lazy_group import LazyGroup
-from trainer.errors import TrainerError
+from trainer.errors import InputError, TrainerError
 
 COMMANDS = {
     "autotune": (
@@ -64,13 +64,13 @@ def main() -> None:
         path = error.ctx.command_path if error.ctx else "trainer"
         message = f"trainer: {_unknown_option(error)} (see: {path} --help)"
         print(message, file=sys.stderr)  # noqa: T201 - the one error boundary
-        sys.exit(2)
+        sys.exit(InputError.exit_code)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "trainer"
         message = f"trainer: {error.format_message()} (see: {path} --help)"
         print(message, file=sys.stderr)  # noqa: T201 - the one error boundary
-        sys.exit(2)
+        sys.exit(InputError.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except TrainerError as error:

@@ -1,7 +1,7 @@
-"""Settings that are derived from data, model and memory if only these are given.
+"""Settings derived from data, model and memory if only these are given.
 
-The same data, model and memory give the same settings. Torch-free; an unreadable file decides
-nothing, since its reader reports what is wrong with it.
+The same data, model and memory give the same settings. Torch-free. An unreadable file decides
+nothing: its reader reports the error.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.architecture import read_architecture, read_positions
 from trainer.model.layout import build_layout
-from trainer.model.memory_plan import BUSY_TOKENS, Room, fits, plan_memory
 from trainer.model.safetensors_headers import read_headers
+from trainer.planning.workers import Job, Room
 from trainer.replica.wgpu.gpu import pci
 
 SETTLED = frozenset(
@@ -35,28 +33,28 @@ SETTLED = frozenset(
 """Every setting that `derive` may return."""
 HELD_OUT = 0.1
 LEAST_TO_HOLD_OUT = 10
-"""Samples; of fewer all are trained on."""
+"""Samples; with fewer, none are held out."""
 SHORTEST, LONGEST = 64, 2048
 """Tokens of `data.max_seq_len`."""
 _LEAST_LENGTH = 128
-"""Memory alone makes no sample shorter."""
+"""A lack of memory does not shorten samples below this."""
 
 _BATCHES = ((500, 8), (20_000, 16), (math.inf, 32))
 _EPOCHS = ((5_000, 3), (50_000, 2), (math.inf, 1))
-"""By the samples to train on, up to each figure."""
+"""By the number of training samples, up to each figure."""
 _SIZES = ((1e8, 16, 1e-3, 3e-4), (3e9, 16, 2e-4, 2e-5), (math.inf, 8, 1e-4, 1e-5))
-"""By the weights of the model: LoRA's rank and learning rate, and the rate of method full. A larger
-model needs less of both, and every step exchanges as much as the rank is high."""
+"""By the number of weights: LoRA's rank and learning rate, and the rate of method full. A larger
+model needs less of both, and each step's traffic grows with the rank."""
 _STORED: tuple[dict[str, str], ...] = (
     {"model.dtype": "bfloat16"},
     {"model.dtype": "bfloat16", "model.quantization": "nf4"},
 )
-"""How a frozen base may be stored that does not fit otherwise, each smaller than the last."""
+"""Ways to store a frozen base that does not fit, each smaller than the last."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """One setting by its dotted path, and why it is what it is."""
+    """One setting by its dotted path, with the reason for its value."""
 
     key: str
     value: str | int | float
@@ -64,17 +62,17 @@ class Derived:
 
 
 def provisional(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task to load a config with, until `derive` knows the one that is meant."""
+    """Return a task to load a config with until `derive` knows the right one."""
     task = given.get("task") or ("classify" if given.get("num_classes") else "causal-lm")
     classes = {"num_classes": 2} if task == "classify" and not given.get("num_classes") else {}
     return {"task": task, **classes}
 
 
 def infer(data: str) -> dict[str, Any]:
-    """Return task and classes that a data file speaks for, by their dotted paths.
+    """Return the task and classes that a data file suggests, by their dotted paths.
 
-    Lines with a `label` are classified, in as many classes as the labels count; everything else is
-    text. Nothing follows from what cannot be read: the reader of the data names file and line.
+    Lines with a `label` are classified, into as many classes as the labels count; all others are
+    text. An unreadable file suggests nothing: the data's reader names file and line.
     """
     highest: int | None = None
     line: dict[str, Any] | None = None
@@ -92,19 +90,19 @@ def infer(data: str) -> dict[str, Any]:
 def derive(
     config: RunConfig, given: Collection[str], model_dir: Path | None, rooms: Sequence[Room]
 ) -> list[Derived]:
-    """Return the settings that follow from the data, the model and the memory it trains in.
+    """Return the settings that follow from data, model and memory.
 
     Args:
-        config: with the settings that were given; the others are of no account.
-        given: the dotted paths of those; they are left alone.
-        model_dir: the model's folder; None where it is not on this machine yet.
-        rooms: of the devices that train, the weakest decides; none: memory is not looked at.
+        config: with the given settings; others are ignored.
+        given: the dotted paths of the given settings, which are not changed.
+        model_dir: the model's folder; None if it is not on this machine yet.
+        rooms: memory of the training devices, the smallest decides; none: memory is ignored.
     """
     inferred = infer(config.data.train) if config.distillation is None else {}
     if not inferred:
         return []
     found = [part for part in _task(inferred, config, given) if part.key not in given]
-    with contextlib.suppress(InputError):  # such as 4,000 classes: reported when it is used
+    with contextlib.suppress(InputError):  # such as 4,000 classes: reported on use
         settled = _settle(config, found)
         found += _schedule(settled, given)
         if model_dir is not None:
@@ -113,9 +111,13 @@ def derive(
 
 
 def own_rooms(backend: str) -> list[Room]:
-    """Return the memory of this machine that a run on its own may take."""
+    """Return the memory that a run alone on this machine may take."""
+    import psutil  # of the extras that train; the launcher, which has none of them, asks the hosts
+
     card = None if backend == "cpu" else pci.largest_card()
-    return [Room(card or psutil.virtual_memory().available, accelerator=card is not None)]
+    if card is None:
+        return [Room(psutil.virtual_memory().available, "cpu")]
+    return [Room(card, "wgpu" if backend == "wgpu" else "cuda")]
 
 
 def table(found: Sequence[Derived], output: str) -> list[str]:
@@ -153,7 +155,7 @@ def _task(
 
 
 def _schedule(config: RunConfig, given: Collection[str]) -> Iterator[Derived]:
-    """Yield what follows from how many samples there are."""
+    """Yield the settings that follow from the number of samples."""
     count = _count_lines(Path(config.data.train))
     fraction = config.data.validation_fraction
     if not {"data.validation", "data.validation_fraction"} & set(given):
@@ -179,7 +181,7 @@ def _schedule(config: RunConfig, given: Collection[str]) -> Iterator[Derived]:
 def _of_model(
     config: RunConfig, given: Collection[str], model_dir: Path, rooms: Sequence[Room]
 ) -> list[Derived]:
-    """Return what follows from the model, from the data in its tokens, and from the memory."""
+    """Return the settings that follow from the model, the data in tokens, and the memory."""
     weights = sum(math.prod(header.shape) for header in read_headers(model_dir).values())
     rank, rate, full_rate = _by_size(_SIZES, weights)
     why = f"{weights / 1e6:,.1f} million weights"
@@ -207,7 +209,7 @@ def _lengths(config: RunConfig, model_dir: Path) -> list[int]:
 
 
 def _length(lengths: Sequence[int], limit: int | None) -> Derived:
-    """Return a length that cuts one sample of a hundred at most, where the model allows it."""
+    """Return a length that cuts at most one sample in a hundred, if the model allows it."""
     needed = sorted(lengths)[math.ceil(0.99 * len(lengths)) - 1]
     value, why = (
         SHORTEST * math.ceil(needed / SHORTEST),
@@ -229,23 +231,15 @@ def _fit(
 ) -> list[Derived]:
     """Return `found` with a base and a length that fit all rooms; what cannot fit is refused later.
 
-    An accelerator is to be kept busy, if storing the base smaller can do that.
+    The base is also stored smaller if only that keeps an accelerator busy.
     """
     settled = _settle(config, found)
     model, headers = read_architecture(model_dir), read_headers(model_dir)
     layout = build_layout(model_dir, settled)
 
     def is_enough(changes: Mapping[str, Any], least: bool) -> bool:
-        changed = settled.with_settings(changes)
-        for room in set(rooms):
-            plan = plan_memory(
-                model, headers, layout, changed,
-                accelerator=room.accelerator, recompute=room.accelerator,
-            )  # fmt: skip
-            busy = BUSY_TOKENS if room.accelerator and not least else 0
-            if not fits(plan, room.memory, max(plan.sample_tokens, busy)):
-                return False
-        return True
+        job = Job(model, headers, layout, settled.with_settings(changes))
+        return all(job.fits(room, busy=not least) for room in set(rooms))
 
     own = {"model.dtype": settled.model.dtype, "model.quantization": settled.model.quantization}
     ways = [own, *(own | {key: way[key] for key in way.keys() - given} for way in _STORED)]
@@ -276,7 +270,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file as far as it can be read."""
+    """Yield the objects of a JSON Lines file, up to the first error."""
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         for text in file:
             if text.strip():

@@ -1,22 +1,51 @@
-"""The errors of a run: one line for people and one exit code for programs.
+"""The errors of a run, and the one table of exit codes: every supervisor restarts by it."""
 
-| code | meaning                                              | restarted by a supervisor |
-|------|------------------------------------------------------|---------------------------|
-| 0    | the job is done, or was stopped on request and saved | no                        |
-| 1    | a defect in Motley: the traceback is in the log      | yes                       |
-| 2    | bad input: usage, config, data, model;               | no                        |
-|      | or the requested device is not available             |                           |
-| 3    | the other side cannot be reached, or was lost        | yes                       |
-| 4    | refused: another model, data, config, version, rank; | no                        |
-|      | or another process writes the folder                 |                           |
-| 5    | NaN, Inf or an outlier halted the run                | no                        |
-| 6    | the disk failed and the run cannot continue          | yes                       |
-| 7    | a GPU failed during the run, or was lost             | yes                       |
-| 8    | all steps are done, the last state is not proved     | yes                       |
-"""
+from typing import NamedTuple
 
-RESTARTED = (1, 3, 6, 7, 8)
-"""The exit codes after which another attempt may succeed."""
+
+class ExitCode(NamedTuple):
+    """What an exit code says of a process, and whether another attempt may succeed."""
+
+    meaning: str
+    restarted: bool
+
+
+EXIT_CODES = {
+    0: ExitCode("the job is done, or was stopped on request and saved", False),
+    1: ExitCode("a defect in Motley; the traceback is in the log", True),
+    2: ExitCode(
+        "usage, config, data or model is wrong, or the requested device is not available", False
+    ),
+    3: ExitCode("the other side cannot be reached, or was lost", True),
+    4: ExitCode(
+        "refused: model, data, config, version or rank differ; or another process writes the "
+        "folder, or has taken it over",
+        False,
+    ),
+    5: ExitCode("NaN or Inf halted the run, or an outlier with `exchange.outliers: halt`", False),
+    6: ExitCode(
+        "the disk failed and the run cannot continue: the last checkpoint, or two saves in a row, "
+        "failed",
+        True,
+    ),
+    7: ExitCode(
+        "a GPU failed during the run, or was lost; the next attempt takes a backend that works",
+        True,
+    ),
+    8: ExitCode(
+        "all steps are done and saved, but not every worker proved that it holds the last state; "
+        "the next attempt resumes there, and workers prove it when they join",
+        True,
+    ),
+    130: ExitCode("Ctrl-C; a run that is training saves and ends with 0 instead", False),
+}
+"""The table in docs/commands.md is this one."""
+RESTARTED = tuple(code for code, row in EXIT_CODES.items() if row.restarted)
+
+
+def restarts(returncode: int) -> bool:
+    """Whether a process that ended so (negative: by that signal) is started again."""
+    return returncode < 0 or returncode in RESTARTED
 
 
 class TrainerError(Exception):

@@ -1,6 +1,6 @@
-"""A small Qwen3 from nothing: random weights and a tokenizer trained on the data at hand.
+"""Create a small Qwen3: random weights and a tokenizer trained on the given data.
 
-So that a first run needs no download. The folder is an ordinary Hugging Face model. Torch-free, and
+A first run needs no download. The folder is an ordinary Hugging Face model. Torch-free and
 deterministic: the same data, sizes and seed give the same bytes.
 """
 
@@ -67,7 +67,7 @@ def init_model(data: Path, output: Path, sizes: ModelSizes | None = None, seed: 
 
     Raises:
         InputError: the data is unusable, or `output` already holds something.
-        StorageError: the disk refused.
+        StorageError: the write failed.
     """
     sizes = sizes or ModelSizes()
     check_new(output)
@@ -87,7 +87,7 @@ def init_model(data: Path, output: Path, sizes: ModelSizes | None = None, seed: 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     """Return a byte-level BPE tokenizer (Sennrich et al., arXiv:1508.07909): no text is unknown."""
     tokenizer = Tokenizer(models.BPE())
-    # Digits one by one and runs of spaces kept apart, as code wants it.
+    # Single digits, and runs of spaces kept apart, for code.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -148,9 +148,9 @@ def tokenizer_config(max_length: int) -> dict[str, Any]:
 
 
 def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
-    """Return every tensor by name: norms one, biases zero, the rest uniform as transformers has it.
+    """Return every tensor by name: norms one, biases zero, the rest uniform as in transformers.
 
-    What writes into the residual stream is scaled down by the depth, as in GPT-2.
+    Weights that write into the residual stream are scaled down by the depth, as in GPT-2.
     """
     model = parse_architecture(config, "config.json")
     shapes: dict[str, tuple[int, ...]] = {

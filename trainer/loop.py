@@ -81,17 +81,21 @@ class Worker:
         batch = self._samples(shard)
         weight = weight_of(batch)
         wanted = None if shard.blocks is None else set(shard.blocks)
+        first: float | None = None
 
         def on_block(index: int, gradient: np.ndarray) -> None:
+            nonlocal first
             if wanted is None or index in wanted:
+                first = time.perf_counter() if first is None else first
                 self.exchange.send_block(shard, index, gradient, weight)
 
         self._owes_commit = True
         alpha = None if self.alpha is None else self.alpha(shard.step + 1)
         result = self.replica.forward_backward(batch, on_block, alpha)
+        overlap = 0.0 if first is None else time.perf_counter() - first
         assert result.weight == weight, (result.weight, weight)
         self.exchange.send(
-            result_message(shard, result.loss_sum, weight, result.tokens, result.seconds),
+            result_message(shard, result.loss_sum, weight, result.tokens, result.seconds, overlap),
             shard.step,
         )
 
@@ -114,7 +118,12 @@ class Worker:
         tokens = sum(len(sample.input_ids) for sample in batch)
         self.exchange.send(
             result_message(
-                shard, result.loss_sum, result.weight, tokens, seconds, result.confusion
+                shard,
+                result.loss_sum,
+                result.weight,
+                tokens,
+                seconds,
+                confusion=result.confusion,
             ),
             shard.step,
         )

@@ -1,35 +1,42 @@
-"""The roles of `trainer finetune`: alone, coordinator, worker."""
+"""The roles of a training process: alone, coordinator, worker, student."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer import build
+from trainer import build, run_inputs
 from trainer.config.run import Backend, RunConfig
-from trainer.errors import InputError, RefusedError, TrainerError
+from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
+from trainer.errors import InputError, InUseError, NonFiniteError, TrainerError
 from trainer.exchange.transport import tls
-from trainer.process.prefork import FALLBACK_VARIABLE
-from trainer.storage.lease import refuse_if_held
+from trainer.logits.dataset import LogitsFolder
+from trainer.model.tensor_shards import check_tensor_shards
+from trainer.process.announcement import announced
+from trainer.process.local_workers import LocalWorkers
+from trainer.process.stopping import Stop
+from trainer.storage import lease
+from trainer.tracking.status import StatusFile, first_status, say_last
 
 if TYPE_CHECKING:
+    from trainer.distributed.environment import Environment
+    from trainer.distributed.group.strategy import Strategy
     from trainer.replica.backend import Choice
 
 log = logging.getLogger(__name__)
 
 TLS_HOME = Path("~/.config/motley/tls")
-"""Where certificates are looked for when --tls is not given: one folder a process."""
-NOT_RESTARTED = (InputError.exit_code, RefusedError.exit_code, 5, 0)
+"""Where certificates are searched without --tls: one folder a process."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Placement:
     threads: int | None
     rank: int | None
     tls_dir: str | None
+    strategy: Strategy | None = None  # of a worker whose devices hold one replica together
 
     def certificates(self, name: str, address: str) -> Path | None:
         """Return the folder with this process's certificate; None for plaintext on loopback.
@@ -62,7 +70,7 @@ class Placement:
     def worker_certificates(self, address: str) -> Path | None:
         """Return the folder with this worker's certificate; None for plaintext on loopback.
 
-        A worker that is not told its rank takes the only one whose certificate it has.
+        A worker without --rank takes the only rank whose certificate it has.
 
         Raises:
             InputError: several ranks have certificates here, or none has off loopback.
@@ -83,12 +91,12 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     """Train alone, without the network, through the same state machine and loop.
 
     Args:
-        notes: on the settings, said once the data has been read.
+        notes: on the settings, logged after the data has been read.
     """
     from trainer.exchange.transport.local import LocalExchange
     from trainer.exchange.worker_session import Session
 
-    refuse_if_held(Path(config.output))
+    lease.refuse_if_held(Path(config.output))
     inputs = _read_inputs(config, run_id, notes)
     choice = _open(inputs, place)
     coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
@@ -116,19 +124,19 @@ def run_coordinator(
     folder = place.certificates("coordinator", address[0])
     if folder is not None:
         tls.require_run(folder, run_id)
-    refuse_if_held(Path(config.output))
+    lease.refuse_if_held(Path(config.output))
     expect = expect_workers or max(len(place.gpus), 1)
     inputs = _read_inputs(config, run_id, notes)
     coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
     config = inputs.config
-    del inputs  # a coordinator counts samples, it keeps none
+    del inputs  # a coordinator counts samples and keeps none
     server = GradientServer(coordinator, journal, address, folder)
-    with tempfile.TemporaryFile() as run_file:  # without a name: nothing is left by a kill
+    with tempfile.TemporaryFile() as run_file:  # unnamed: a kill leaves nothing
         run_file.write(config.to_yaml().encode())
         run_file.flush()
-        local = _LocalWorkers(
+        local = LocalWorkers(
             [
-                _worker_command(run_file.fileno(), run_id, place, rank, gpu, _reachable(bind))
+                worker_command(run_file.fileno(), run_id, place, rank, gpu, _reachable(bind))
                 for rank, gpu in enumerate(place.gpus)
             ],
             run_file.fileno(),
@@ -140,19 +148,42 @@ def run_coordinator(
             local.stop()
 
 
-def load_worker(backend: str) -> None:
-    """Import what `run_worker` needs on a backend."""
-    import trainer.data.tokens
-    import trainer.exchange.transport.client
-    import trainer.loop
-    import trainer.replica.backend
-
-    if backend == "wgpu":
-        import trainer.replica.wgpu.autotune
-        import trainer.replica.wgpu.replica
-        import trainer.replica.wgpu.selftest
+def run_distributed(
+    config: RunConfig,
+    run_id: str,
+    place: Placement,
+    environment: Environment,
+    notes: Sequence[str] = (),
+) -> int:
+    """Train as one of equal processes, without a coordinator; for `notes` see `run_local`."""
+    config.parallel.copies(environment.world_size)
+    if config.distillation is not None:
+        raise InputError("distillation: --distributed trains on samples, not on logits")
+    first = environment.rank == 0
+    if first:
+        lease.refuse_if_held(Path(config.output))
+        inputs = _read_inputs(config, run_id, notes)
     else:
-        import trainer.replica.torch.replica  # noqa: F401 - loaded, not used
+        logging.getLogger().setLevel(logging.WARNING)
+        inputs = run_inputs.read_inputs(config, run_id)
+    check_tensor_shards(inputs.model_dir, inputs.config)
+    config.parallel.pipeline.check_layers(inputs.layout.num_layers)
+    stop = Stop()
+    on_signal(stop.ask)
+    # Else torch prints a stack for every connection that a leaving rank closes.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with announced("importing torch"):
+        from trainer.build_distributed import make_distributed
+        from trainer.distributed.run import run
+    return run(
+        inputs,
+        environment,
+        backend=place.backend,
+        gpu="".join(place.gpus),
+        threads=place.threads,
+        stop=stop,
+        make=partial(make_distributed, inputs, environment),
+    )
 
 
 def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: str) -> int:
@@ -163,8 +194,9 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     folder = place.worker_certificates(address[0])
     if folder is not None:
         tls.require_run(folder, run_id)
-    inputs = build.read_inputs(config, run_id)
-    choice = _open(inputs, place)
+    open_replica = _opener(place)  # before a thread is started: a group forks
+    inputs = run_inputs.read_inputs(config, run_id)
+    choice = open_replica(inputs)
 
     def connect() -> WorkerClient:
         return WorkerClient(
@@ -183,85 +215,112 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     return end.exit_code
 
 
-def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> build.RunInputs:
-    inputs = build.read_inputs(config, run_id, log.info)
+def run_student(
+    config: RunConfig,
+    run_id: str,
+    place: Placement,
+    *,
+    compiled: bool,
+    teacher_timeout: float,
+    stop: Stop,
+    fresh: FreshStudent | None = None,
+) -> int:
+    """Train a student until its run is over, and return the exit code.
+
+    Args:
+        config: `data.train` is a folder of logits, which a teacher may still be writing.
+        compiled, teacher_timeout: see `build.make_student`.
+        fresh: makes the model folder, once the logits are known.
+
+    Raises:
+        InputError: model, folder or settings cannot be used together.
+        RefusedError: the student's tokenizer is not the one of the logits.
+        UnreachableError: the teacher died, or never came.
+        NonFiniteError: NaN or Inf halted the run.
+        StorageError: the folder, or the last checkpoint, cannot be read or written.
+        InUseError: another process writes the output folder or the checkpoints.
+    """
+    config.check_one_process()
+    held = lease.take(Path(config.output), run_id)
+    try:
+        folder = LogitsFolder(Path(config.data.train))
+        with _failure_in_status(config, run_id) as on_wait:
+            validation = check_ahead(config, fresh)
+            if not await_description(folder, teacher_timeout, stop, on_wait):
+                return 0
+            if fresh is not None:
+                fresh.make(config, folder.description)
+            inputs = run_inputs.read_student_inputs(config, run_id, folder, validation, log.info)
+            student = build.make_student(
+                inputs,
+                partial(_open, inputs, place, moments=True),
+                lease=held,
+                stop=stop,
+                teacher_timeout=teacher_timeout,
+                compiled=compiled,
+            )
+        try:
+            reason = student.run()
+        except TrainerError as error:
+            if isinstance(error, NonFiniteError):
+                student.journal.emit({"event": "halted", "reason": str(error)})
+            student.journal.close(error.exit_code, str(error))
+            raise
+        return student.journal.close(0, reason)
+    finally:
+        held.release()
+
+
+@contextmanager
+def _failure_in_status(config: RunConfig, run_id: str) -> Iterator[Callable[[str], None]]:
+    """Write an error to status.json while there is no recorder; yield what writes a wait."""
+    status, status_file = first_status(run_id, 0, 1), StatusFile(Path(config.output))
+
+    def on_wait(message: str) -> None:
+        log.info("waiting %s", message)
+        status["reason"] = message
+        status_file.update(status)
+
+    try:
+        yield on_wait
+    except TrainerError as error:
+        status.update(state="failed", reason=str(error), exit_code=error.exit_code)
+        # Checkpoints that another process writes are left alone.
+        checkpoints = None if isinstance(error, InUseError) else config.checkpoint.folder
+        for folder in filter(None, (config.output, checkpoints)):
+            say_last(Path(folder), status)
+        raise
+
+
+def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> run_inputs.RunInputs:
+    inputs = run_inputs.read_inputs(config, run_id, log.info)
     for line in notes:
         log.info("%s", line)
     return inputs
 
 
-def _open(inputs: build.RunInputs, place: Placement) -> Choice:
-    """Return a replica, and say on what it computes and why not on an earlier backend."""
-    choice = build.make_choice(inputs, place.backend, "".join(place.gpus), place.threads)
+def _opener(place: Placement) -> Callable[[run_inputs.RunInputs], Choice]:
+    if place.strategy is None:
+        return partial(_open, place=place)
+    from trainer.build_group import start_group
+
+    return start_group(place.backend, place.gpus, place.strategy, place.threads)
+
+
+def _open(inputs: run_inputs.RunInputs, place: Placement, *, moments: bool = False) -> Choice:
+    """Return a replica; log its device and why no earlier backend was taken."""
+    gpu = "".join(place.gpus)
+    choice = build.make_choice(inputs, place.backend, gpu, place.threads, moments=moments)
     log.info(
         "replica on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""
     )
     return choice
 
 
-class _LocalWorkers:
-    """The workers that a coordinator with --gpus runs beside itself, restarted when they die.
-
-    Args:
-        commands: all read the open `run_file`.
-        on_refused: called from any thread with why one cannot work as it was asked to.
-    """
-
-    def __init__(
-        self,
-        commands: list[list[str]],
-        run_file: int,
-        on_refused: Callable[[TrainerError], None],
-    ) -> None:
-        self._commands = commands
-        self._run_file = run_file
-        self._on_refused = on_refused
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()  # no worker is started once stopping has begun
-
-    def start(self) -> None:
-        for index in range(len(self._commands)):
-            threading.Thread(target=self._keep, args=(index,), daemon=True).start()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopping.set()
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-    def _keep(self, index: int) -> None:
-        delay = 0.5
-        environment = dict(os.environ)
-        while True:
-            began = time.monotonic()
-            with self._lock:
-                if self._stopping.is_set():
-                    return
-                process = subprocess.Popen(
-                    self._commands[index], pass_fds=(self._run_file,), env=environment
-                )
-                self._processes[index] = process
-            code = process.wait()
-            if time.monotonic() - began > 60:  # it worked: this is no crash at every start
-                delay = 0.5
-            if code == InputError.exit_code and FALLBACK_VARIABLE not in environment:
-                self._on_refused(InputError(f"worker {index} cannot start; it says why above"))
-            if code in NOT_RESTARTED or self._stopping.wait(delay):
-                return
-            environment[FALLBACK_VARIABLE] = "1"
-            log.warning("worker %d ended with %d, starting it again", index, code)
-            delay = min(2 * delay, 30.0)
-
-
-def _worker_command(
+def worker_command(
     run_file: int, run_id: str, place: Placement, rank: int, gpu: str, address: str
 ) -> list[str]:
+    """Return what starts a worker on a GPU of this host; it inherits the file of the run."""
     source = f"/dev/fd/{run_file}"
     command = [sys.executable, "-P", "-m", "trainer.cli", "finetune", "--config", source]
     command += ["--run-id", run_id, "--role", "worker", "--rank", str(rank), "--gpus", gpu]
@@ -274,12 +333,12 @@ def _worker_command(
 
 
 def _reachable(bind: str) -> str:
-    """Return where a process of this machine finds what is bound to `bind`."""
+    """Return the address of `bind` for processes on this machine."""
     host, port = tls.parse_address(bind, "--bind")
     return f"127.0.0.1:{port}" if host == "0.0.0.0" else bind  # noqa: S104 - a comparison
 
 
 def on_signal(interrupt: Callable[[str], None]) -> None:
-    """Let SIGTERM and SIGINT ask for an end; what they call must be safe in a signal handler."""
+    """Call `interrupt` on SIGTERM and SIGINT; it must be safe in a signal handler."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_, name=number.name: interrupt(f"stopped by {name}"))

@@ -118,6 +118,28 @@ class Cluster:
             if (code := event.wait(10)) and event.pid not in self._killed:
                 raise MemberFailedError(f"{name} ended with {code}")
 
+    def run_gated(self, workers: int) -> tuple[list[list[dict[str, float]]], list[float]]:
+        """Release the gated workers together, step by step, until all members ended.
+
+        Returns:
+            For each step the stamps of all workers, and the coordinator's processor seconds.
+        """
+        stamps: dict[int, list[dict[str, float]]] = {}
+        waiting: set[int] = set()
+        seconds: list[float] = []
+        for _, event in self.events(timeout=60):
+            if event["event"] == "ready":
+                waiting.add(event["rank"])
+                if len(waiting) == workers:
+                    for rank in waiting:
+                        self.tell(f"worker {rank}", "go")
+                    waiting.clear()
+            elif event["event"] == "step":
+                seconds.append(event["cpu"])
+            elif event["event"] == "stamps":
+                stamps[event["rank"]] = event["stamps"]
+        return [list(step) for step in zip(*stamps.values(), strict=True)], seconds
+
     def _read(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:

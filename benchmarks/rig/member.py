@@ -131,8 +131,8 @@ class PrintingKeeper:
         self.failure = None
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Print an event."""
-        say(**event)
+        """Print an event, and with a step the processor time so far."""
+        say(**event, **({"cpu": time.process_time()} if event["event"] == "step" else {}))
 
     def save(self, save: Save) -> None:
         """Save in a thread; a newer checkpoint waits for an older one."""
@@ -178,7 +178,7 @@ def coordinate(spec: Spec) -> None:
     )
     folder = Path(spec.tls) / "coordinator" if spec.tls else None
     code = GradientServer(coordinator, keeper, spec.address, folder).run()
-    say(event="memory", before=before, peak=memory("VmHWM"))
+    say(event="memory", before=before, peak=memory("VmHWM"), shared=memory("RssShmem"))
     sys.exit(code)
 
 
@@ -229,7 +229,7 @@ class StampingClient(WorkerClient):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.stamps: list[dict[str, float]] = []
-        """A dict a step: `first_send`, `last_average`, `committed`."""
+        """A dict a step: `first_send`, `last_average`, `committed`; `cpu` seconds so far."""
         self._first_send: dict[int, float] = {}
         self._last_average = 0.0
         super().__init__(*arguments, **named)
@@ -249,7 +249,12 @@ class StampingClient(WorkerClient):
             now = time.monotonic()
             first = self._first_send.pop(step, now)
             self.stamps.append(
-                {"first_send": first, "last_average": self._last_average, "committed": now}
+                {
+                    "first_send": first,
+                    "last_average": self._last_average,
+                    "committed": now,
+                    "cpu": time.process_time(),
+                }
             )
         return event
 

@@ -50,6 +50,11 @@ def digests(paths: Sequence[Path], state_folder: Path) -> dict[str, str]:
     return result
 
 
+def file_content(path: str, state_folder: str) -> dict[str, str]:
+    """Return the digest of one file."""
+    return digests([Path(path)], Path(state_folder))
+
+
 def difference(one: dict[str, str], other: dict[str, str]) -> str:
     """Return in words how `one` differs from `other`; empty when they are equal."""
     missing = sorted(other.keys() - one.keys())

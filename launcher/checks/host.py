@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from launcher.checks.finding import Finding
 from launcher.facts import machine
+from launcher.facts.devices import run_command
 
 MODULES = ("torch", "transformers", "peft", "safetensors", "tokenizers")
 """Packages that the trainer of a worker imports."""
@@ -172,9 +174,9 @@ def check_port(address: str, port: int) -> Finding:
     return Finding("ok", f"{port} on {address} is free")
 
 
-def check_folder(folder: Path, least: int) -> Finding:
+def check_folder(path: str | Path, least: int) -> Finding:
     """Whether a folder, or the place where it will be made, is writable and has `least` bytes."""
-    place = folder
+    place = folder = Path(path)
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():
@@ -193,13 +195,6 @@ def check_folder(folder: Path, least: int) -> Finding:
 
 def _listener(port: int) -> str:
     """Return ` by NAME (pid N)` for the process that listens there; empty if it is not visible."""
-    import psutil
-
-    try:
-        for entry in psutil.net_connections("tcp"):
-            here = bool(entry.laddr) and entry.laddr[1] == port
-            if here and entry.status == psutil.CONN_LISTEN and entry.pid:
-                return f" by {psutil.Process(entry.pid).name()} (pid {entry.pid})"
-    except (psutil.Error, OSError):
-        pass
-    return ""
+    _, output = run_command(["ss", "-Hltnp", f"sport = :{port}"])
+    found = re.search(r'users:\(\("([^"]*)",pid=(\d+)', output)
+    return f" by {found[1]} (pid {found[2]})" if found else ""

@@ -1,12 +1,16 @@
-"""What a run needs besides its hosts: the model, the data, the output folder, enough memory."""
+"""What a run needs besides its hosts: the model, the data, the output folder, enough memory.
+
+Configs, plans and paths arrive as JSON; `validate_call` makes them what they were.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
+
+from pydantic import validate_call
 
 from launcher.checks.digests import digests
 from launcher.checks.finding import Finding
@@ -17,13 +21,12 @@ from launcher.plan.configuration import DEFAULT_PRESET
 from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
+from trainer.defaults import Derived, derive
 from trainer.errors import InputError
 from trainer.model import layout as trainer_layout
 from trainer.model.architecture import read_architecture
-from trainer.model.memory_plan import plan_memory
+from trainer.planning.workers import Backend, Job, Room, coordinator_memory
 
-USABLE = 0.9
-"""Share of the free memory that a plan may use; the rest is for fragmentation and libraries."""
 _MIB = 1 << 20
 _GIB = 1 << 30
 _MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -49,6 +52,7 @@ def model_folder(config: RunConfig) -> Path | None:
     return snapshot
 
 
+@validate_call
 def check_model(config: RunConfig) -> Finding:
     """Whether the base model is complete and of a supported architecture.
 
@@ -66,6 +70,7 @@ def check_model(config: RunConfig) -> Finding:
     )
 
 
+@validate_call
 def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
     """Return the digests of what makes a model: config, weights and tokenizer, by file name.
 
@@ -104,6 +109,7 @@ def _absent_model(path: str) -> Finding:
     )
 
 
+@validate_call
 def check_training_data(path: Path, *, taught: bool) -> Finding:
     """Whether a run's data exists: a file, or a teacher's logits if the run is `taught`."""
     if taught:
@@ -114,6 +120,7 @@ def check_training_data(path: Path, *, taught: bool) -> Finding:
     return check_data(path, "--data FILE")
 
 
+@validate_call
 def check_data(path: Path, remedy: str) -> Finding:
     """Whether a data file is there and begins with a JSON object; the trainer reads all of it."""
     try:
@@ -132,25 +139,27 @@ def check_data(path: Path, remedy: str) -> Finding:
     return Finding("ok", str(path))
 
 
-def check_model_folder(folder: Path) -> Finding:
+@validate_call
+def check_model_folder(path: Path) -> Finding:
     """Whether a folder holds a complete model and a tokenizer; the trainer checks the rest."""
-    if not folder.is_dir():
-        return Finding("fail", f"no model folder {folder}", _BRING)
+    if not path.is_dir():
+        return Finding("fail", f"no model folder {path}", _BRING)
     try:
-        headers = trainer_layout.read_headers(folder)
+        headers = trainer_layout.read_headers(path)
     except InputError as error:
         return Finding("fail", str(error))
-    if lacking := [name for name in _MODEL_FILES[:2] if not (folder / name).is_file()]:
-        return Finding("fail", f"{folder} lacks {' and '.join(lacking)}", _BRING)
+    if lacking := [name for name in _MODEL_FILES[:2] if not (path / name).is_file()]:
+        return Finding("fail", f"{path} lacks {' and '.join(lacking)}", _BRING)
     size = sum(file.stat().st_size for file in {header.file for header in headers.values()})
     available = available_memory()
-    detail = f"{folder}, {size / _GIB:.1f} GiB"
+    detail = f"{path}, {size / _GIB:.1f} GiB"
     if available is not None and size > available:
         there = f"{available / _GIB:.1f} GiB of memory are free"
         return Finding("warn", f"{detail}, and {there}", "weights that do not fit are reread")
     return Finding("ok", detail)
 
 
+@validate_call
 def check_text(path: Path) -> Finding:
     """Whether a file or folder of texts is there and can be read."""
     if not path.exists():
@@ -160,33 +169,31 @@ def check_text(path: Path) -> Finding:
     return Finding("ok", str(path))
 
 
-def check_output(folder: Path, run_id: str) -> Finding:
+@validate_call
+def check_output(path: Path, run_id: str) -> Finding:
     """Whether the output folder can be written and holds no other run's checkpoints."""
     try:
-        owner = json.loads((folder / "status.json").read_bytes()).get("run_id")
-        kept = any((folder / "checkpoints").iterdir())
+        owner = json.loads((path / "status.json").read_bytes()).get("run_id")
+        kept = any((path / "checkpoints").iterdir())
     except (OSError, ValueError, AttributeError):
         owner, kept = None, False
     if kept and owner != run_id:
         return Finding(
             "fail",
-            f"{folder} holds the checkpoints of run {owner}",
+            f"{path} holds the checkpoints of run {owner}",
             f"give another --output, or resume that run: --resume {owner}",
         )
-    return check_folder(folder, _LEAST_OUTPUT_SPACE)
+    return check_folder(path, _LEAST_OUTPUT_SPACE)
 
 
-def read_config(tree: Mapping[str, Any]) -> RunConfig:
-    """Return the run config that another machine sent as plain data."""
-    return RunConfig.model_validate(dict(tree))
+@validate_call
+def own_settings(config: RunConfig, given: list[str], rooms: list[Room]) -> list[Derived]:
+    """Return the settings that follow from the run's model and data, but for those `given`."""
+    return derive(config, given, model_folder(config), rooms)
 
 
-def read_plan(tree: Mapping[str, Any]) -> LaunchPlan:
-    """Return the plan that another machine sent as plain data."""
-    return LaunchPlan.from_json(json.dumps(tree).encode())
-
-
-def check_memory(plan: LaunchPlan, config: RunConfig, hosts: Sequence[str]) -> Finding:
+@validate_call
+def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Finding:
     """F-HET-002: whether this machine's part of a plan fits its memory.
 
     CPU workers and the coordinator share the main memory; each GPU worker has its card's.
@@ -199,31 +206,23 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: Sequence[str]) -> F
         return Finding("warn", "not planned: the model is not on this machine")
     try:
         layout = trainer_layout.build_layout(folder, config)
-        model = read_architecture(folder)
         headers = trainer_layout.read_headers(folder)
+        job = Job(read_architecture(folder), headers, layout, config)
     except InputError:
         return Finding("warn", "not planned: the model cannot be read")
     own = [worker for worker in plan.workers if worker.host in hosts]
-    on_cpu = [worker for worker in own if worker.backend == "cpu"]
-    needed = {
-        accelerator: plan_memory(
-            model, headers, layout, config, accelerator=accelerator, recompute=accelerator
-        ).least
-        for accelerator in (False, True)
-    }
+    on_cpu = sum(len(worker.devices) for worker in own if worker.backend == "cpu")
     for worker in own:
-        known = plan.host(worker.host).devices or ()
-        size = next((device.memory for device in known if device.id == worker.device), None)
-        if worker.backend != "cpu" and size is not None and needed[True] > size * USABLE:
-            return _too_little(f"{worker.name} on {worker.device}", needed[True], size)
-    main = needed[False] * len(on_cpu)
-    who = f"{len(on_cpu)} CPU worker{'' if len(on_cpu) == 1 else 's'}"
+        size, backend = plan.device_memory(worker), cast("Backend", worker.backend)
+        if backend != "cpu" and size is not None and not job.fits(Room(size, backend)):
+            return _too_little(f"{worker.name} on {worker.device}", job.needed(backend), size)
+    main = job.needed("cpu") * on_cpu
+    who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
     if plan.leader.host in hosts:
-        # One gradient a worker, and about four more vectors of that size.
-        main += 4 * layout.size * (len(plan.workers) + 4)
+        main += coordinator_memory(layout, len(plan.workers))
         who = f"{who} and the coordinator" if on_cpu else "the coordinator"
     available = available_memory()
-    if available is not None and main > available * USABLE:
+    if available is not None and main > Room(available, "cpu").usable:
         return _too_little(who, main, available)
     free = "" if available is None else f" of {available / _GIB:.1f}"
     return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned")

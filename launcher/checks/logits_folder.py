@@ -40,17 +40,18 @@ def check_logits(folder: Path) -> Finding:
     return Finding("ok", f"{folder}, {len(shards)} shards of a teacher's logits")
 
 
-def logits_content(folder: Path, state_folder: Path) -> dict[str, str]:
+def logits_content(path: str | Path, state_folder: str | Path) -> dict[str, str]:
     """Return the digests of what makes a folder of logits: its description, and every shard's.
 
     They are those that the members of a run compare when they join. A shard's digest is the one in
     its manifest, since reading a shard verifies its bytes. Empty if the folder is incomplete.
     """
+    folder = Path(path)
     if check_logits(folder).status == "fail":
         return {}
     shards = _read_shards(folder)
     vouched = {name: digest for name, digest in shards.items() if digest is not None}
-    return digests([folder / DATASET], state_folder) | vouched
+    return digests([folder / DATASET], Path(state_folder)) | vouched
 
 
 def _read_shards(folder: Path) -> dict[str, str | None]:

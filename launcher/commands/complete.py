@@ -38,9 +38,9 @@ def _or_files(offer: Offer) -> Offer:
 
 
 def _runs(context: click.Context) -> list[Any]:
-    from launcher.commands.cluster_access import open_registry
+    from launcher.runs.cluster import Cluster
 
-    return open_registry(context.params.get("inventory")).all()
+    return Cluster(context.params.get("inventory")).runs()
 
 
 @_quietly
@@ -60,10 +60,10 @@ def process_names(context: click.Context) -> list[str]:
 @_quietly
 def host_names(context: click.Context) -> list[str]:
     """Offer the hosts of the inventory."""
-    from launcher.inventory.cache import recall_hosts
+    from launcher.runs.cluster import Cluster
 
     source = context.params.get("inventory")
-    return [host.name for host in recall_hosts(source)] if source is not None else []
+    return [host.name for host in Cluster(source).hosts] if source is not None else []
 
 
 @_quietly

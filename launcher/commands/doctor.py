@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.cluster_access import read_hosts
 from launcher.commands.options import (
     config_options,
-    given_of_own,
+    config_order,
     inventory_options,
     json_option,
-    read_config,
 )
 
 if TYPE_CHECKING:
     from launcher.checks.finding import Check
+    from launcher.runs.cluster import Cluster
 
 
 @click.command()
@@ -26,10 +25,7 @@ if TYPE_CHECKING:
 @config_options
 @json_option
 def doctor(
-    inventory: Path | None,
-    limit: str,
-    extra_vars: tuple[str, ...],
-    expect_workers: int | None,
+    cluster: Cluster,
     as_json: bool,
     **config_flags: Any,
 ) -> None:
@@ -38,16 +34,8 @@ def doctor(
     Model, data, output and memory are checked when they are named (--preset, --config, --model
     or --data). Exits with 4 when a check fails.
     """
-    from launcher.runs.doctor import diagnose
-    from launcher.views.render import working
-
-    hosts = read_hosts(inventory, limit, extra_vars)
-    config = read_config(**config_flags, hosts=hosts)
-    given = given_of_own(**config_flags)
     whole = any(config_flags.values())
-    with working("checking the hosts"):
-        checks = diagnose(hosts, config, expect_workers, whole=whole, given=given)
-    show_checks(checks, as_json)
+    show_checks(cluster.doctor(config_order(**config_flags), whole), as_json)
 
 
 def show_checks(checks: Sequence[Check], as_json: bool) -> None:
@@ -60,7 +48,7 @@ def show_checks(checks: Sequence[Check], as_json: bool) -> None:
     from launcher.views import render
 
     if as_json:
-        tree = [render.check_tree(check) for check in checks]
+        tree = [asdict(check) for check in checks]
         render.print_json({"schema": "motley.doctor/1", "checks": tree})
     else:
         render.console().print(render.checks_table(checks, render.width()))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from launcher.commands import complete
-from launcher.commands.cluster_access import open_registry
 from launcher.commands.options import inventory_option, json_option, run_option
+
+if TYPE_CHECKING:
+    from launcher.runs.cluster import Cluster
 
 
 @click.command()
@@ -33,19 +35,20 @@ from launcher.commands.options import inventory_option, json_option, run_option
 @run_option
 @json_option
 def logs(
+    cluster: Cluster,
     names: tuple[str, ...],
     follow: bool,
     tail: int | None,
     attempt: int | None,
     since: str | None,
     grep: str | None,
-    inventory: Path | None,
     run_id: str | None,
     as_json: bool,
 ) -> None:
     """Print what processes wrote, such as worker-2 or coordinator; without a name, of all."""
     from launcher.errors import ConfigError
-    from launcher.runs.status import RunMonitor, find_run
+    from launcher.runs.status import RunMonitor
+    from launcher.terminal import note
     from launcher.views import logs as process_logs
     from launcher.views import render
     from launcher.views.log_printer import Printer, parse_pattern, parse_since
@@ -58,14 +61,14 @@ def logs(
         since=parse_since(since) if since else None,
         grep=parse_pattern(grep) if grep is not None else None,
     )
-    run = find_run(open_registry(inventory), run_id)
+    run = cluster.find(run_id)
     if run is None:
         raise ConfigError("nothing has been started here; start with: launch cluster up")
     chosen = process_logs.choose(run, names)
     printer = Printer(as_json, chosen)
     reader = process_logs.LogReader(RunMonitor(run), chosen, printer, selection)
     if not follow:
-        reader.print_existing(render.note)
+        reader.print_existing(note)
         return
     with render.detaching(" ".join(["launch logs", *names, "-f"]), run.run_id):
-        reader.follow(render.note)
+        reader.follow(note)

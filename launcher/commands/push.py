@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.cluster_access import read_hosts
 from launcher.commands.options import cluster_options, json_option
+
+if TYPE_CHECKING:
+    from launcher.runs.cluster import Cluster
 
 
 @click.command()
@@ -27,9 +30,7 @@ from launcher.commands.options import cluster_options, json_option
 @click.option("--dry-run", is_flag=True, help="Print what would change; install nothing.")
 @json_option
 def push(
-    inventory: Path | None,
-    limit: str,
-    extra_vars: tuple[str, ...],
+    cluster: Cluster,
     wheel: Path | None,
     rollback: bool,
     quick: bool,
@@ -41,37 +42,25 @@ def push(
 
     Every host is checked first; if one cannot be updated, none is. The previous version is kept.
     """
-    from launcher.deploy import push as pushing
-    from launcher.deploy.environments import read_wheel
-    from launcher.deploy.wheel import BuiltWheel, build_wheel, checkout_folder
+    from launcher.deploy.push import Fleet, update_tree
+    from launcher.deploy.wheel import wheel_to_push
     from launcher.errors import ConfigError
+    from launcher.terminal import note
     from launcher.views import render
 
     if rollback and wheel is not None:
         raise ConfigError("--rollback returns to the version on the hosts; leave out --wheel")
-    fleet = pushing.Fleet(read_hosts(inventory, limit, extra_vars), render.note)
+    fleet = Fleet(cluster.hosts, note)
     with tempfile.TemporaryDirectory(prefix="motley-push-") as folder:
-        built: BuiltWheel | None = None
-        if wheel is not None:
-            facts = read_wheel(wheel)
-            built = BuiltWheel(facts.path, facts.version, facts.sha256)
-        elif not rollback:
-            checkout = checkout_folder()
-            if checkout is None:
-                raise ConfigError("this is an installed Motley, not a checkout; name one: --wheel")
-            built = build_wheel(checkout, Path(folder))
-        fleet.skip_own()
-        updates = fleet.examine(built)
-        if not dry_run:
-            pushing.refuse(updates, quick, force)
-            fleet.apply(updates, built, force)
+        built = None if rollback else wheel_to_push(wheel, Path(folder))
+        updates = fleet.push(built, quick=quick, force=force, dry_run=dry_run)
     if as_json:
         tree = {
             "schema": "motley.push/1",
             "dry_run": dry_run,
             "version": built.version if built else None,
             "sha256": built.sha256 if built else None,
-            "hosts": [pushing.update_tree(update) for update in updates],
+            "hosts": [update_tree(update) for update in updates],
         }
         render.print_json(tree)
         return

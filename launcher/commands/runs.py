@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.cluster_access import open_registry
 from launcher.commands.options import inventory_option, json_option
+
+if TYPE_CHECKING:
+    from launcher.runs.cluster import Cluster
 
 
 @click.command()
 @inventory_option
 @json_option
-def runs(inventory: Path | None, as_json: bool) -> None:
+def runs(cluster: Cluster, as_json: bool) -> None:
     """List the runs of a cluster, the oldest first; those of this machine without an inventory."""
     from launcher.runs.status import RunMonitor
     from launcher.views import render
 
-    views = [RunMonitor(run).observe() for run in open_registry(inventory).all()]
+    views = [RunMonitor(run).observe() for run in cluster.runs()]
     if as_json:
         tree = [
             {

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.commands import complete
-from launcher.commands.cluster_access import read_hosts
 from launcher.commands.options import cluster_options, json_option
 
 if TYPE_CHECKING:
+    from launcher.runs.cluster import Cluster
     from launcher.transfer.sync import Synced
 
 
@@ -23,18 +23,16 @@ if TYPE_CHECKING:
 @cluster_options
 @json_option
 def inputs(
+    cluster: Cluster,
     paths: tuple[Path, ...],
-    inventory: Path | None,
-    limit: str,
-    extra_vars: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Copy model folders and data files to every host: STATE_FOLDER/inputs/NAME."""
+    from launcher.terminal import note
     from launcher.transfer import sync
-    from launcher.views import render
 
-    hosts = read_hosts(inventory, limit, extra_vars)
-    _show("inputs", sync.push_inputs(hosts, paths, render.note), as_json)
+    hosts = cluster.hosts
+    _show("inputs", sync.push_inputs(hosts, paths, note), as_json)
 
 
 @click.command()
@@ -49,11 +47,9 @@ def inputs(
 @cluster_options
 @json_option
 def logits(
+    cluster: Cluster,
     folder: Path | None,
     origin: str | None,
-    inventory: Path | None,
-    limit: str,
-    extra_vars: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Copy a teacher's logits to the hosts that have no mounted share.
@@ -62,21 +58,21 @@ def logits(
     """
     from launcher.errors import ConfigError
     from launcher.files import default_state_folder
+    from launcher.terminal import note
     from launcher.transfer import sync
-    from launcher.views import render
 
-    hosts = read_hosts(inventory, limit, extra_vars)
+    hosts = cluster.hosts
     done: list[Synced] = []
     if origin is not None:
         source = next((host for host in hosts if host.name == origin), None)
         if source is None:
             raise ConfigError(f"--from {origin}: no such host in the inventory")
         folder = folder or default_state_folder() / "logits"
-        done.append(sync.pull(source, "logits", "", folder, render.note))
+        done.append(sync.pull(source, "logits", "", folder, note))
         hosts = tuple(host for host in hosts if host.name != origin)
     if folder is None:
         raise ConfigError("name the folder of the logits, or the host that has them: --from HOST")
-    _show("logits", [*done, *sync.push_logits(hosts, folder, render.note)], as_json)
+    _show("logits", [*done, *sync.push_logits(hosts, folder, note)], as_json)
 
 
 @click.command()
@@ -95,20 +91,18 @@ def logits(
 @cluster_options
 @json_option
 def checkpoints(
+    cluster: Cluster,
     output: Path,
     name: str,
     origin: str | None,
-    inventory: Path | None,
-    limit: str,
-    extra_vars: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Fetch checkpoints from the coordinator's host; only complete ones appear here."""
     from launcher.errors import ConfigError
+    from launcher.terminal import note
     from launcher.transfer import sync
-    from launcher.views import render
 
-    hosts = read_hosts(inventory, limit, extra_vars)
+    hosts = cluster.hosts
     wanted = [
         h for h in hosts if (h.name == origin if origin else h.coordinator or len(hosts) == 1)
     ]
@@ -118,7 +112,7 @@ def checkpoints(
             if origin
             else "motley_coordinator is true on no host; name one: --from HOST"
         )
-    done = sync.pull(wanted[0], "checkpoints", name, output, render.note)
+    done = sync.pull(wanted[0], "checkpoints", name, output, note)
     _show("checkpoints", [done], as_json)
 
 

@@ -203,7 +203,7 @@ def make_venv(folder: Path, with_pip: bool) -> None:
     """
     base = getattr(sys, "_base_executable", sys.executable)
     command = [base, "-P", "-m", "venv", *(() if with_pip else ("--without-pip",)), str(folder)]
-    result = _call(command, dict(os.environ), 300.0)
+    result = call(command, 300.0)
     if result.returncode != 0:
         python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         if "ensurepip" in result.stdout or "No module named venv" in result.stdout:
@@ -214,10 +214,7 @@ def make_venv(folder: Path, with_pip: bool) -> None:
 def python_runs(folder: Path) -> bool:
     """Whether an environment's Python starts: a system upgrade may have removed it."""
     try:
-        return (
-            _call([str(folder / "bin/python"), "-P", "-c", ""], dict(os.environ), 60.0).returncode
-            == 0
-        )
+        return call([str(folder / "bin/python"), "-P", "-c", ""], 60.0).returncode == 0
     except OSError:
         return False
 
@@ -268,8 +265,8 @@ class Pip:
         command = [str(self._python), "-P", "-m", "pip", *target, "--no-input"]
         command += ["--disable-pip-version-check", verb, "--quiet"]
         # /tmp may be memory, and torch's wheels are large.
-        environment = {**os.environ, "TMPDIR": str(self._scratch), **variables}
-        return _call([*command, *arguments], environment, _PIP_DEADLINE)
+        variables = {"TMPDIR": str(self._scratch), **variables}
+        return call([*command, *arguments], _PIP_DEADLINE, variables)
 
 
 def _locked(lock: Path) -> tuple[str, ...]:
@@ -278,10 +275,12 @@ def _locked(lock: Path) -> tuple[str, ...]:
     return (*rules, "--requirement", str(lock))
 
 
-def _call(
-    command: Sequence[str], environment: dict[str, str], deadline: float
+def call(
+    command: Sequence[str], deadline: float, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """Run a program of an environment; its stdout and stderr come together."""
     # What we run from (a wheel on PYTHONPATH) is not for pip and its children.
+    environment = {**os.environ, **(variables or {})}
     environment = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     return subprocess.run(
         command,

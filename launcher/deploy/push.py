@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from launcher.deploy.environments import WheelFacts
 from launcher.deploy.install import BEGUN_SCHEMA, RESULT_SCHEMA
-from launcher.deploy.wheel import BuiltWheel
 from launcher.errors import ConfigError, LauncherError, PartialError, PreflightError
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, Answers, ask_hosts, line_of
 from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
-from launcher.runs.registry import place_of
+from launcher.runs.run import place_of
 from launcher.supervisor.processes import ProcessIdentity
 
 RECIPE = "ansible-playbook recipes/gpu-training.yml"
@@ -68,6 +68,21 @@ class Fleet:
         self._hosts = list(hosts)
         self._report = report
 
+    def push(
+        self, wheel: WheelFacts | None, *, quick: bool, force: bool, dry_run: bool
+    ) -> list[Update]:
+        """Update every host, or none; with `dry_run` only return what that would change.
+
+        Raises:
+            LauncherError: as the methods below.
+        """
+        self.skip_own()
+        updates = self.examine(wheel)
+        if not dry_run:
+            refuse(updates, quick, force)
+            self.apply(updates, wheel, force)
+        return updates
+
     def skip_own(self) -> None:
         """Leave out hosts that run Motley from elsewhere, such as this checkout.
 
@@ -83,7 +98,7 @@ class Fleet:
         if not self._hosts:
             raise ConfigError(f"no host has Motley installed; first: {RECIPE}")
 
-    def examine(self, wheel: BuiltWheel | None) -> list[Update]:
+    def examine(self, wheel: WheelFacts | None) -> list[Update]:
         """Copy the wheel to every host and ask what it would change; no wheel: plan a rollback.
 
         Raises:
@@ -98,7 +113,7 @@ class Fleet:
         trees = self._run(wheel, arguments, _CHECK_DEADLINE).require()
         return [_update(name, tree, wheel is None) for name, tree in trees.items()]
 
-    def apply(self, updates: Sequence[Update], wheel: BuiltWheel | None, force: bool) -> None:
+    def apply(self, updates: Sequence[Update], wheel: WheelFacts | None, force: bool) -> None:
         """Install or roll back on every host at once.
 
         Raises:
@@ -125,7 +140,7 @@ class Fleet:
 
     def _run(
         self,
-        wheel: BuiltWheel | None,
+        wheel: WheelFacts | None,
         arguments: Sequence[str],
         deadline: float,
         hosts: Sequence[Host] | None = None,
@@ -200,7 +215,7 @@ class _Failure:
 class _Job:
     """One run of `launcher.installation` on a host."""
 
-    def __init__(self, host: Host, connection: Connection, wheel: BuiltWheel | None) -> None:
+    def __init__(self, host: Host, connection: Connection, wheel: WheelFacts | None) -> None:
         self._host = host
         self._connection = connection
         self._wheel = wheel
@@ -256,12 +271,12 @@ class _Job:
         raise LauncherError(f"the installation did not end within {deadline:.0f} s; see {log}")
 
 
-def _folder(host: Host, connection: Connection, wheel: BuiltWheel | None) -> str:
+def _folder(host: Host, connection: Connection, wheel: WheelFacts | None) -> str:
     name = "rollback" if wheel is None else wheel.sha256[:12]
     return str(place_of(host, connection).folder / "push" / name)
 
 
-def _bring(host: Host, connection: Connection, wheel: BuiltWheel, data: bytes) -> None:
+def _bring(host: Host, connection: Connection, wheel: WheelFacts, data: bytes) -> None:
     """Write the wheel on a host and remove those of earlier pushes."""
     folder = PurePosixPath(_folder(host, connection, wheel))
     connection.write(str(folder / wheel.path.name), data)

@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -229,15 +228,7 @@ def _check_import(folder: Path) -> None:
     """Check that a version starts, before `current` is switched to it."""
     # Both modules exist in every version: the new `current` may be an older one.
     command = [str(folder / "bin/python"), "-P", "-c", "import launcher.session, trainer.build"]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    result = subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = environments.call(command, 120.0)
     if result.returncode != 0:
-        words = result.stderr.strip().splitlines()[-5:]
+        words = result.stdout.strip().splitlines()[-5:]
         raise LauncherError(f"{folder.name} does not start; nothing was switched", words)

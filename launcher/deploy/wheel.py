@@ -7,17 +7,16 @@ hash of the wheel identifies the code that a host runs.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from launcher.deploy.environments import WheelFacts, read_wheel
 from launcher.errors import ConfigError, LauncherError
 
 _EPOCH = "1577836800"
@@ -25,15 +24,14 @@ _EPOCH = "1577836800"
 _FILES = ("pyproject.toml", "README.md", "LICENSE")
 _PACKAGES = ("launcher", "trainer")
 _DEADLINE = 300.0
+_BACKEND = """
+import sys
+from setuptools import build_meta
 
-
-@dataclass(frozen=True)
-class BuiltWheel:
-    """A wheel on this machine."""
-
-    path: Path
-    version: str
-    sha256: str
+sys.tracebacklimit = 0  # what is wrong with the sources, not where setuptools saw it
+build_meta.build_wheel(sys.argv[1])
+"""
+"""What pip runs in the folder of the sources: `pyproject.toml` names it as `build-backend`."""
 
 
 def checkout_folder() -> Path | None:
@@ -42,7 +40,21 @@ def checkout_folder() -> Path | None:
     return folder if (folder / "pyproject.toml").is_file() else None
 
 
-def build_wheel(checkout: Path, folder: Path) -> BuiltWheel:
+def wheel_to_push(named: Path | None, folder: Path) -> WheelFacts:
+    """Return the named wheel, else one of this checkout, which is built into `folder`.
+
+    Raises:
+        LauncherError: it is no wheel of Motley, or there is no checkout to build one of.
+    """
+    if named is not None:
+        return read_wheel(named)
+    checkout = checkout_folder()
+    if checkout is None:
+        raise ConfigError("this is an installed Motley, not a checkout; name one: --wheel")
+    return build_wheel(checkout, folder)
+
+
+def build_wheel(checkout: Path, folder: Path) -> WheelFacts:
     """Build the wheel of a checkout into `folder`, which is made.
 
     It is built from a copy: nothing is written to the checkout, stale files (`build/`) are
@@ -50,7 +62,7 @@ def build_wheel(checkout: Path, folder: Path) -> BuiltWheel:
 
     Raises:
         ConfigError: this is no checkout of Motley.
-        LauncherError: pip could not build it; its last lines are in the details.
+        LauncherError: setuptools could not build it; its last lines are in the details.
     """
     missing = [name for name in (*_FILES, *_PACKAGES) if not (checkout / name).exists()]
     if missing:
@@ -65,8 +77,7 @@ def build_wheel(checkout: Path, folder: Path) -> BuiltWheel:
         shutil.copyfile(built, partial)
         partial.chmod(0o644)
         partial.replace(target)
-    digest = hashlib.sha256(target.read_bytes()).hexdigest()
-    return BuiltWheel(path=target, version=target.name.split("-")[1], sha256=digest)
+    return read_wheel(target)
 
 
 def _copy(checkout: Path, source: Path) -> None:
@@ -81,13 +92,14 @@ def _copy(checkout: Path, source: Path) -> None:
 
 
 def _build(source: Path, folder: Path) -> Path:
-    # With the setuptools of this environment, from the locks: no package index is used.
+    # By the setuptools of this environment, from the locks, asked directly: pip would look for an
+    # index, and takes as long again.
     if find_spec("setuptools") is None:
         raise LauncherError(f"{sys.executable} has no setuptools to build a wheel with: make setup")
-    command = [sys.executable, "-P", "-m", "pip", "wheel", "--no-deps", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--no-build-isolation", "--wheel-dir", str(folder)]
+    folder.mkdir()
     result = subprocess.run(
-        [*command, str(source)],
+        [sys.executable, "-P", "-c", _BACKEND, str(folder)],
+        cwd=source,
         env={**os.environ, "SOURCE_DATE_EPOCH": _EPOCH},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -98,7 +110,7 @@ def _build(source: Path, folder: Path) -> Path:
     wheels = list(folder.glob("motley-*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         words = [line for line in result.stderr.splitlines() if line.strip()]
-        raise LauncherError("pip could not build a wheel of this checkout", words[-10:])
+        raise LauncherError("setuptools could not build a wheel of this checkout", words[-10:])
     return wheels[0]
 
 

@@ -18,18 +18,27 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.facts import vulkan
-from launcher.facts.pci import NVIDIA, PCI_DEVICES, Card, cards, in_container, named, normal_address
+from launcher.facts.pci import (
+    NVIDIA,
+    PCI_DEVICES,
+    Card,
+    cards,
+    in_container,
+    named,
+    normal_address,
+    read,
+)
+from trainer.process import nvidia_smi
 
 Backend = Literal["cuda", "wgpu", "cpu"]
 
-QUERY = "uuid,pci.bus_id,name,memory.total"
-"""The fields of the nvidia-smi query; `parse_nvidia_smi` reads them in this order."""
-_MIB = 1 << 20
+FIELDS = ("uuid", "pci.bus_id", "name", "memory.total")
+"""What nvidia-smi is asked for; the nvidia role asks for the same."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU, or the CPU, of a host; a worker trains on one."""
+    """One GPU, or the CPU, of a host; a worker trains on one, or on those of a replica group."""
 
     backend: Backend
     id: str
@@ -41,6 +50,10 @@ class Device:
     """Threads of a CPU worker when the inventory fixes them."""
     pci: str = ""
     """PCI address as `0000:0b:00.0`, where known."""
+    group: int | None = None
+    """The replica group of its host, by number, that it belongs to; None: a worker of its own."""
+    strategy: str = ""
+    """How that group holds its replica."""
     kind: str = ""
     """What Vulkan calls a wgpu device: discrete, integrated, virtual or software."""
 
@@ -81,7 +94,7 @@ def detect(
         found_cards = named(found_cards, run(["lspci", "-nn", "-D"])[1])
     nvidia = [card for card in found_cards if card.vendor == NVIDIA]
     others = tuple(card for card in found_cards if card.vendor != NVIDIA)
-    cuda = detect_cuda(nvidia, *run(nvidia_query()), confined=in_container())
+    cuda = detect_cuda(nvidia, *run(nvidia_smi.query(*FIELDS)), confined=in_container())
     shown, problems = _detect_vulkan(run, others, allow_software)
     fallback = (Device("cpu", "cpu", cpu_name(), None),)
     # An integrated GPU shares memory and power with the CPU: it is used only if it is listed.
@@ -90,17 +103,12 @@ def detect(
     return Detection(devices, cuda.problems, shown, problems)
 
 
-def nvidia_query() -> list[str]:
-    """Return the command whose output `detect_cuda` reads."""
-    return ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
-
-
 def detect_cuda(
     nvidia: Sequence[Card], code: int, output: str, *, confined: bool = False
 ) -> Detection:
     """Return the CUDA devices, and a problem when fewer answer than there are on the bus.
 
-    `code` and `output` are those of `nvidia_query`; `confined`: this is a container, whose bus
+    `code` and `output` are those of a query of `FIELDS`; `confined`: this is a container, whose bus
     also shows cards that are not assigned to it.
     """
     found = parse_nvidia_smi(output) if code == 0 else Detection(())
@@ -153,28 +161,30 @@ def _user() -> str:
 
 
 def parse_nvidia_smi(output: str) -> Detection:
-    """Read the CSV (no header, no units) of `nvidia-smi --query-gpu=` with the fields above.
-
-    Memory comes in MiB; `[N/A]` (shared-memory boards) is no number and no reason to drop a card.
-    """
-    devices: list[Device] = []
-    problems: list[str] = []
-    for line in output.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 4 or not fields[0].startswith("GPU-"):
-            if line.strip() and not line.startswith("No devices"):
-                problems.append(f"nvidia-smi reports a card it cannot use: {line.strip()}")
-            continue
-        uuid, bus, name, memory = fields
-        size = int(memory) * _MIB if memory.isdigit() else None
-        devices.append(Device("cuda", uuid, name, size, pci=normal_address(bus)))
+    """Read the answer to a query of `FIELDS`; without a memory's size a card is still one."""
+    found, others = nvidia_smi.read(output, *FIELDS)
+    devices = (
+        Device(
+            "cuda",
+            card["uuid"],
+            card["name"],
+            nvidia_smi.size(card["memory.total"]),
+            pci=normal_address(card["pci.bus_id"]),
+        )
+        for card in found
+    )
+    problems = (
+        f"nvidia-smi reports a card it cannot use: {line}"
+        for line in others
+        if not line.startswith("No devices")
+    )
     return Detection(tuple(devices), tuple(problems))
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Return the cores this process may use: affinity mask and container quota included."""
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = _read(cgroup).partition(" ")
+    quota, _, period = read(cgroup).partition(" ")
     if quota.isdigit() and period.isdigit():
         cores = min(cores, math.ceil(int(quota) / int(period)))
     return max(1, cores)
@@ -191,7 +201,7 @@ def main_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _memory(kind: str, meminfo: Path) -> int | None:
-    for line in _read(meminfo).splitlines():
+    for line in read(meminfo).splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
     return None
@@ -199,7 +209,7 @@ def _memory(kind: str, meminfo: Path) -> int | None:
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the processor's model name, or `CPU`."""
-    for line in _read(cpuinfo).splitlines():
+    for line in read(cpuinfo).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "CPU"
@@ -237,10 +247,3 @@ def _missing_driver(nvidia: Sequence[Card], code: int, output: str, seen: int) -
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         reason = lines[0] if lines else f"nvidia-smi ended with code {code}"
     return f"NVIDIA card at {where} cannot be used: {reason}"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

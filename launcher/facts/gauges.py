@@ -6,21 +6,23 @@ one nvidia-smi. A reading that a device does not offer is None. Standard library
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.facts.devices import Runner, run_command
-from launcher.facts.pci import AMD, PCI_DEVICES, cards, normal_address
+from launcher.facts.devices import Runner, available_memory, main_memory, run_command
+from launcher.facts.pci import AMD, PCI_DEVICES, cards, normal_address, read
+from trainer.process import nvidia_smi
 
-QUERY = "uuid,pci.bus_id,memory.used,memory.total,temperature.gpu,utilization.gpu"
-"""The fields of the nvidia-smi query, in this order."""
+FIELDS = (
+    *("uuid", "pci.bus_id"),
+    *("memory.used", "memory.total", "temperature.gpu", "utilization.gpu"),
+)
+"""What nvidia-smi is asked for."""
 
 HWMON = Path("/sys/class/hwmon")
 MEMINFO = Path("/proc/meminfo")
 
 _CPU_SENSORS = ("k10temp", "coretemp", "zenpower", "cpu_thermal")
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def read_gauges(
     """Return the devices by their names in an inventory: UUID, PCI address, `cpu`."""
     run = run or run_command
     found = {"cpu": _cpu(hwmon, meminfo)}
-    code, output = run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"])
+    code, output = run(nvidia_smi.query(*FIELDS))
     if code == 0:
         found |= parse_nvidia_gauges(output)
     for card in cards(pci):
@@ -52,21 +54,17 @@ def read_gauges(
 
 
 def parse_nvidia_gauges(output: str) -> dict[str, Gauge]:
-    """Return the cards by UUID and by PCI address; `[N/A]` is None."""
+    """Return the cards by UUID and by PCI address."""
     found: dict[str, Gauge] = {}
-    for line in output.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 6 or not fields[0].startswith("GPU-"):
-            continue
-        used, total, temperature, load = (int(f) if f.isdigit() else None for f in fields[2:])
+    for card in nvidia_smi.read(output, *FIELDS)[0]:
+        temperature = nvidia_smi.number(card["temperature.gpu"])
         gauge = Gauge(
-            memory_used=None if used is None else used * _MIB,
-            memory_total=None if total is None else total * _MIB,
+            memory_used=nvidia_smi.size(card["memory.used"]),
+            memory_total=nvidia_smi.size(card["memory.total"]),
             temperature=None if temperature is None else float(temperature),
-            load=load,
+            load=nvidia_smi.number(card["utilization.gpu"]),
         )
-        found[fields[0]] = gauge
-        found[normal_address(fields[1])] = gauge
+        found |= {card["uuid"]: gauge, normal_address(card["pci.bus_id"]): gauge}
     return found
 
 
@@ -80,32 +78,23 @@ def _amd(device: Path) -> Gauge:
 
 
 def _cpu(hwmon: Path, meminfo: Path) -> Gauge:
-    sizes: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            name, _, rest = line.partition(":")
-            if name in ("MemTotal", "MemAvailable"):
-                sizes[name] = int(rest.split()[0]) * 1024
-    total, free = sizes.get("MemTotal"), sizes.get("MemAvailable")
+    total, free = main_memory(meminfo), available_memory(meminfo)
     used = None if total is None or free is None else total - free
     return Gauge(used, total, _temperature(hwmon, _CPU_SENSORS))
 
 
 def _temperature(folder: Path, sensors: tuple[str, ...] = ()) -> float | None:
     """Return the first sensor's value; hwmon gives thousandths of a degree."""
-    with contextlib.suppress(OSError):
-        for sensor in sorted(folder.iterdir()):
-            with contextlib.suppress(OSError):
-                name = (sensor / "name").read_text(encoding="ascii").strip()
-                if not sensors or name in sensors:
-                    value = _number(sensor / "temp1_input")
-                    if value is not None:
-                        return value / 1000.0
+    for sensor in sorted(folder.glob("*")):
+        if not sensors or read(sensor / "name") in sensors:
+            value = _number(sensor / "temp1_input")
+            if value is not None:
+                return value / 1000.0
     return None
 
 
 def _number(path: Path) -> int | None:
     try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        return int(read(path))
+    except ValueError:
         return None

@@ -14,6 +14,7 @@ from typing import Literal
 
 from launcher.facts.devices import Runner, main_memory, run_command, usable_cores
 from launcher.facts.network import Network, network
+from launcher.facts.pci import read
 
 LIBRARIES = ("numpy", "safetensors", "tokenizers", "torch", "transformers", "peft")
 """Libraries whose releases should be the same on every host that trains."""
@@ -70,8 +71,8 @@ def identity(proc: Path = Path("/proc"), machine_id: Path = Path("/etc/machine-i
     boot and the network namespace.
     """
     parts = [
-        _text(proc / "sys/kernel/random/boot_id"),
-        _text(machine_id),
+        read(proc / "sys/kernel/random/boot_id"),
+        read(machine_id),
         _link(proc / "self/ns/net"),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -131,13 +132,6 @@ def _wheel(prefix: Path) -> str:
     try:
         return str(json.loads((prefix / "motley.json").read_bytes())["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
         return ""
 
 

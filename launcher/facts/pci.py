@@ -58,14 +58,14 @@ def cards(pci: Path = PCI_DEVICES) -> tuple[Card, ...]:
         return ()
     found: list[Card] = []
     for folder in sorted(pci.iterdir()):
-        vendor, kind = (_read(folder / name).removeprefix("0x") for name in ("vendor", "class"))
+        vendor, kind = (read(folder / name).removeprefix("0x") for name in ("vendor", "class"))
         if vendor in MAKERS and kind[:4] in _DISPLAY_CLASSES:
-            memory = _read(folder / "mem_info_vram_total")
+            memory = read(folder / "mem_info_vram_total")
             found.append(
                 Card(
                     folder.name,
                     vendor,
-                    _read(folder / "device").removeprefix("0x"),
+                    read(folder / "device").removeprefix("0x"),
                     driver=_driver(folder),
                     node=_render_node(folder),
                     memory=int(memory) if memory.isdigit() else None,
@@ -129,7 +129,8 @@ def _render_node(folder: Path) -> str:
     return f"/dev/dri/{nodes[0]}" if nodes else ""
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """Return a small file of the kernel without its line end; empty when there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -14,16 +14,13 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from launcher.hosts import frames
-from launcher.hosts.base import Connection
-from launcher.hosts.local import LocalConnection
-from launcher.supervisor.processes import ProcessIdentity
+from launcher.files import default_state_folder
+from launcher.hosts import frames, operations
+from launcher.hosts.operations import Operation
 
 UNIT_PROGRAM = "/usr/local/sbin/motley-unit"
 """The command that the trainer role installs if processes can be units."""
@@ -37,24 +34,27 @@ MOST_REQUESTS = 64
 MOST_UPLOAD = 256 << 20
 """Total bytes of the files that are being sent to this host."""
 
-Operation = Callable[..., Any]
-
 
 class Agent:
     """Answers requests until its input ends. Not reusable."""
 
-    def __init__(self, requests: int, answers: int, connection: Connection | None = None) -> None:
+    def __init__(self, requests: int, answers: int) -> None:
         """Take the descriptors of both directions."""
         self._requests = requests
         self._answers = answers
-        self._connection = connection or LocalConnection()
         self._sending = threading.Lock()
         self._state = threading.Lock()
         self._under_way = 0
         self._locks: dict[str, contextlib.ExitStack] = {}
         self._given_up: set[str] = set()
         self._uploads: dict[str, bytearray] = {}
-        self._operations = self._table()
+        self._own: dict[str, Operation] = {
+            "read": _read,
+            "append": self._append,
+            "write": self._write,
+            "lock": self._lock,
+            "unlock": self._unlock,
+        }
 
     def serve(self) -> None:
         """Send the hello and answer until stdin ends or is silent; all locks are free on return."""
@@ -82,10 +82,10 @@ class Agent:
             "schema": frames.SCHEMA,
             "version": release,
             "wheel": _wheel(),
-            "python": self._connection.python,
-            "user": self._connection.user,
+            "python": sys.executable,
+            "user": operations.user_name(),
             "units": Path(UNIT_PROGRAM).exists() and Path("/run/systemd/system").is_dir(),
-            "state_folder": self._connection.state_folder,
+            "state_folder": str(default_state_folder()),
             "pid": os.getpid(),
         }
 
@@ -99,10 +99,8 @@ class Agent:
             arguments: Any = request.get("args") or {}
             if name == "ping":  # in this thread: proves that the host lives, not its disks
                 return self._send({"id": number, "result": None})
-            operation = self._operations.get(str(name))
-            if operation is None or not isinstance(arguments, dict):
-                raise ValueError(f"no operation {name!r} is known here")
-            named = cast("dict[str, Any]", arguments)
+            if name == "ask":  # a launcher of an earlier version kept questions apart
+                name, arguments = arguments["name"], arguments["arguments"]
             with self._state:
                 if self._under_way >= MOST_REQUESTS:
                     raise BlockingIOError(
@@ -111,12 +109,12 @@ class Agent:
                 self._under_way += 1
         except Exception as error:  # whatever came in, the next line is answered
             return self._send({"id": number, "error": frames.error_frame(error)})
-        threading.Thread(target=self._answer, args=(number, operation, named), daemon=True).start()
+        threading.Thread(target=self._answer, args=(number, name, arguments), daemon=True).start()
         return None
 
-    def _answer(self, number: Any, operation: Operation, arguments: dict[str, Any]) -> None:
+    def _answer(self, number: Any, name: Any, arguments: Any) -> None:
         try:
-            answer = {"id": number, "result": operation(**arguments)}
+            answer = {"id": number, "result": operations.perform(str(name), arguments, self._own)}
         except Exception as error:  # the asking side raises it again
             answer = {"id": number, "error": frames.error_frame(error)}
         finally:
@@ -133,46 +131,6 @@ class Agent:
             while line:
                 line = line[os.write(self._answers, line) :]
 
-    def _table(self) -> dict[str, Operation]:
-        on = self._connection
-        return {
-            "read": self._read,
-            "size": on.size,
-            "append": self._append,
-            "write": self._write,
-            "names": on.names,
-            "make_folder": on.make_folder,
-            "exists": on.exists,
-            "remove": on.remove,
-            "lock": self._lock,
-            "unlock": self._unlock,
-            "spawn": on.spawn,
-            "is_alive": self._is_alive,
-            "send_signal": self._send_signal,
-            "send_group_signal": self._send_group_signal,
-            "find_run": self._find_run,
-            "describe": self._describe,
-            "ask": on.ask,
-        }
-
-    def _is_alive(self, process: dict[str, Any]) -> bool:
-        return self._connection.is_alive(ProcessIdentity(**process))
-
-    def _send_signal(self, process: dict[str, Any], number: int) -> bool:
-        return self._connection.send_signal(ProcessIdentity(**process), number)
-
-    def _send_group_signal(self, leader: dict[str, Any], number: int) -> bool:
-        return self._connection.send_group_signal(ProcessIdentity(**leader), number)
-
-    def _find_run(self, run_id: str) -> list[dict[str, Any]]:
-        return [asdict(found) for found in self._connection.find_run(run_id)]
-
-    def _describe(self, process: dict[str, Any]) -> str:
-        return self._connection.describe(ProcessIdentity(**process))
-
-    def _read(self, path: str, offset: int, limit: int) -> str:
-        return frames.pack(self._connection.read(path, offset, min(limit, frames.PIECE)))
-
     def _append(self, token: str, data: str) -> None:
         piece = frames.unpack(data)
         with self._state:
@@ -186,11 +144,11 @@ class Agent:
     def _write(self, path: str, data: str, token: str | None) -> None:
         with self._state:
             before = self._uploads.pop(token, bytearray()) if token else bytearray()
-        self._connection.write(path, bytes(before) + frames.unpack(data))
+        operations.write(path, bytes(before) + frames.unpack(data))
 
     def _lock(self, path: str, purpose: str, token: str) -> None:
         held = contextlib.ExitStack()
-        held.enter_context(self._connection.lock(path, purpose))
+        held.enter_context(operations.lock(path, purpose))
         with self._state:
             if token in self._given_up:  # the caller's deadline has passed
                 held.close()
@@ -204,6 +162,10 @@ class Agent:
                 self._given_up.add(token)
             else:
                 held.close()
+
+
+def _read(path: str, offset: int, limit: int) -> str:
+    return frames.pack(operations.read(path, offset, min(limit, frames.PIECE)))
 
 
 def main() -> int:

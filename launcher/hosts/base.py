@@ -1,121 +1,145 @@
-"""The operations of the launcher on a host: the contract of `local.py` and `remote.py`."""
+"""A host as the launcher uses it: one `call`, and what is called most with its types."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Any, TypeVar
 
+from launcher.errors import UnreachableError
+from launcher.hosts.received import receive
 from launcher.supervisor.processes import ProcessIdentity
 
-ASK_DEADLINE = 10.0
-"""Seconds that a question may take by default."""
+CALL_DEADLINE = 10.0
+"""Seconds that an operation may take by default."""
 
 UNIT_DEADLINE = 60.0
 """Seconds that starting or stopping a unit may take: stopping waits until a worker has ended."""
 
+T = TypeVar("T")
 
-class Connection(Protocol):
+
+class Connection(ABC):
     """What the launcher needs of a host. Paths are absolute paths on that host.
 
     File methods raise OSError (FileNotFoundError for what is not there); every method of a host
     that does not answer raises UnreachableError, which names it. Safe to use from many threads.
     """
 
+    host = "localhost"
+
     @property
+    @abstractmethod
     def python(self) -> str:
         """The host's interpreter that has the `launcher` package."""
-        ...
 
     @property
+    @abstractmethod
     def state_folder(self) -> str:
         """Where this host keeps its runs if the inventory does not set it."""
-        ...
 
     @property
+    @abstractmethod
     def user(self) -> str:
         """The user under which all operations run there."""
-        ...
 
     @property
+    @abstractmethod
     def units(self) -> bool:
         """Whether processes can be systemd units there; else they are plain sessions."""
-        ...
 
+    @abstractmethod
+    def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
+    ) -> Any:
+        """Have an operation of `operations.py` done on that host; JSON in, JSON out.
+
+        Raises:
+            OSError, LauncherError: as the operation, or the host does not answer in time.
+            ValueError: the host knows no such operation: it is of another version.
+        """
+
+    @abstractmethod
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """Return the bytes of a file from `offset` on, at most `limit`."""
-        ...
 
-    def size(self, path: str) -> int:
-        """Return the bytes that a file has."""
-        ...
-
+    @abstractmethod
     def write(self, path: str, data: bytes) -> None:
         """Replace a file in one step, readable by its owner alone; makes the folders above."""
-        ...
 
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none when there is no folder."""
-        ...
-
-    def make_folder(self, path: str) -> None:
-        """Make a folder and those above it, for its owner alone; one that exists is left as is."""
-        ...
-
-    def exists(self, path: str) -> bool:
-        """Whether a file or folder of that name exists."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Remove a file; no error when there is none."""
-        ...
-
+    @abstractmethod
     def lock(self, path: str, purpose: str) -> AbstractContextManager[None]:
         """Hold a lock file; the lock is freed when its holder dies or is unreachable.
 
         Raises:
             PreflightError: another process holds it; its purpose is in the message.
+            UnreachableError: from any call within, once the connection that holds it has broken.
         """
-        ...
 
-    def spawn(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
-        """Start a process in a session of its own that outlives this connection."""
-        ...
-
-    def is_alive(self, process: ProcessIdentity) -> bool:
-        """Whether this process runs; a reused pid does not count."""
-        ...
-
-    def send_signal(self, process: ProcessIdentity, number: int) -> bool:
-        """Signal this process; False when it is gone."""
-        ...
-
-    def send_group_signal(self, leader: ProcessIdentity, number: int) -> bool:
-        """Signal the process group of this leader; False when it is gone."""
-        ...
-
-    def find_run(self, run_id: str) -> list[ProcessIdentity]:
-        """Return every living process of a run, wherever it was reparented to."""
-        ...
-
-    def describe(self, process: ProcessIdentity) -> str:
-        """Return the command name and pid for people."""
-        ...
-
-    def ask(
-        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = ASK_DEADLINE
-    ) -> Any:
-        """Have a question of `queries.py` answered on that host; JSON in, JSON out."""
-        ...
-
+    @abstractmethod
     def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
         """`start`, `stop` or `kill` a unit of ours; returns when systemd is done.
 
         Raises:
             PreflightError: there are no units here, or the host refuses; the message says why.
+            UnreachableError: it takes too long, or the host is gone.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Release the host: locks are freed, started processes continue. Idempotent."""
-        ...
+
+    def size(self, path: str) -> int:
+        """Return the bytes that a file has."""
+        return self._get(int, "size", path=path)
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; none when there is no folder."""
+        return [name for name in self._get(list[str], "names", folder=folder) if "/" not in name]
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and those above it, for its owner alone; one that exists is left as is."""
+        self.call("make_folder", {"path": path})
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder of that name exists, a dangling link included."""
+        return self._get(bool, "exists", path=path)
+
+    def remove(self, path: str) -> None:
+        """Remove a file; no error when there is none."""
+        self.call("remove", {"path": path})
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
+        """Start a process that outlives this connection: no terminal, no stdin, output to `log`."""
+        self.call("spawn", {"argv": list(argv), "env": dict(env), "log": log})
+
+    def is_alive(self, process: ProcessIdentity) -> bool:
+        """Whether this process runs; a reused pid does not count."""
+        return self._get(bool, "is_alive", process=asdict(process))
+
+    def send_signal(self, process: ProcessIdentity, number: int) -> bool:
+        """Signal this process; False when it is gone."""
+        return self._get(bool, "send_signal", process=asdict(process), number=int(number))
+
+    def send_group_signal(self, leader: ProcessIdentity, number: int) -> bool:
+        """Signal the process group of this leader; False when it is gone."""
+        return self._get(bool, "send_group_signal", leader=asdict(leader), number=int(number))
+
+    def find_run(self, run_id: str) -> list[ProcessIdentity]:
+        """Return every living process of a run, wherever it was reparented to."""
+        return self._get(list[ProcessIdentity], "find_run", run_id=run_id)
+
+    def describe(self, process: ProcessIdentity) -> str:
+        """Return the command name and pid for people."""
+        return self._get(str, "describe", process=asdict(process))
+
+    def _get(self, kind: type[T], name: str, **arguments: Any) -> T:
+        answer = self.call(name, arguments)
+        try:
+            return receive(kind, answer, name)
+        except ValueError:
+            raise UnreachableError(
+                f"host {self.host}: invalid answer of its agent to `{name}`"
+            ) from None

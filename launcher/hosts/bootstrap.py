@@ -19,7 +19,11 @@ RUN_USER = "motley"
 
 RECIPE = "ansible-playbook recipes/gpu-training.yml"
 
-_SCRIPT = """
+STARTED = "motley: started"
+"""What it writes to stderr first: the login is done, and the login shell has started it."""
+
+_SCRIPT = f"""
+echo "{STARTED}" >&2;
 p=$1; u=$2; t=$3;
 if [ -x "$p" ]; then
   if [ "$(id -un)" = "$u" ]; then exec "$p" -P -m launcher.agent; fi;
@@ -33,8 +37,8 @@ else
 fi;
 if [ -n "$t" ]; then
   c=$(command -v -- "$t");
-  if [ -n "$c" ] && [ -x "${c%/*}/python" ]; then
-    echo "motley: beside"; exec "${c%/*}/python" -P -m launcher.agent;
+  if [ -n "$c" ] && [ -x "${{c%/*}}/python" ]; then
+    echo "motley: beside"; exec "${{c%/*}}/python" -P -m launcher.agent;
   fi;
   echo "motley: no python beside $t";
 fi;

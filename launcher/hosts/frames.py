@@ -13,9 +13,9 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, cast
 
-from launcher import errors
 from launcher.errors import LauncherError
 
 SCHEMA = "motley.agent/1"
@@ -32,12 +32,12 @@ class FrameError(ValueError):
 
 
 def encode(frame: dict[str, Any]) -> bytes:
-    """Return a frame as its line.
+    """Return a frame as its line; dataclasses become their fields.
 
     Raises:
         FrameError: it is longer than a line may be.
     """
-    line = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+    line = json.dumps(frame, separators=(",", ":"), default=asdict).encode() + b"\n"
     if len(line) > LIMIT:
         raise FrameError(f"a frame of {len(line)} bytes; at most {LIMIT} fit in one")
     return line
@@ -103,7 +103,7 @@ class LineSplitter:
 
 
 def error_frame(error: Exception) -> dict[str, Any]:
-    """Return an error in the form that `to_error` turns back into one."""
+    """Return an error in the form that `rpc.to_error` turns back into one."""
     if isinstance(error, LauncherError):
         return {"kind": type(error).__name__, "text": str(error), "details": list(error.details)}
     if isinstance(error, OSError) and error.errno is not None:
@@ -111,19 +111,3 @@ def error_frame(error: Exception) -> dict[str, Any]:
         return {"kind": "OSError", "errno": error.errno, "text": error.strerror, "path": path}
     kind = "ValueError" if isinstance(error, ValueError) else "RuntimeError"
     return {"kind": kind, "text": str(error) if kind == "ValueError" else repr(error)}
-
-
-def to_error(tree: dict[str, Any], host: str) -> Exception:
-    """Return the error that an agent reported; one for users names its host."""
-    kind, text = str(tree.get("kind")), str(tree.get("text"))
-    if kind == "OSError":
-        return OSError(int(tree.get("errno") or 0), text, tree.get("path"))
-    found: Any = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, LauncherError):
-        line = text if host in text else f"host {host}: {text}"
-        details = tree.get("details")
-        listed = cast("list[Any]", details) if isinstance(details, list) else []
-        return found(line, [str(each) for each in listed])
-    if kind == "ValueError":
-        return ValueError(f"host {host}: {text}")
-    return RuntimeError(f"host {host}: its agent has a defect: {text}")

@@ -1,6 +1,6 @@
 """A host at the other end of a pipe, used like the local one: the client of `agent.py`.
 
-Any byte pipe will do; `ssh.py` makes them of SSH channels. Standard library only.
+Any byte pipe will do; `ssh.py` makes them of SSH channels.
 """
 
 from __future__ import annotations
@@ -10,18 +10,13 @@ import errno
 import re
 import secrets
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, cast
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 from launcher.errors import PreflightError, UnreachableError
 from launcher.hosts import frames
-from launcher.hosts.base import ASK_DEADLINE, UNIT_DEADLINE
+from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE, Connection
 from launcher.hosts.rpc import AgentLink
-from launcher.supervisor.processes import ProcessIdentity
-
-CALL_DEADLINE = 10.0
-"""Seconds that a request may take."""
 
 MOST_READ = 64 << 20
 """Bytes of one file that are read at most: a host must not fill this machine's memory."""
@@ -36,8 +31,8 @@ UNITS_MARK = "motley: units"
 UNIT_COMMAND = ("sudo", "-n", "/usr/local/sbin/motley-unit")
 
 
-class RemoteConnection:
-    """A `Connection` to a host that has an agent.
+class RemoteConnection(Connection):
+    """A host that has an agent.
 
     The next call reopens a broken link. Calls under way when it broke have failed, and a held
     lock is lost: every call within its `with` fails from then on.
@@ -49,12 +44,12 @@ class RemoteConnection:
         Raises:
             UnreachableError, PreflightError: as `open_link`, or the agent is of another version.
         """
-        self._host = host
+        self.host = host
         self._open_link = open_link
         self._opening = threading.Lock()
         self._closed = False
         self._held: dict[str, AgentLink] = {}
-        """Tokens of the held locks, and their paths."""
+        """The links of held locks, by token."""
         self._link = self._greeted(open_link())
 
     @property
@@ -111,13 +106,6 @@ class RemoteConnection:
                 break
         return bytes(found)
 
-    def size(self, path: str) -> int:
-        """Return the bytes that a file has."""
-        size = self._call("size", path=path)
-        if not isinstance(size, int):
-            raise self._nonsense("size")
-        return size
-
     def write(self, path: str, data: bytes) -> None:
         """Replace a file in one step, readable by its owner alone; makes the folders above."""
         link = self._living()
@@ -129,31 +117,9 @@ class RemoteConnection:
         end = {"path": path, "data": frames.pack(data[last:]), "token": token if last else None}
         link.call("write", end, CALL_DEADLINE)
 
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none when there is no folder."""
-        found = self._list(self._call("names", folder=folder), "names")
-        return [name for name in map(str, found) if "/" not in name]
-
-    def make_folder(self, path: str) -> None:
-        """Make a folder and those above it, for its owner alone; one that exists is left as is."""
-        self._call("make_folder", path=path)
-
-    def exists(self, path: str) -> bool:
-        """Whether a file or folder of that name exists."""
-        return bool(self._call("exists", path=path))
-
-    def remove(self, path: str) -> None:
-        """Remove a file; no error when there is none."""
-        self._call("remove", path=path)
-
     @contextlib.contextmanager
     def lock(self, path: str, purpose: str) -> Generator[None]:
-        """Hold a lock file on the host; its agent frees it when it ends or the launcher is silent.
-
-        Raises:
-            PreflightError: another process holds it.
-            UnreachableError: from any call within, once the link that holds the lock has broken.
-        """
+        """Hold a lock file; the agent frees it when it ends or the launcher falls silent."""
         link, token = self._living(), secrets.token_hex(8)
         try:
             link.call("lock", {"path": path, "purpose": purpose, "token": token}, CALL_DEADLINE)
@@ -164,81 +130,43 @@ class RemoteConnection:
             with contextlib.suppress(UnreachableError):
                 link.call("unlock", {"token": token}, _UNLOCK_DEADLINE)
 
-    def spawn(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
-        """Start a process in a session of its own that outlives this connection."""
-        self._call("spawn", argv=list(argv), env=dict(env), log=log)
-
-    def is_alive(self, process: ProcessIdentity) -> bool:
-        """Whether this process runs; a reused pid does not count."""
-        return bool(self._call("is_alive", process=asdict(process)))
-
-    def send_signal(self, process: ProcessIdentity, number: int) -> bool:
-        """Signal this process; False when it is gone."""
-        return bool(self._call("send_signal", process=asdict(process), number=int(number)))
-
-    def send_group_signal(self, leader: ProcessIdentity, number: int) -> bool:
-        """Signal the process group of this leader; False when it is gone."""
-        return bool(self._call("send_group_signal", leader=asdict(leader), number=int(number)))
-
-    def find_run(self, run_id: str) -> list[ProcessIdentity]:
-        """Return every living process of a run, wherever it was reparented to."""
-        found = self._list(self._call("find_run", run_id=run_id), "find_run")
-        try:
-            return [ProcessIdentity(int(p["pid"]), int(p["start"]), str(p["boot"])) for p in found]
-        except (KeyError, TypeError, ValueError):
-            raise self._nonsense("find_run") from None
-
-    def describe(self, process: ProcessIdentity) -> str:
-        """Return the command name and pid for people."""
-        return str(self._call("describe", process=asdict(process)))
-
-    def ask(
-        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = ASK_DEADLINE
+    def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
     ) -> Any:
-        """Have a question of `queries.py` answered on that host; JSON in, JSON out."""
-        request = {"name": name, "arguments": dict(arguments or {}), "deadline": deadline}
-        return self._living().call("ask", request, deadline)
+        """Have an operation done by the agent; JSON in, JSON out."""
+        link, given = self._living(), dict(arguments or {})
+        try:
+            return link.call(name, given, deadline)
+        except ValueError as error:
+            if f"no operation {name!r}" not in str(error):
+                raise
+            # An agent of an earlier version keeps questions apart; `versions.py` reports it.
+            return link.call("ask", {"name": name, "arguments": given}, deadline)
 
     def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
-        """`start`, `stop` or `kill` a unit of ours; returns when systemd is done.
-
-        Raises:
-            PreflightError: there are no units here, or the host refuses; the message says why.
-            UnreachableError: it takes too long, or the host is gone.
-        """
+        """`start`, `stop` or `kill` a unit, by the one sudo rule for it, beside the agent."""
         link = self._living()
         if not self.units:
             raise PreflightError(
-                f"host {self._host}: cannot {verb} {unit}: no units of ours there, or no sudo rule "
+                f"host {self.host}: cannot {verb} {unit}: no units of ours there, or no sudo rule "
                 "for them; run: ansible-playbook recipes/gpu-training.yml --tags trainer"
             )
         try:
             code, output = link.pipe.run((*UNIT_COMMAND, verb, unit), deadline)
         except TimeoutError:
             raise UnreachableError(
-                f"host {self._host}: motley-unit {verb} {unit} did not end within {deadline:.0f} s"
+                f"host {self.host}: motley-unit {verb} {unit} did not end within {deadline:.0f} s"
             ) from None
         except OSError as error:
-            raise UnreachableError(f"host {self._host}: connection lost ({error})") from None
+            raise UnreachableError(f"host {self.host}: connection lost ({error})") from None
         if code != 0:
             lines = output.strip().splitlines() or [f"exit code {code}"]
-            raise PreflightError(f"host {self._host}: motley-unit {verb} {unit}: {lines[-1]}")
+            raise PreflightError(f"host {self.host}: motley-unit {verb} {unit}: {lines[-1]}")
 
     def close(self) -> None:
         """Release the host: locks are freed, started processes continue. Idempotent."""
         self._closed = True
         self._link.close()
-
-    def _call(self, operation: str, **arguments: Any) -> Any:
-        return self._living().call(operation, arguments, CALL_DEADLINE)
-
-    def _list(self, answer: Any, operation: str) -> list[Any]:
-        if not isinstance(answer, list):
-            raise self._nonsense(operation)
-        return cast("list[Any]", answer)
-
-    def _nonsense(self, operation: str) -> UnreachableError:
-        return UnreachableError(f"host {self._host}: invalid answer of its agent to `{operation}`")
 
     def _living(self) -> AgentLink:
         with self._opening:
@@ -246,7 +174,7 @@ class RemoteConnection:
                 if link.broken is not None:
                     raise UnreachableError(f"{link.broken}; the lock held there is lost")
             if self._closed:
-                raise UnreachableError(f"host {self._host}: the connection was closed")
+                raise UnreachableError(f"host {self.host}: the connection was closed")
             if self._link.broken is not None:
                 self._link = self._greeted(self._open_link())
             return self._link
@@ -259,11 +187,11 @@ class RemoteConnection:
                 if not _PATH.fullmatch(str(link.hello[key])):
                     link.close()
                     raise UnreachableError(
-                        f"host {self._host}: its agent names a {key} that is no path of one"
+                        f"host {self.host}: its agent names a {key} that is no path of one"
                     )
             return link
         link.close()
         raise PreflightError(
-            f"host {self._host}: Motley {link.hello.get('version')} there speaks {schema}, "
+            f"host {self.host}: Motley {link.hello.get('version')} there speaks {schema}, "
             f"this one {frames.SCHEMA}; install one version on both: launch cluster push"
         )

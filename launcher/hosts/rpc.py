@@ -1,7 +1,7 @@
 """One open link to an agent: requests, answers and signs of life.
 
 Pings detect a silent host, whatever request is under way. Once broken a link stays broken;
-`remote.py` opens another. Standard library only.
+`remote.py` opens another.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from launcher.errors import UnreachableError
+from launcher import errors
+from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts import frames
+from launcher.hosts.received import receive
 
 HELLO_DEADLINE = 15.0
 """Seconds that an agent may take to start: a cold disk reads Python first."""
@@ -126,9 +129,8 @@ class AgentLink:
                 f"host {self._host}: no answer to `{operation}` within {deadline:.0f} s"
                 + self._suspicion()
             )
-        error = waiting.answer.get("error")
-        if isinstance(error, dict):
-            raise frames.to_error(cast("dict[str, Any]", error), self._host)
+        if "error" in waiting.answer:
+            raise to_error(waiting.answer["error"], self._host)
         return waiting.answer.get("result")
 
     def tell(self, operation: str, arguments: Mapping[str, Any]) -> None:
@@ -229,3 +231,31 @@ class _Waiting:
     def __init__(self) -> None:
         self.done = threading.Event()
         self.answer: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error as `frames.error_frame` describes it."""
+
+    kind: str
+    text: str | None
+    errno: int = 0
+    path: str | None = None
+    details: tuple[str, ...] = ()
+
+
+def to_error(answer: object, host: str) -> Exception:
+    """Return the error that an agent reported; one for users names its host."""
+    try:
+        failure = receive(_Failure, answer, "error")
+    except ValueError:
+        return UnreachableError(f"host {host}: invalid error of its agent")
+    kind, text = failure.kind, str(failure.text)
+    if kind == "OSError":
+        return OSError(failure.errno, text, failure.path)
+    found: Any = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, LauncherError):
+        return found(text if host in text else f"host {host}: {text}", failure.details)
+    if kind == "ValueError":
+        return ValueError(f"host {host}: {text}")
+    return RuntimeError(f"host {host}: its agent has a defect: {text}")

@@ -1,33 +1,26 @@
-"""How the launcher reaches a host. Only this file distinguishes local from remote, and uses SSH.
+"""How the launcher reaches a host. Only this file distinguishes local from remote.
 
 `connect` is the one place where a host becomes a connection. Over SSH that is a login with a
-verified host key, and an agent (`agent.py`) behind one channel. A host that cannot be
+verified host key, and an agent (`agent.py`) behind it. A host that cannot be
 reached or driven is refused here, with a line that says why.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
-import socket
 import sys
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
-from launcher.errors import LauncherError, UnreachableError
-from launcher.hosts import known_hosts, ssh_config
+from launcher.errors import UnreachableError
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import agent_command, explain
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
-from launcher.hosts.ssh_config import CONNECT_TIMEOUT, SshRoute
-from launcher.hosts.ssh_pipe import Hop, ProxyProcess, SshPipe
+from launcher.hosts.ssh_config import route_to
+from launcher.hosts.ssh_pipe import SshPipe
 from launcher.inventory.hosts import Host
-
-_KEEPALIVE = 15
-_TCP_USER_TIMEOUT_MS = 20_000
 
 
 def connect(host: Host) -> Connection:
@@ -80,19 +73,13 @@ def ssh_command(host: Host) -> list[str]:
     Raises:
         ConfigError: as `connect`.
     """
-    strictness = "accept-new" if _POOL.accept_new else "yes"
-    return ssh_config.ssh_arguments(
-        ssh_config.route_to(host), (str(known_hosts.own_file()),), strictness
-    )
+    return list(route_to(host, _POOL.accept_new).command)
 
 
 def ssh_destination(host: Host) -> str:
     """Return the name that OpenSSH is given; an IPv6 address stands in brackets, as rsync wants."""
     name = host.address or host.name
     return f"[{name}]" if ":" in name else name
-
-
-_Key = tuple[object, ...]
 
 
 @dataclass
@@ -116,101 +103,16 @@ _POOL = _Pool()
 atexit.register(close_all)
 
 
-def _key(host: Host) -> _Key:
+def _key(host: Host) -> tuple[object, ...]:
     """Return the key of a host's connection: equal keys share one, whatever else differs."""
     ssh = (host.name, host.address, host.ssh_port, host.user, host.ssh_key, host.ssh_args)
     return (*ssh, host.trainer_command)
 
 
 def _open_link(host: Host) -> AgentLink:
-    route = ssh_config.route_to(host)
-    hop = _log_in(f"host {host.name}", route)
+    route = route_to(host, _POOL.accept_new)
+    pipe = SshPipe(f"host {host.name}", route, agent_command(host))
     try:
-        return AgentLink(host.name, SshPipe(hop, agent_command(host)))
+        return AgentLink(host.name, pipe)
     except NoAgentError as error:
         raise explain(host, route.user, error) from None
-    except LauncherError:
-        hop.close()
-        raise
-
-
-def _log_in(where: str, route: SshRoute) -> Hop:
-    """Return a login on a host whose key is the known one.
-
-    Raises:
-        UnreachableError: it failed; each cause has its own message.
-    """
-    import fabric  # pyright: ignore[reportMissingTypeStubs]
-
-    from launcher.hosts.ssh_login import Login, Preferring, Trust, ssh_errors
-
-    # Their errors also come as exceptions; without a handler logging prints tracebacks.
-    for logger in ("paramiko", "fabric", "invoke"):
-        logging.getLogger(logger).addHandler(logging.NullHandler())
-    name = known_hosts.entry_name(route.hostname, route.port, route.host_key_alias)
-    files = (*route.known_hosts, str(known_hosts.own_file()))
-    known = known_hosts.find(name, files)
-    stream, carriers = _stream(where, route)
-    connection: Any = fabric.Connection(
-        route.hostname,
-        user=route.user,
-        port=route.port,
-        config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),  # ssh -G did
-        connect_timeout=CONNECT_TIMEOUT,  # pyright: ignore[reportArgumentType]
-        connect_kwargs={
-            "sock": stream,
-            "banner_timeout": CONNECT_TIMEOUT,
-            "auth_timeout": CONNECT_TIMEOUT,
-            "channel_timeout": CONNECT_TIMEOUT,
-            "auth_strategy": Login(where, route),
-            "transport_factory": Preferring({entry.kind for entry in known}),
-        },
-    )
-    # Fabric trusts every key by itself.
-    connection.client.set_missing_host_key_policy(Trust(where, name, known, _POOL.accept_new))
-    try:
-        with ssh_errors(where):
-            connection.open()
-            connection.transport.set_keepalive(_KEEPALIVE)
-    except BaseException:
-        connection.client.close()
-        stream.close()
-        for carrier in carriers:
-            carrier.close()
-        raise
-    return Hop(where, connection.client, carriers, ssh_errors)
-
-
-def _stream(where: str, route: SshRoute) -> tuple[Any, list[Any]]:
-    """Return a byte stream to sshd, and the object to close after it."""
-    target = f"{route.hostname} port {route.port}"
-    if route.jump is not None:
-        gate = _log_in(f"{where}: jump host {route.jump.alias}", route.jump)
-        try:
-            asked = f"{where}: {target}, through jump host {route.jump.alias}"
-            return gate.open_stream(route.hostname, route.port, asked), [gate]
-        except LauncherError:
-            gate.close()
-            raise
-    if route.proxy_command is not None:
-        proxy = ProxyProcess(ssh_config.expand(route.proxy_command, route))
-        return proxy.socket, [proxy]
-    try:
-        stream = socket.create_connection((route.hostname, route.port), CONNECT_TIMEOUT)
-    except socket.gaierror as error:
-        raise UnreachableError(
-            f"{where}: the name {route.hostname} does not resolve ({error.strerror}); "
-            "set ansible_host"
-        ) from None
-    except TimeoutError:
-        raise UnreachableError(
-            f"{where}: {target} does not answer within {CONNECT_TIMEOUT:.0f} s; "
-            "is it up, and no firewall in between?"
-        ) from None
-    except ConnectionRefusedError:
-        raise UnreachableError(f"{where}: {target} is closed; is sshd running there?") from None
-    except OSError as error:
-        raise UnreachableError(f"{where}: {target}: {error.strerror or error}") from None
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
-    return stream, []

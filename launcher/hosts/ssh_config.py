@@ -1,245 +1,196 @@
-"""The route of ssh to a host: read from `ssh -G`, so that the user's ssh_config applies as usual.
+"""The OpenSSH command that reaches a host: the operator's ssh_config below settings of ours.
 
-Include, Match, ProxyJump, ProxyCommand, IdentityFile and aliases have their meaning in ssh;
-Ansible's variables go on its command line as Ansible puts them there. Host keys are verified
-whatever StrictHostKeyChecking says.
+ssh itself reads the configuration, so Include, Match, ProxyJump, IdentityFile and aliases mean what
+they mean to ssh; Ansible's variables go on its command line as Ansible puts them there. Host keys
+are verified whatever StrictHostKeyChecking says, on jump hosts too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import getopt
+import hashlib
 import os
-import re
-import shlex
 import shutil
+import stat
 import subprocess
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from pwd import getpwuid
 
 from launcher.errors import ConfigError
+from launcher.files import write_atomically
 from launcher.inventory.hosts import Host
 
-CONNECT_TIMEOUT = 8.0
-"""Seconds for each: TCP, the banner, the key exchange and the login."""
+CONNECT_TIMEOUT = 8
+"""Seconds that a host may take for TCP, the greeting and the key exchange together."""
 
 _DEADLINE = 10.0
 """Seconds for `ssh -G`, which may run what `Match exec` names."""
 
-_PLAIN = re.compile(r"[A-Za-z0-9._@%+=:,\[\]/-]+")
+_SETTINGS = {
+    "BatchMode": "yes",  # no questions
+    "NoHostAuthenticationForLocalhost": "no",
+    "UpdateHostKeys": "no",
+    "ServerAliveInterval": "15",
+    "ControlMaster": "no",  # another program's login was verified by other rules
+    "ControlPath": "none",
+    "ControlPersist": "no",
+    "ClearAllForwardings": "yes",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "RequestTTY": "no",
+    "RemoteCommand": "none",
+    "LogLevel": "ERROR",
+}
+
+_OPTIONS = "1246AB:CD:E:F:GI:J:KL:MNO:P:Q:R:S:TVW:XYab:c:e:fgi:kl:m:no:p:qstvw:xy"
+_LEFT_OUT = frozenset(f"-{letter}" for letter in "AEFGMNOQSVWXYfnstwy")
+"""Options that change what ssh does, not how it gets there, and `-F`, which is read separately."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshRoute:
-    """One hop of ssh's route."""
+    """How ssh reaches a host."""
 
-    alias: str
+    command: tuple[str, ...]
+    """OpenSSH's, without the destination: it verifies host keys and never asks anything."""
+    destination: str
     """The name given to ssh."""
-    hostname: str
-    port: int
     user: str
-    identities: tuple[str, ...] = ()
-    """Paths of private keys; they need not exist."""
-    identities_only: bool = False
-    agent: str | None = None
-    """Socket of the ssh agent; None for none."""
-    known_hosts: tuple[str, ...] = ()
-    host_key_alias: str | None = None
-    proxy_command: str | None = None
-    """As in ssh_config, with `%h` and the like."""
-    jump: SshRoute | None = None
-    """The host before this one."""
-    arguments: tuple[str, ...] = field(default=(), repr=False)
-    """Further arguments of ssh: the settings of this hop that are not listed here."""
+    jumps: tuple[str, ...]
+    """The jump hosts, in the order of the route, as ssh_config or `-J` names them."""
+    records: bool
+    """Whether there is a known_hosts file that new hosts can be written to."""
 
 
-def route_to(host: Host) -> SshRoute:
+def route_to(host: Host, accept_new: bool = False) -> SshRoute:
     """Return how ssh reaches a host of the inventory.
+
+    With `accept_new`, ssh records the keys of unknown hosts; changed keys stay refused.
 
     Raises:
         ConfigError: ssh_config or Ansible's ssh arguments cannot be used, or there is no ssh.
     """
+    where = f"host {host.name}"
+    destination = host.address or host.name
+    if destination.startswith("-"):
+        raise ConfigError(f"{where}: {destination!r} is no name of a host")
+    program = shutil.which("ssh")
+    if program is None:
+        raise ConfigError(f"{where}: there is no `ssh` here; install openssh-client")
+    arguments, file = _arguments(host, where)
+    named = [] if file is None else ["-F", file]
+    found = _resolve([program, *arguments, *named, "-G", "--", destination], where)
+    # What ssh reads without `-F`; it does not ask the variable HOME.
+    own = [f"{getpwuid(os.getuid()).pw_dir}/.ssh/config", "/etc/ssh/ssh_config"]
+    settings = {
+        **_SETTINGS,
+        "StrictHostKeyChecking": "accept-new" if accept_new else "yes",
+        "ConnectTimeout": str(CONNECT_TIMEOUT),
+    }
+    # The command line counts before the file, and in each the first value. ssh passes nothing on
+    # to a jump host but `-F`, so the settings are in both.
+    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    config = _write_config(settings, own if file is None else [file])
+    jumps = found.get("proxyjump", "none")
+    recorded = found.get("userknownhostsfile", "").split()
+    return SshRoute(
+        command=(program, "-T", *options, *arguments, "-F", str(config)),
+        destination=destination,
+        user=found.get("user", ""),
+        jumps=() if jumps == "none" else tuple(jumps.split(",")),
+        records=recorded[:1] not in ([], ["none"], ["/dev/null"]),
+    )
+
+
+def private_folder() -> Path:
+    """Return this user's folder for the configurations and sockets of ssh.
+
+    Raises:
+        ConfigError: it belongs to another user, or others may write there.
+    """
+    # One folder, so that a killed launcher leaves none of its own; a socket ends with its ssh.
+    folder = Path(tempfile.gettempdir(), f"motley-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR")
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """Return ssh's environment: without a locale, its messages are English and none is sent."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("LC_") and name not in ("LANG", "LANGUAGE")
+    }
+
+
+def _arguments(host: Host, where: str) -> tuple[list[str], str | None]:
+    """Return the arguments of ssh that the inventory gives, and the file that `-F` names."""
     arguments: list[str] = []
     if host.ssh_port is not None:
         arguments += ["-p", str(host.ssh_port)]
     if host.ssh_key is not None:
         key = Path(host.ssh_key).expanduser()
         if not key.is_file():  # ssh would continue without it
-            raise ConfigError(f"host {host.name}: ansible_ssh_private_key_file: no file {key}")
+            raise ConfigError(f"{where}: ansible_ssh_private_key_file: no file {key}")
         arguments += ["-i", str(key)]
     if host.user is not None:
         arguments += ["-l", host.user]
-    return resolve(host.address or host.name, (*arguments, *host.ssh_args), f"host {host.name}")
+    try:
+        options, rest = getopt.getopt(list(host.ssh_args), _OPTIONS)
+    except getopt.GetoptError as error:
+        raise ConfigError(f"{where}: Ansible's ssh arguments: {error}") from None
+    if rest:
+        raise ConfigError(f"{where}: Ansible's ssh arguments: {rest[0]} is no option")
+    for option, value in options:
+        if option not in _LEFT_OUT:
+            arguments += [option, value] if value else [option]
+    return arguments, dict(options).get("-F")
 
 
-def resolve(alias: str, arguments: Sequence[str], where: str) -> SshRoute:
-    """Return the route of `ssh ARGUMENTS ALIAS`; `where` names the host in errors.
-
-    Raises:
-        ConfigError: as `route_to`.
-    """
-    if alias.startswith("-"):
-        raise ConfigError(f"{where}: {alias!r} is no name of a host")
-    program = shutil.which("ssh")
-    if program is None:
-        raise ConfigError(f"{where}: there is no `ssh` here; install openssh-client")
+def _resolve(command: Sequence[str], where: str) -> dict[str, str]:
+    """Return the first value of each of ssh's settings."""
     try:
         done = subprocess.run(
-            [program, "-G", "-T", *arguments, alias],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
             timeout=_DEADLINE,
+            env=environment(),
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{where}: `ssh -G {alias}` did not end in {_DEADLINE:.0f} s") from None
+        raise ConfigError(f"{where}: `ssh -G` did not end in {_DEADLINE:.0f} s") from None
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ConfigError(f"{where}: ssh cannot use its settings: {said[-1]}")
-    return _read(alias, tuple(arguments), done.stdout, where)
+        raise ConfigError(f"{where}: ssh cannot use its settings: {said[0].strip()}")
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition(" ")
+        found.setdefault(name, value)
+    return found
 
 
-def ssh_arguments(
-    route: SshRoute, known_hosts: Sequence[str], strictness: str = "yes"
-) -> list[str]:
-    """Return the OpenSSH command, without the destination, that uses the same verified route.
-
-    `known_hosts` is read in addition to the files of the route itself.
-    """
-    options = [
-        "BatchMode=yes",
-        f"StrictHostKeyChecking={strictness}",
-        f"UserKnownHostsFile={_files((*known_hosts, *route.known_hosts))}",
-        f"ConnectTimeout={CONNECT_TIMEOUT:.0f}",
-        "ServerAliveInterval=15",
-        "ControlMaster=no",
-        "ControlPath=none",
-    ]
-    if route.jump is not None:
-        inner = (*ssh_arguments(route.jump, known_hosts, strictness), "-W", "[%h]:%p")
-        # ssh passes this to the user's shell and expands % in it. Double quotes: rsync splits `-e`
-        # at single ones and has no backslash escapes.
-        hop = [*(part.replace("%", "%%") for part in inner[:-1]), inner[-1], route.jump.alias]
-        options.append(f"ProxyCommand={' '.join(_quoted(part) for part in hop)}")
-    flags = [part for option in options for part in ("-o", option)]
-    return ["ssh", *flags, *_without_jump(route.arguments)]
-
-
-def _read(alias: str, arguments: tuple[str, ...], text: str, where: str) -> SshRoute:
-    values: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        values.setdefault(key, []).append(value)
-
-    def one(key: str) -> str | None:
-        value = values.get(key, ["none"])[0]
-        return None if value.lower() == "none" else value
-
-    jump = None
-    if hops := one("proxyjump"):
-        first, _, last = hops.rpartition(",")
-        jump = _jump(last, first, arguments, where)
-    agent = one("identityagent") or "SSH_AUTH_SOCK"
-    if "none" in values.get("identityagent", ()):
-        socket = None
-    elif agent == "SSH_AUTH_SOCK" or agent.startswith("$"):
-        socket = os.environ.get(agent.removeprefix("$").strip("{}"))
-    else:
-        socket = str(Path(agent).expanduser())
-    files = [*values.get("userknownhostsfile", ()), *values.get("globalknownhostsfile", ())]
-    return SshRoute(
-        alias=alias,
-        hostname=one("hostname") or alias,
-        port=int(one("port") or 22),
-        user=one("user") or "",
-        identities=tuple(str(Path(path).expanduser()) for path in values.get("identityfile", ())),
-        identities_only=one("identitiesonly") == "yes",
-        agent=socket or None,
-        known_hosts=tuple(
-            str(Path(path).expanduser())
-            for line in files
-            for path in line.split()
-            if path.lower() not in ("none", "/dev/null")
-        ),
-        host_key_alias=one("hostkeyalias"),
-        proxy_command=one("proxycommand"),
-        jump=jump,
-        arguments=arguments,
-    )
-
-
-def _jump(hop: str, before: str, arguments: Sequence[str], where: str) -> SshRoute:
-    """Return the route to `[user@]host[:port]`, which itself is reached through `before`."""
-    found = re.fullmatch(
-        r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^]]+\]|[^:@]+)(?::(?P<port>\d+))?/?", hop
-    )
-    if found is None:
-        raise ConfigError(f"{where}: ProxyJump {hop!r} is not [user@]host[:port]")
-    own: list[str] = []
-    if config := _config_file(arguments):
-        own += ["-F", config]  # all that ssh passes on to a jump host
-    if found["user"]:
-        own += ["-l", found["user"]]
-    if found["port"]:
-        own += ["-p", found["port"]]
-    if before:
-        own += ["-J", before]
-    return resolve(found["host"].strip("[]"), own, f"{where}: jump host {hop}")
-
-
-def _config_file(arguments: Sequence[str]) -> str | None:
-    for index, argument in enumerate(arguments):
-        if argument == "-F" and index + 1 < len(arguments):
-            return arguments[index + 1]
-        if argument.startswith("-F") and len(argument) > 2:
-            return argument[2:]
-    return None
-
-
-def _without_jump(arguments: Sequence[str]) -> list[str]:
-    """Leave -J out: ssh refuses it together with the ProxyCommand made from it."""
-    kept: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "-J":
-            next(rest, None)
-        elif not argument.startswith("-J"):
-            kept.append(argument)
-    return kept
-
-
-def _files(paths: Sequence[str]) -> str:
-    # ssh would expand % in them.
-    names = [path.replace("%", "%%") for path in dict.fromkeys(paths)]
-    return " ".join(f'"{name}"' if " " in name else name for name in names) or "none"
-
-
-def _quoted(part: str) -> str:
-    if _PLAIN.fullmatch(part) and "[" not in part:
-        return part
-    return '"' + re.sub(r'(["\\$`])', r"\\\1", part) + '"'
-
-
-def shell_command(text: str) -> list[str]:
-    """Return a ProxyCommand as arguments: ssh_config(5) defines it as a line for the shell."""
-    return ["/bin/sh", "-c", f"exec {text}"]
-
-
-def expand(command: str, route: SshRoute) -> str:
-    """Return a ProxyCommand with its tokens filled in.
-
-    Raises:
-        ConfigError: a name has characters with a meaning in the shell.
-    """
-    tokens = {
-        "%": "%",
-        "h": route.hostname,
-        "n": route.alias,
-        "p": str(route.port),
-        "r": route.user,
-    }
-    for name in (route.hostname, route.alias, route.user):
-        if shlex.quote(name) != name:
-            raise ConfigError(f"{name!r} cannot go into a ProxyCommand")
-    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), command)
+def _write_config(settings: dict[str, str], files: Sequence[str]) -> Path:
+    """Write a configuration: the settings, then copies of these files."""
+    # Include would demand permissions that `-F` does not.
+    parts = ["\n".join(("Host *", *(f"{name} {value}" for name, value in settings.items())))]
+    for file in files:
+        path = Path(file)
+        if file != "none" and path.is_file():
+            parts += ["Match all", path.read_text(encoding="utf-8", errors="surrogateescape")]
+    data = "\n".join([*parts, ""]).encode(errors="surrogateescape")
+    name = hashlib.sha256("\0".join([*settings.values(), *files]).encode()).hexdigest()
+    config = private_folder() / name[:16]
+    if not config.is_file() or config.read_bytes() != data:
+        write_atomically(config, data)
+    return config

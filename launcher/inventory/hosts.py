@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -67,6 +67,11 @@ class Host:
     def is_local(self) -> bool:
         """Whether this is the machine the launcher runs on."""
         return self.connection == "local"
+
+
+def head_of(hosts: Sequence[Host]) -> Host:
+    """Return the coordinator's host of an inventory."""
+    return next((host for host in hosts if host.coordinator), hosts[0])
 
 
 def load_inventory(
@@ -194,16 +199,3 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
-
-
-def host_from_tree(tree: dict[str, Any]) -> Host:
-    """Return a host from its fields; raises KeyError or TypeError when they do not fit."""
-    devices = tree.pop("devices")
-    command = tree.pop("trainer_command")
-    ssh_args = tree.pop("ssh_args", ())
-    return Host(
-        devices=None if devices is None else tuple(Device(**device) for device in devices),
-        trainer_command=None if command is None else tuple(command),
-        ssh_args=tuple(ssh_args),
-        **tree,
-    )

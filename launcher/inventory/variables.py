@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
+from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 from launcher.errors import ConfigError
 from launcher.facts.devices import Device
+from trainer.distributed.group.strategy import STRATEGIES
 
 VARIABLES: dict[str, str] = {
     "motley_coordinator": "true or false",
     "motley_bind_address": "one IP address",
     "motley_connect_address": "an IP address or a host name",
     "motley_port": "a number from 1 to 65535",
-    "motley_devices": "`auto` or a list of {backend: cuda|wgpu|cpu, id: ..., threads: ...}",
+    "motley_devices": "`auto` or a list of {backend: cuda|wgpu|cpu, id: ..., threads: ...} and "
+    "{backend: cuda|cpu, ids: [...], strategy: ...}",
     "motley_fill_with_cpu": "true or false",
     "motley_teacher": "true or false",
     "motley_student": "true or false",
@@ -88,21 +91,40 @@ class VariableReader:
             return None
         if not isinstance(value, list):
             self.refuse("motley_devices", f"must be {VARIABLES['motley_devices']}")
-        devices = tuple(self._device(entry) for entry in cast("list[Any]", value))
+        devices = tuple(
+            device
+            for number, entry in enumerate(cast("list[Any]", value))
+            for device in self._entry(entry, number)
+        )
         ids = [device.id for device in devices if device.backend != "cpu"]
         for double in {identity for identity in ids if ids.count(identity) > 1}:
             self.refuse("motley_devices", f"names {double} twice")
         return devices
 
-    def _device(self, entry: object) -> Device:
+    def _entry(self, entry: object, number: int) -> tuple[Device, ...]:
+        """Return the devices of one worker: one, or those of a replica group."""
         if not isinstance(entry, dict):
             self.refuse("motley_devices", "must hold mappings such as {backend: cpu}")
-        fields = cast("dict[str, Any]", entry)
+        fields = dict(cast("dict[str, Any]", entry))
+        if fields.keys().isdisjoint({"ids", "strategy"}):
+            return (self._device(fields),)
+        ids, strategy = fields.pop("ids", None), fields.pop("strategy", None)
+        if strategy not in STRATEGIES:
+            self.refuse("motley_devices", f"strategy must be one of {', '.join(STRATEGIES)}")
+        if fields.get("backend") not in ("cuda", "cpu"):
+            self.refuse("motley_devices", "a replica group's backend must be cuda or cpu")
+        if "id" in fields or not isinstance(ids, list) or len(cast("list[Any]", ids)) < 2:
+            self.refuse("motley_devices", "a replica group needs `ids`: two or more devices")
+        devices = [self._device({**fields, "id": identity}) for identity in cast("list[Any]", ids)]
+        return tuple(replace(device, group=number, strategy=strategy) for device in devices)
+
+    def _device(self, fields: dict[str, Any]) -> Device:
         backend = fields.get("backend")
         if backend not in _BACKENDS:
             self.refuse("motley_devices", f"backend must be one of {', '.join(_BACKENDS)}")
         for unknown in fields.keys() - {"backend", "id", "threads"}:
-            self.refuse("motley_devices", f"unknown key {unknown} (known: backend, id, threads)")
+            known = "backend, id, threads; ids and strategy of a group"
+            self.refuse("motley_devices", f"unknown key {unknown} (known: {known})")
         identity = fields.get("id", "cpu" if backend == "cpu" else None)
         if not isinstance(identity, str) or identity.isdigit():
             self.refuse("motley_devices", "a GPU needs `id`: its UUID or PCI address, no index")

@@ -6,14 +6,16 @@ A model's hub name is no path and stays as it is; preflight checks whether it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from launcher.errors import ConfigError
-from launcher.inventory.hosts import Host
+from launcher.files import MANAGED_STATE
+from launcher.inventory.hosts import Host, head_of
 from launcher.plan.hub import is_hub_name
 from trainer.config import distill_job
 from trainer.config import run as run_config
@@ -37,6 +39,43 @@ OWN = frozenset(("model.path", "data.train"))
 """Any of these settings defines a run of the user's own, without a preset or file."""
 INPUTS = "inputs"
 """Folder below a host's state folder for models and data: `launch sync inputs` fills it."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job as a command line gives it: a preset or file, and settings in place of its own."""
+
+    leader: Literal["coordinator", "student"]
+    """The process that leads such a run: a fine-tune's, or a distillation's."""
+    source: str | None
+    settings: Mapping[str, Any]
+    """By dotted key; None sets one to null."""
+
+    @property
+    def own(self) -> set[str] | None:
+        """The given settings of a fine-tune whose others follow from its data; None: it has all."""
+        given = set(self.settings)
+        if self.leader == "student" or self.source is not None or OWN.isdisjoint(given):
+            return None
+        # Without data of one's own it is the quickstart's, and so is its validation.
+        return given if "data.train" in given else {*given, "data.validation"}
+
+    def job(self, hosts: Sequence[Host]) -> RunConfig | DistillJob:
+        """Return the job on these hosts, with absolute paths.
+
+        Relative paths of a fine-tune are resolved from the current folder if the coordinator is on
+        this machine, else from that host's state folder: `launch sync inputs` puts a model in
+        `inputs/model`.
+
+        Raises:
+            ConfigError: no such file or preset, or a key or value is wrong.
+        """
+        nulls = [key for key, value in self.settings.items() if value is None]
+        if self.leader == "student":
+            return resolve_job(self.source, self.settings, hosts, Path.cwd(), nulls)
+        head = head_of(hosts)
+        folder = Path.cwd() if head.is_local else Path(head.state_folder or MANAGED_STATE)
+        return resolve(self.source, self.settings, folder, nulls)
 
 
 def resolve(

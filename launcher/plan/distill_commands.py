@@ -18,8 +18,8 @@ import yaml
 from launcher.errors import ConfigError
 from launcher.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import REMOTE_STATE, Setting, machine_of
 from launcher.plan.plan import Role
+from launcher.plan.setting import Setting
 from trainer.config.distill_job import DistillJob, TeacherJob, is_file_name
 
 
@@ -41,12 +41,11 @@ class Where:
         self.run_id = setting.run_id
         self._student = seats[0].host
         self.output = self.own(self._student, job.student.output)
-        self._apart = len({machine_of(seat.host, setting) for seat in seats}) > 1
+        self._apart = len({setting.machine(seat.host) for seat in seats}) > 1
 
     def own(self, host: Host, path: str) -> str:
         """Return a path of a host's own disk."""
-        default = self._setting.state_folder if host.is_local else REMOTE_STATE
-        return str(PurePosixPath(host.state_folder or default) / path)
+        return str(PurePosixPath(self._setting.state(host)) / path)
 
     def logits(self, host: Host) -> str:
         """Return the folder between teachers and student."""

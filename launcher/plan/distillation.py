@@ -9,15 +9,9 @@ from launcher.errors import ConfigError
 from launcher.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distill_commands import Seat, Where, arguments, reads, writes
-from launcher.plan.placement import (
-    Setting,
-    environment,
-    process_folder,
-    refuse_unknown_devices,
-    share_cores,
-    trainer_of,
-)
+from launcher.plan.placement import environment, refuse_unknown_devices, share_cores
 from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.plan.setting import Setting
 from trainer.config.distill_job import DistillJob
 
 _CPU = Device("cpu", "cpu")
@@ -40,9 +34,9 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting)
             device=seat.device.id,
             backend=seat.device.backend,
             threads=seat.device.threads,
-            argv=(*trainer_of(seat.host, setting), *arguments(seat, seats, job, where)),
+            argv=(*setting.trainer(seat.host), *arguments(seat, seats, job, where)),
             env=environment(seat.device.threads, may_fall_back=seat.host.auto_devices),
-            folder=process_folder(seat.host, setting, seat.name),
+            folder=setting.process_folder(seat.host, seat.name),
             beat=where.beat(seat),
             reads=reads(seat, job, where),
             writes=writes(seat, where),

@@ -7,42 +7,24 @@ additional CPU workers. The same inventory always gives the same ranks.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from launcher.errors import ConfigError, PreflightError
 from launcher.facts.devices import Device
-from launcher.inventory.hosts import Host
+from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
+from launcher.plan.setting import Setting
 from launcher.supervisor.spec import FALLBACK_VARIABLE
 from trainer.config.run import RunConfig
-
-REMOTE_TRAINER = ("/opt/motley/current/bin/trainer",)
-REMOTE_STATE = "/var/lib/motley"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The data of the launcher's own machine that placement uses."""
-
-    run_id: str
-    trainer_command: tuple[str, ...]
-    """The trainer of local hosts that do not name their own."""
-    state_folder: str
-    """The run registry of local hosts."""
-    routes: Mapping[str, str]
-    """Host name -> its address on the route between the coordinator's host and the others."""
-    no_route: str = ""
-    """Why `routes` could not be found, for the error that asks for an address."""
-    identities: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Host name -> id that is equal for two names of one machine; surveyed hosts only."""
 
 
 @dataclass(frozen=True)
 class _Seat:
     host: Host
-    device: Device
+    devices: tuple[Device, ...]
+    """One, or those of a replica group."""
     local_rank: int
     is_fixed: bool
     """The inventory sets the number of threads."""
@@ -81,7 +63,7 @@ def place(
             *("--bind", listen, "--expect-workers", str(len(seats))),
         ),
         env=environment(1),
-        folder=process_folder(head, setting, COORDINATOR),
+        folder=setting.process_folder(head, COORDINATOR),
         names=names,
     )
     used = {head.name, *(seat.host.name for seat in seats)}
@@ -110,25 +92,12 @@ def refuse_unknown_devices(hosts: Sequence[Host]) -> None:
             )
 
 
-def run_folder(host: Host, setting: Setting) -> str:
-    """Return where a host keeps this run: plan, run config, and a folder for each process."""
-    default = setting.state_folder if host.is_local else REMOTE_STATE
-    return str(PurePosixPath(host.state_folder or default) / "runs" / setting.run_id)
-
-
 def _coordinator_host(hosts: Sequence[Host]) -> Host:
-    chosen = [host for host in hosts if host.coordinator]
-    if not chosen and len(hosts) > 1:
+    head = head_of(hosts)
+    if not head.coordinator and len(hosts) > 1:
         names = ", ".join(host.name for host in hosts)
         raise ConfigError(f"set motley_coordinator: true on one of the hosts {names}")
-    return (chosen or list(hosts))[0]
-
-
-def machine_of(host: Host, setting: Setting) -> str:
-    """Return an id that is equal for two inventory names of one machine."""
-    if host.name in setting.identities:
-        return setting.identities[host.name]
-    return "here" if host.is_local else host.name
+    return head
 
 
 def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
@@ -138,7 +107,7 @@ def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
         for device in host.devices or ():
             if device.backend == "cpu":
                 continue
-            card = machine_of(host, setting), device.pci or device.id
+            card = setting.machine(host), device.pci or device.id
             if card in owners:
                 raise ConfigError(
                     f"hosts {owners[card]} and {host.name} are the same machine "
@@ -151,7 +120,7 @@ def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
 
 def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
     """Return one seat a worker, in rank order."""
-    counts = {host.name: len(host.devices or ()) for host in hosts}
+    counts = {host.name: len(_by_worker(host.devices or ())) for host in hosts}
     found = sum(counts.values())
     wanted = max(1, found) if expect is None else expect
     if wanted < 1:
@@ -169,14 +138,30 @@ def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
         extra[host.name] += 1
     seats: list[_Seat] = []
     for host in hosts:
-        devices = [*(host.devices or ()), *[Device("cpu", "cpu")] * extra[host.name]]
-        taken = devices[: wanted - len(seats)]
-        shared = share_cores(host, taken)
+        workers = [*_by_worker(host.devices or ()), *[[Device("cpu", "cpu")]] * extra[host.name]]
+        taken = workers[: wanted - len(seats)]
+        shared = iter(share_cores(host, [device for worker in taken for device in worker]))
         seats += [
-            _Seat(host, device, index, is_fixed=as_told.threads is not None)
-            for index, (as_told, device) in enumerate(zip(taken, shared, strict=True))
+            _Seat(
+                host,
+                tuple(islice(shared, len(worker))),
+                index,
+                is_fixed=worker[0].threads is not None,
+            )
+            for index, worker in enumerate(taken)
         ]
     return seats
+
+
+def _by_worker(devices: Sequence[Device]) -> list[list[Device]]:
+    """Return the devices of each worker: those of a replica group are one worker's."""
+    workers: list[list[Device]] = []
+    for device in devices:
+        if workers and device.group is not None and device.group == workers[-1][0].group:
+            workers[-1].append(device)
+        else:
+            workers.append([device])
+    return workers
 
 
 def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
@@ -198,8 +183,8 @@ def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
 
 def _bind_address(head: Host, seats: Sequence[_Seat], setting: Setting) -> str:
     """Return the one address to listen on: explicit, loopback on one host, else by route."""
-    here = machine_of(head, setting)
-    far = sorted({s.host.name for s in seats if machine_of(s.host, setting) != here})
+    here = setting.machine(head)
+    far = sorted({s.host.name for s in seats if setting.machine(s.host) != here})
     if head.bind_address is None and not far:
         return "127.0.0.1"
     candidate = head.bind_address or setting.routes.get(head.name)
@@ -238,15 +223,19 @@ def _connect_address(host: Host, head: Host, bind: str) -> str:
 
 
 def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> ProcessPlan:
-    host, device = seat.host, seat.device
+    host, device = seat.host, seat.devices[0]
     name = f"worker-{rank}"
+    members = tuple(each.id for each in seat.devices) if device.group is not None else ()
     target = endpoint(_connect_address(host, head, bind), head.port)
     gpu = () if device.backend == "cpu" else ("--gpus", device.id)
+    if members:
+        ids = map(str, range(len(members))) if device.backend == "cpu" else members
+        gpu = ("--gpus", ",".join(ids), "--strategy", device.strategy)
     # The share of the cores is a worker's maximum, set in its environment: it computes with
     # fewer threads while other programs use them.
     threads = ("--threads", str(device.threads)) if seat.is_fixed else ()
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
-    if machine_of(host, setting) == machine_of(head, setting):
+    if setting.machine(host) == setting.machine(head):
         own.add(bind)
     return ProcessPlan(
         name=name,
@@ -254,7 +243,9 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
         rank=rank,
         local_rank=seat.local_rank,
         host=host.name,
-        device=device.id,
+        device=f"{'+'.join(members)} ({device.strategy})" if members else device.id,
+        members=members,
+        strategy=device.strategy,
         backend=device.backend,
         threads=device.threads,
         address=target,
@@ -264,31 +255,20 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
             *("--gpu-backend", device.backend, *gpu, *threads),
         ),
         env=environment(device.threads, may_fall_back=host.auto_devices),
-        folder=process_folder(host, setting, name),
+        folder=setting.process_folder(host, name),
         names=tuple(sorted(name for name in own if name)),
     )
 
 
-def trainer_of(host: Host, setting: Setting) -> tuple[str, ...]:
-    """Return the command of a host's trainer."""
-    default = setting.trainer_command if host.is_local else REMOTE_TRAINER
-    return host.trainer_command or default
-
-
 def _command(host: Host, setting: Setting, name: str, role: str) -> tuple[str, ...]:
     return (
-        *trainer_of(host, setting),
+        *setting.trainer(host),
         "finetune",
-        *("--config", str(PurePosixPath(run_folder(host, setting)) / "run.yaml")),
+        *("--config", f"{setting.run_folder(host)}/run.yaml"),
         *("--run-id", setting.run_id),
         *("--role", role),
-        *("--tls", str(PurePosixPath(process_folder(host, setting, name)) / "tls")),
+        *("--tls", f"{setting.process_folder(host, name)}/tls"),
     )
-
-
-def process_folder(host: Host, setting: Setting, name: str) -> str:
-    """Return where a host keeps one process of this run."""
-    return str(PurePosixPath(run_folder(host, setting)) / "processes" / name)
 
 
 def environment(threads: int | None, *, may_fall_back: bool = False) -> dict[str, str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import PurePosixPath
+from typing import Literal
 
-from launcher.inventory.hosts import Host, host_from_tree
+from launcher.inventory.hosts import Host
 
 PLAN_SCHEMA = "motley.plan/1"
 COORDINATOR = "coordinator"
@@ -27,7 +28,11 @@ class ProcessPlan:
     """Position among the workers of its host."""
     host: str
     device: str
-    """The device's id; empty for the coordinator."""
+    """The device's id, or `ID+ID (STRATEGY)` of a replica group; empty for the coordinator."""
+    members: tuple[str, ...] = ()
+    """The ids of a replica group's devices, by their rank in it."""
+    strategy: str = ""
+    """How a replica group holds its replica."""
     backend: str
     threads: int | None
     address: str = ""
@@ -45,6 +50,16 @@ class ProcessPlan:
     """Paths that must exist before a distillation starts, by the check for them."""
     writes: Mapping[str, str] = field(default_factory=dict[str, str])
     """Folders that it must be able to write to, likewise."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The ids of all its devices."""
+        return self.members or ((self.device,) if self.device else ())
+
+    @property
+    def state_folder(self) -> str:
+        """Where its host keeps its runs."""
+        return str(PurePosixPath(self.folder).parents[3])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +92,19 @@ class LaunchPlan:
         """The workers by rank."""
         return tuple(process for process in self.processes if process.role == "worker")
 
+    def device_memory(self, process: ProcessPlan) -> int | None:
+        """Return the bytes that a process's replica may take on a GPU; None if they are unknown.
+
+        Of a replica group these are the smallest card's, as each holds the whole model, or the sum
+        if the group shares it.
+        """
+        known = self.host(process.host).devices or ()
+        sizes = [device.memory for device in known if device.id in process.devices]
+        found = [size for size in sizes if size is not None]
+        if not found:
+            return None
+        return sum(found) if process.strategy in ("fsdp", "tensor") else min(found)
+
     def host(self, name: str) -> Host:
         """Return the host of that name."""
         return next(host for host in self.hosts if host.name == name)
@@ -88,26 +116,6 @@ class LaunchPlan:
     def to_json(self) -> bytes:
         """Return the plan as the file that the run registry keeps."""
         return json.dumps({"schema": PLAN_SCHEMA, **asdict(self)}, indent=1).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> LaunchPlan:
-        """Read a plan back; raises ValueError, KeyError or TypeError when it is not one."""
-        tree: dict[str, Any] = json.loads(text)
-        if tree.pop("schema") != PLAN_SCHEMA:
-            raise ValueError(f"not a {PLAN_SCHEMA} file")
-        hosts = tuple(host_from_tree(host) for host in tree.pop("hosts"))
-        processes = tuple(_process(process) for process in tree.pop("processes"))
-        return cls(hosts=hosts, processes=processes, **tree)
-
-
-def _process(tree: dict[str, Any]) -> ProcessPlan:
-    argv, names, reads = tree.pop("argv"), tree.pop("names"), tree.pop("reads", {})
-    return ProcessPlan(
-        argv=tuple(argv),
-        names=tuple(names),
-        reads={check: tuple(paths) for check, paths in reads.items()},
-        **tree,
-    )
 
 
 def unit_of(run_id: str, process: ProcessPlan) -> str:

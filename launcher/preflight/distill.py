@@ -1,79 +1,74 @@
-"""The questions to the hosts about a distillation: models, texts, folders, one common share."""
+"""Of whom the checks of a distillation ask what: models, texts, folders, one common share."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 from launcher.checks.finding import Finding
 from launcher.errors import LauncherError
-from launcher.hosts.base import Connection
-from launcher.plan.plan import LaunchPlan, ProcessPlan, unit_of
-from launcher.preflight.probe import Probe, ask_finding, question_probe
-from launcher.preflight.survey import Survey
+from launcher.plan.plan import unit_of
+from launcher.preflight.examination import Asked, Examination
+from launcher.preflight.probe import ask_finding
 
 _LEAST_SPACE = 256 << 20
 _MOUNT = "mount the share on all hosts (docs/share.md), or name a folder common to all of them"
 
 
-def distill_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[Probe]:
-    """Return the probes of a distillation's files on the hosts of `names`."""
-    probes: list[Probe] = []
-    for name in names:
-        connection = found.connections[name]
-        here = [process for process in plan.processes if process.host == name]
-        reads = {(check, path) for p in here for check, paths in p.reads.items() for path in paths}
-        for check, path in sorted(reads):
-            probes.append(question_probe(check, name, connection, *_question(check, path)))
-        writes = {(check, folder) for p in here for check, folder in p.writes.items()}
-        for check, folder in sorted(writes):
-            probes.append(_folder_probe(check, folder, name, plan, found))
-        if connection.units:
-            probes.append(_unit_probe(plan, name, here, connection))
-    return probes
+def files(check: str, **more: str) -> Callable[[Examination, str], Asked]:
+    """Return who is asked: the hosts whose processes read files that a check is for."""
+
+    def who(cluster: Examination, name: str) -> Asked:
+        paths = {path for each in cluster.processes(name) for path in each.reads.get(check, ())}
+        yield from ({"path": path, **more} for path in sorted(paths))
+
+    return who
 
 
-def _question(check: str, path: str) -> tuple[str, dict[str, Any]]:
-    if check == "model":
-        return "model_folder", {"path": path}
-    if check == "validation":
-        return "data", {"path": path, "remedy": "another file in the job"}
-    return "text", {"path": path}
+def folders(check: str) -> Callable[[Examination, str], Asked]:
+    """Return who is asked: the hosts whose processes write to a folder that a check is for."""
+
+    def who(cluster: Examination, name: str) -> Asked:
+        for folder in sorted({p.writes.get(check, "") for p in cluster.processes(name)} - {""}):
+            yield partial(_find_common, cluster, name, folder, check)
+
+    return who
 
 
-def _folder_probe(check: str, folder: str, name: str, plan: LaunchPlan, found: Survey) -> Probe:
-    connection = found.connections[name]
-    if check == "output":
-        subject = {"path": folder, "run_id": plan.run_id}
-        return question_probe(check, name, connection, "output", subject)
-    ask = partial(ask_finding, connection, "folder", {"path": folder, "least": _LEAST_SPACE})
-    head, there = plan.leader.host, plan.leader.writes.get(check)
-    if there is None or found.identities.get(head) in (None, found.identities[name]):
-        return Probe(check, name, ask)
-    return Probe(
-        check, name, partial(_meet, ask, connection, folder, found.connections[head], there, head)
+def output(cluster: Examination, name: str) -> Asked:
+    """Only the student writes to the output."""
+    for process in cluster.processes(name):
+        if "output" in process.writes:
+            yield {"path": process.writes["output"], "run_id": cluster.plan.run_id}
+
+
+def _find_common(cluster: Examination, name: str, folder: str, check: str) -> Finding:
+    """Return whether a folder can be written to, and is the leader's of that name."""
+    arguments = {"path": folder, "least": _LEAST_SPACE}
+    finding = ask_finding(cluster.connection(name), "folder", arguments)
+    there = cluster.plan.leader.writes.get(check)
+    far = cluster.head in cluster.asked("distillation") and not cluster.same_machine(
+        name, cluster.head
     )
+    if finding.status == "fail" or there is None or not far:
+        return finding
+    return _meet(cluster, name, folder, there, finding)
 
 
-def _meet(
-    ask: partial[Finding], own: Connection, folder: str, leader: Connection, there: str, head: str
-) -> Finding:
+def _meet(cluster: Examination, name: str, folder: str, there: str, finding: Finding) -> Finding:
     """Return a host's finding of a folder, or that the leader has a different one of that name.
 
     A file in the parent folder proves it: the folder itself may not exist yet.
     """
-    finding = ask()
-    if finding.status == "fail":
-        return finding
+    own, head = cluster.connection(name), cluster.head
     mark = f".motley-{secrets.token_hex(8)}"
     path = str(PurePosixPath(folder).parent / mark)
     try:
         own.write(path, b"")
         try:
-            seen = leader.exists(str(PurePosixPath(there).parent / mark))
+            seen = cluster.connection(head).exists(str(PurePosixPath(there).parent / mark))
         finally:
             own.remove(path)
     except (LauncherError, OSError) as error:
@@ -83,15 +78,14 @@ def _meet(
     return Finding("ok", f"{finding.detail}, the same as on {head}")
 
 
-def _unit_probe(
-    plan: LaunchPlan, name: str, here: Sequence[ProcessPlan], connection: Connection
-) -> Probe:
-    """Return the probe of what a host's units can see and write; no other check covers it."""
-    units = {
-        unit_of(plan.run_id, process): {
-            "reads": [path for paths in process.reads.values() for path in paths],
-            "writes": [process.folder, *process.writes.values()],
+def units(cluster: Examination, name: str) -> Asked:
+    """What a host's units can see and write, which no other check covers."""
+    if cluster.connection(name).units:
+        asked = {
+            unit_of(cluster.plan.run_id, process): {
+                "reads": [path for paths in process.reads.values() for path in paths],
+                "writes": [process.folder, *process.writes.values()],
+            }
+            for process in cluster.processes(name)
         }
-        for process in here
-    }
-    return question_probe("unit", name, connection, "fences", {"units": units})
+        yield {"units": asked}

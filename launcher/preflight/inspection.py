@@ -1,59 +1,29 @@
-"""Every check of a start, over all hosts at once: the list, and the question to each host.
+"""Every check of a start, over all hosts at once: its declaration, and the question to each host.
 
 `launch cluster up` stops if one fails, `launch doctor` shows all. What a check does is in
 `checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/checks.md
-lists them all with what to do.
+lists them all with what to do. A new check is a line of CHECKS.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from launcher.checks.finding import Check, Finding
 from launcher.checks.host import CUDA_DEADLINE, check_devices
 from launcher.errors import LauncherError
-from launcher.facts import machine
 from launcher.hosts.base import Connection
 from launcher.plan.plan import LaunchPlan
-from launcher.preflight.distill import distill_probes
-from launcher.preflight.finetune import job_probes, state_folder
-from launcher.preflight.link import LinkTrial
-from launcher.preflight.probe import Probe, examine, question_probe
+from launcher.preflight import distill, finetune
+from launcher.preflight.examination import Asked, Declared, Examination
+from launcher.preflight.probe import Probe, examine
 from launcher.preflight.survey import Survey
-from launcher.preflight.versions import compare
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
-
-CHECKS = (
-    "reachable",
-    "host key",
-    "version",
-    "python",
-    "libraries",
-    "clock",
-    "trainer",
-    "devices",
-    "cuda",
-    "secure boot",
-    "sleep",
-    "state",
-    "share",
-    "model",
-    "data",
-    "validation",
-    "output",
-    "logits",
-    "checkpoints",
-    "unit",
-    "memory",
-    "port",
-    "link",
-    "mtu",
-    "plan",
-)
-"""Every check, in the order in which a host's are shown."""
 
 DRIFT = 2.0
 """Seconds that a clock may be off without a warning: beyond, logs of hosts do not line up."""
@@ -65,6 +35,8 @@ SHARE_DEADLINE = 5.0
 
 _LEAST_STATE_SPACE = 64 << 20
 _ROUNDS = 3
+_ANOTHER = "another file in the job"
+_UPDATE = "update it: launch cluster push"
 
 
 def inspect(
@@ -74,7 +46,7 @@ def inspect(
 
     An unreachable host is one failed check; the others are still checked.
     """
-    checks = [
+    failed = [
         Check(_kind(error), name, "fail", str(error), "; ".join(error.details))
         for name, error in found.failures.items()
     ]
@@ -82,20 +54,21 @@ def inspect(
     if plan is not None:
         taking_part = {host.name for host in plan.hosts}
         names = [name for name in names if name in taking_part]
-    machines = {name: found.machines[name] for name in names}
-    if any(not host.is_local for host in found.hosts) or len(set(found.identities.values())) > 1:
-        head = plan.leader.host if plan is not None else ""
-        checks += compare(machines, machine.describe(), head)
-    probes = [probe for name in names for probe in _host_probes(name, found)]
-    if plan is not None:
-        probes += _plan_probes(plan, found, names)
-        if isinstance(job, DistillJob):
-            probes += distill_probes(plan, found, names)
-        elif job is not None:
-            probes += job_probes(plan, job, found, names)
-    checks += examine(probes)
+    checks = failed + examine(probes(Examination(found, names, plan, job)))
     order = {name: index for index, name in enumerate(host.name for host in found.hosts)}
-    return sorted(checks, key=lambda c: (order.get(c.host, len(order)), CHECKS.index(c.name)))
+    places = {check.name: index for index, check in enumerate(CHECKS)}
+    return sorted(checks, key=lambda c: (order.get(c.host, len(order)), places[c.name]))
+
+
+def probes(cluster: Examination) -> list[Probe]:
+    """Return the probe of every check that applies to a host."""
+    return [
+        probe
+        for check in CHECKS
+        if cluster.concerns(check.kind)
+        for name in cluster.asked(check.kind)
+        for probe in check.probes(cluster, name)
+    ]
 
 
 def _kind(error: LauncherError) -> str:
@@ -105,74 +78,38 @@ def _kind(error: LauncherError) -> str:
     return "version" if "launch cluster push" in str(error) else "reachable"
 
 
-def _host_probes(name: str, found: Survey) -> list[Probe]:
-    """Return the checks of a host that do not depend on the plan."""
-    host = next(host for host in found.hosts if host.name == name)
-    connection = found.connections[name]
-    broken = bool(found.problems.get(name))
-    probes: list[Probe] = []
-    if not host.is_local:
-        probes += [
-            Probe("reachable", name, partial(_reachable, connection)),
-            Probe("host key", name, partial(_known, Finding("ok", "matches the known one"))),
-            Probe("clock", name, partial(check_clock, connection)),
-            question_probe("sleep", name, connection, "sleep", {}),
-        ]
-    if broken or any(device.backend == "cuda" for device in host.devices or ()):
-        boot = {"broken": broken}
-        probes.append(question_probe("secure boot", name, connection, "secure_boot", boot))
-    if host.share_folder is not None:
-        share = {"path": host.share_folder}
-        probes.append(question_probe("share", name, connection, "share", share, SHARE_DEADLINE))
-    return probes
+def _remote(cluster: Examination, name: str) -> Asked:
+    if not cluster.host(name).is_local:
+        yield {}
 
 
-def _plan_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[Probe]:
-    """Return the checks of the hosts that depend on the plan."""
-    probes: list[Probe] = []
-    for name in names:
-        connection = found.connections[name]
-        own = next(process for process in plan.processes if process.host == name)
-        computing = [p for p in plan.processes if p.host == name and p.device]
-        program = {"program": own.argv[0], "own": plan.host(name).trainer_command is None}
-        trains = {**program, "trains": bool(computing)}
-        spare = [f"{d.backend} {d.id} ({d.name})" for d in found.spare.get(name, ())]
-        problems = found.problems.get(name, ())
-        devices = check_devices([p.device for p in computing], problems, spare)
-        state = {"path": state_folder(plan, name), "least": _LEAST_STATE_SPACE}
-        probes += [
-            question_probe("trainer", name, connection, "trainer", trains),
-            Probe("devices", name, partial(_known, devices)),
-            question_probe("state", name, connection, "folder", state),
-        ]
-        cards = sorted({p.device for p in computing if p.backend == "cuda"})
-        if cards and devices.status == "ok":
-            asked = {**program, "cards": cards}
-            probes.append(question_probe("cuda", name, connection, "cuda", asked, CUDA_DEADLINE))
-        if (mtu := _mtu_finding(plan, found, name)) is not None:
-            probes.append(Probe("mtu", name, partial(_known, mtu)))
-    return [*probes, *_link_probes(plan, found, names)]
+def _here(find: Callable[[Connection], Finding]) -> Callable[[Examination, str], Asked]:
+    """Ask what the launcher itself finds out about a connection, of remote hosts."""
+    return lambda cluster, name: (
+        partial(find, cluster.connection(name)) for _ in _remote(cluster, name)
+    )
 
 
-def _link_probes(plan: LaunchPlan, found: Survey, names: Sequence[str]) -> list[Probe]:
-    """Return the checks of the coordinator's port; a run without sockets has none."""
-    head = plan.leader.host
-    if plan.port is None or head not in names:
-        return []
-    here = found.machines[head].identity
-    far = [n for n in names if n != head and found.machines[n].identity != here]
-    if far:
-        return LinkTrial(plan, found.connections, far).probes()
-    listening = {"address": plan.bind_address, "port": plan.port}
-    return [question_probe("port", head, found.connections[head], "port", listening)]
+def _known(finding: Finding) -> Callable[[], Finding]:
+    return lambda: finding
 
 
 def _reachable(connection: Connection) -> Finding:
     how = "systemd units" if connection.units else "plain sessions"
     began = time.monotonic()
-    connection.ask("clock", {})
+    connection.call("clock", {})
     trip = 1e3 * (time.monotonic() - began)
     return Finding("ok", f"as {connection.user}, {how}, {trip:.0f} ms")
+
+
+def _host_key(_connection: Connection) -> Finding:
+    return Finding("ok", "matches the known one")  # else there would be no connection
+
+
+def _skew(cluster: Examination, name: str, check: str) -> Asked:
+    for each in cluster.skew:
+        if (each.host, each.name) == (name, check):
+            yield _known(Finding(each.status, each.detail, each.remedy))
 
 
 def check_clock(connection: Connection, clock: Callable[[], float] = time.time) -> Finding:
@@ -180,8 +117,10 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
     best: tuple[float, float] | None = None
     for _ in range(_ROUNDS):
         before = clock()
-        there = float(connection.ask("clock", {}))
+        there: Any = connection.call("clock", {})
         after = clock()
+        if not isinstance(there, int | float) or not math.isfinite(there):
+            return Finding("fail", f"what it answered is no time: {there!r:.80}", _UPDATE)
         sample = after - before, there - (before + after) / 2
         best = sample if best is None else min(best, sample)
     assert best is not None
@@ -195,21 +134,106 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
     return Finding("ok", detail)
 
 
-def _mtu_finding(plan: LaunchPlan, found: Survey, name: str) -> Finding | None:
+def _program(cluster: Examination, name: str) -> dict[str, Any]:
+    own = cluster.plan.host(name).trainer_command is None
+    return {"program": cluster.processes(name)[0].argv[0], "own": own}
+
+
+def _trainer(cluster: Examination, name: str) -> Asked:
+    trains = any(process.device for process in cluster.processes(name))
+    yield {**_program(cluster, name), "trains": trains}
+
+
+def _devices(cluster: Examination, name: str) -> Asked:
+    found = cluster.found
+    spare = [f"{d.backend} {d.id} ({d.name})" for d in found.spare.get(name, ())]
+    used = [device for process in cluster.processes(name) for device in process.devices]
+    yield _known(check_devices(used, found.problems.get(name, ()), spare))
+
+
+def _cards(cluster: Examination, name: str) -> Asked:
+    cuda = [process for process in cluster.processes(name) if process.backend == "cuda"]
+    cards = sorted({device for process in cuda for device in process.devices})
+    if cards and not cluster.found.problems.get(name):
+        yield {**_program(cluster, name), "cards": cards}
+
+
+def _secure_boot(cluster: Examination, name: str) -> Asked:
+    broken = bool(cluster.found.problems.get(name))
+    devices = cluster.host(name).devices or ()
+    if broken or any(device.backend == "cuda" for device in devices):
+        yield {"broken": broken}
+
+
+def _state(cluster: Examination, name: str) -> Asked:
+    yield {"path": cluster.state_folder(name), "least": _LEAST_STATE_SPACE}
+
+
+def _share(cluster: Examination, name: str) -> Asked:
+    folder = cluster.host(name).share_folder
+    if folder is not None:
+        yield {"path": folder}
+
+
+def _port(cluster: Examination, name: str) -> Asked:
+    plan, trial = cluster.plan, cluster.link
+    if name == cluster.head and trial is not None:
+        yield trial.listen, trial.deadline  # while the other hosts connect
+    elif name == cluster.head and plan.port is not None:
+        yield {"address": plan.bind_address, "port": plan.port}
+
+
+def _links(cluster: Examination, name: str) -> Asked:
+    if cluster.link is not None and name in cluster.link.far:
+        yield partial(cluster.link.connect, name), cluster.link.deadline
+
+
+def _mtu(cluster: Examination, name: str) -> Asked:
     """Compare the route's MTU with that of the coordinator's interface."""
-    route = found.ways.get(name)
-    addresses = found.machines[plan.leader.host].network.addresses
-    there = next((a for a in addresses if a.address == plan.bind_address), None)
+    head = cluster.head
+    route = cluster.found.ways.get(name)
+    addresses = cluster.found.machines[head].network.addresses
+    there = next((a for a in addresses if a.address == cluster.plan.bind_address), None)
     if route is None or route.mtu is None or there is None:
-        return None
+        return
+    detail = f"{route.mtu} on {route.interface}"
     if route.mtu == there.mtu:
-        return Finding("ok", f"{route.mtu} on {route.interface}")
-    return Finding(
-        "warn",
-        f"{route.mtu} on {route.interface}, {there.mtu} on {there.interface} of {plan.leader.host}",
-        "set the same on both, or the one of the switch between them: ip link set DEV mtu N",
-    )
+        yield _known(Finding("ok", detail))
+        return
+    remedy = "set the same on both, or the one of the switch between them: ip link set DEV mtu N"
+    detail = f"{detail}, {there.mtu} on {there.interface} of {head}"
+    yield _known(Finding("warn", detail, remedy))
 
 
-def _known(finding: Finding) -> Finding:
-    return finding
+CHECKS = (
+    Declared("reachable", "host", _here(_reachable)),
+    Declared("host key", "host", _here(_host_key)),
+    Declared("version", "host", partial(_skew, check="version")),
+    Declared("python", "host", partial(_skew, check="python")),
+    Declared("libraries", "host", partial(_skew, check="libraries")),
+    Declared("clock", "host", _here(check_clock)),
+    Declared("trainer", "plan", _trainer, "trainer"),
+    Declared("devices", "plan", _devices),
+    Declared("cuda", "plan", _cards, "cuda", CUDA_DEADLINE),
+    Declared("secure boot", "host", _secure_boot, "secure_boot"),
+    Declared("sleep", "host", _remote, "sleep"),
+    Declared("state", "plan", _state, "folder"),
+    Declared("share", "host", _share, "share", SHARE_DEADLINE),
+    *finetune.INPUTS,
+    Declared("model", "distillation", distill.files("model"), "model_folder"),
+    Declared("data", "distillation", distill.files("data"), "text"),
+    Declared("validation", "distillation", distill.files("validation", remedy=_ANOTHER), "data"),
+    Declared("output", "training", finetune.output, "output"),
+    Declared("output", "distillation", distill.output, "output"),
+    Declared("logits", "distillation", distill.folders("logits")),
+    Declared("checkpoints", "training", finetune.checkpoints, "folder"),
+    Declared("checkpoints", "distillation", distill.folders("checkpoints")),
+    Declared("unit", "training", finetune.units, "fences"),
+    Declared("unit", "distillation", distill.units, "fences"),
+    Declared("memory", "training", finetune.memory, "memory"),
+    Declared("port", "plan", _port, "port"),
+    Declared("link", "plan", _links),
+    Declared("mtu", "plan", _mtu),
+    Declared("plan", "plan", lambda _cluster, _name: ()),  # of the cluster: `launch doctor`
+)
+"""Every check, in the order in which a host's are shown."""

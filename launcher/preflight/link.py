@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from launcher.checks.finding import Finding
@@ -14,7 +13,6 @@ from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.hosts.received import receive
 from launcher.plan.plan import LaunchPlan
-from launcher.preflight.probe import Probe
 
 SLOW = 100e6
 """bit/s below which a link is reported as slow: a 5 MB gradient takes half a second there."""
@@ -35,31 +33,25 @@ class LinkTrial:
         """Take the hosts that reach the coordinator over a network; at least one."""
         self._plan = plan
         self._connections = connections
-        self._far = tuple(far)
+        self.far = tuple(far)
         self._token = secrets.token_hex(16)
         self._deadline = _PATIENCE + _PER_PEER * len(far)
+        self.deadline = self._deadline + 2 * _MARGIN
+        """Seconds that each end may take in all."""
         self._listened = threading.Event()
         self._listening = Listening("the coordinator's end did not answer")
 
-    def probes(self) -> list[Probe]:
-        """Return the coordinator's `port` and each worker's `link`, to be made at the same time."""
-        head = self._plan.leader.host
-        most = self._deadline + 2 * _MARGIN
-        return [
-            Probe("port", head, self._listen, most),
-            *(Probe("link", name, partial(self._connect, name), most) for name in self._far),
-        ]
-
     def _ask(self, host: str, question: str, arguments: dict[str, Any]) -> Any:
-        return self._connections[host].ask(question, arguments, self._deadline + _MARGIN)
+        return self._connections[host].call(question, arguments, self._deadline + _MARGIN)
 
-    def _listen(self) -> Finding:
+    def listen(self) -> Finding:
+        """Return the coordinator's `port`; at the same time every host has to connect."""
         address, port = self._plan.bind_address, self._plan.port
         arguments = {
             "address": address,
             "port": port,
             "token": self._token,
-            "peers": self._far,
+            "peers": self.far,
             "deadline": self._deadline,
         }
         try:
@@ -73,7 +65,8 @@ class LinkTrial:
             return Finding("fail", self._listening.problem, self._listening.remedy)
         return Finding("ok", f"{port} on {address} is free")
 
-    def _connect(self, host: str) -> Finding:
+    def connect(self, host: str) -> Finding:
+        """Return a host's `link`."""
         target = next(w.address for w in self._plan.workers if w.host == host)
         address, _, port = target.rpartition(":")
         arguments = {

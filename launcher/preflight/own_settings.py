@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict
+from typing import cast
 
 from launcher.errors import ConfigError, PreflightError
 from launcher.hosts.received import receive
@@ -13,12 +14,10 @@ from launcher.preflight.survey import Survey
 from trainer.config.run import RunConfig
 from trainer.defaults import SETTLED, Derived, table
 from trainer.errors import InputError
-from trainer.model.memory_plan import Room
+from trainer.planning.workers import MAIN_MEMORY, Backend, Room
 
 DEADLINE = 300.0
 """Seconds: gigabytes of data are read for their labels."""
-_MAIN_MEMORY = 0.75
-"""Share of a host's main memory that its processes may use."""
 
 
 def follow_data(
@@ -43,7 +42,7 @@ def follow_data(
         "rooms": [asdict(room) for room in _rooms(plan)],
     }
     try:
-        answer = found.connections[head].ask("own_settings", arguments, DEADLINE)
+        answer = found.connections[head].call("own_settings", arguments, DEADLINE)
         derived = receive(list[Derived], answer, "own_settings")
     except (ValueError, RuntimeError) as error:  # another version, or a defect there
         raise PreflightError(f"host {head}: {error}; update it: launch cluster push") from None
@@ -57,15 +56,16 @@ def follow_data(
 
 def _rooms(plan: LaunchPlan) -> list[Room]:
     """Return the memory of each worker, if known."""
-    processes = Counter(p.host for p in plan.processes if p.backend == "cpu")
+    on_cpu = [process for process in plan.processes if process.backend == "cpu"]
+    processes = Counter(p.host for p in on_cpu for _ in range(max(1, len(p.members))))
     rooms: list[Room] = []
     for worker in plan.workers:
         host = plan.host(worker.host)
-        if worker.backend == "cpu":
-            memory = host.memory and int(host.memory * _MAIN_MEMORY) // processes[host.name]
+        backend = cast("Backend", worker.backend)
+        if backend == "cpu":
+            memory = host.memory and int(host.memory * MAIN_MEMORY) // processes[host.name]
         else:
-            devices = host.devices or ()
-            memory = next((d.memory for d in devices if d.id == worker.device), None)
+            memory = plan.device_memory(worker)
         if memory:
-            rooms.append(Room(memory, accelerator=worker.backend != "cpu"))
+            rooms.append(Room(memory, backend))
     return rooms

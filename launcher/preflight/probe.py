@@ -1,7 +1,7 @@
 """Checks: each reports its finding and a remedy. `launch doctor` and every `up` run them.
 
 A probe is mostly a question that a host answers through its connection. All are made at once, each
-with a deadline, so a hanging file system costs one line and not the start. `inspection.py` lists
+with a deadline, so a hanging file system costs one line and not the start. `inspection.py` declares
 them.
 """
 
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from launcher.checks.finding import Check, Finding
@@ -40,7 +39,7 @@ def ask_finding(
     """Return a host's own finding; an error is a failed check."""
     try:
         # The probe's own deadline comes first, with a remedy; this one ends the request.
-        answer = connection.ask(question, arguments, deadline + 5)
+        answer = connection.call(question, arguments, deadline + 5)
     except (LauncherError, OSError) as error:
         return Finding("fail", str(error))
     match answer:
@@ -48,19 +47,6 @@ def ask_finding(
             return Finding(status, detail, str(rest.get("remedy", "")))
         case _:
             return Finding("fail", f"what it answered is no finding: {answer!r:.200}")
-
-
-def question_probe(
-    name: str,
-    host: str,
-    connection: Connection,
-    question: str,
-    arguments: Mapping[str, Any],
-    deadline: float = DEADLINE,
-) -> Probe:
-    """Return the probe of a check that the host makes itself."""
-    ask = partial(ask_finding, connection, question, arguments, deadline)
-    return Probe(name, host, ask, deadline)
 
 
 def examine(probes: Sequence[Probe]) -> list[Check]:

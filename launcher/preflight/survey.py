@@ -16,7 +16,7 @@ from launcher.errors import ConfigError, LauncherError, PreflightError, Unreacha
 from launcher.facts.devices import Detection, Device
 from launcher.facts.machine import Machine
 from launcher.facts.network import Route
-from launcher.hosts.base import ASK_DEADLINE, Connection
+from launcher.hosts.base import CALL_DEADLINE, Connection
 from launcher.hosts.fleet import at_once
 from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
@@ -81,11 +81,10 @@ def survey(
     errors = dict(unreachable or {})
     ask = _Asking(connections, errors)
     connected = [host.name for host in hosts if host.name in connections]
-    answers = ask.all("machine", {name: {} for name in connected})
-    machines = ask.understand(answers, _machine)
+    machines = ask.all("machine", {name: {} for name in connected}, _machine)
     wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
     open_hosts = {name: how for name, how in wanted.items() if name in machines}
-    found = ask.understand(ask.all("devices", open_hosts, DEVICES_DEADLINE), _detection)
+    found = ask.all("devices", open_hosts, _detection, DEVICES_DEADLINE)
     learned: list[Host] = []
     problems: dict[str, tuple[str, ...]] = {}
     spare: dict[str, tuple[Device, ...]] = {}
@@ -121,7 +120,11 @@ def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...
     reasons = (*detection.problems, *detection.vulkan_problems)
     known = [(device, _known(device, found)) for device in host.devices]
     problems = tuple(_absence(device, reasons) for device, match in known if match is None)
-    return replace(host, devices=tuple(match or device for device, match in known)), problems
+    devices = tuple(
+        replace(match or device, group=device.group, strategy=device.strategy)
+        for device, match in known
+    )
+    return replace(host, devices=devices), problems
 
 
 def _spare(host: Host, detection: Detection) -> tuple[Device, ...]:
@@ -186,8 +189,7 @@ def _ways(
         chosen = [entry for entry in network.addresses if entry.address == head.bind_address]
         network = replace(network, addresses=tuple(chosen))
     targets = [entry.address for entry in network.addresses]
-    answers = ask.all("routes", {name: {"targets": targets} for name in far})
-    ways = ask.understand(answers, _routes)
+    ways = ask.all("routes", {name: {"targets": targets} for name in far}, _routes)
     try:
         return ways, routing.choose(head, network, ways), ""
     except ConfigError as error:
@@ -204,31 +206,33 @@ class _Asking:
         self._errors = errors
 
     def all(
-        self, question: str, hosts: Mapping[str, dict[str, Any]], deadline: float | None = None
-    ) -> dict[str, Any]:
-        """Return the answers by host; `hosts` maps each to the question's arguments."""
-        deadline = ASK_DEADLINE if deadline is None else deadline
-        tasks = {
-            name: partial(_ask, self._connections[name], name, question, arguments, deadline)
-            for name, arguments in hosts.items()
-        }
+        self,
+        question: str,
+        hosts: Mapping[str, dict[str, Any]],
+        read: Callable[[Any], T],
+        deadline: float | None = None,
+    ) -> dict[str, T]:
+        """Return what `read` makes of the answers; `hosts` maps each to the question's arguments.
+
+        A host whose answer `read` refuses with ValueError has failed.
+        """
+        deadline = CALL_DEADLINE if deadline is None else deadline
+
+        def ask(name: str, arguments: dict[str, Any]) -> T:
+            try:
+                return read(self._connections[name].call(question, arguments, deadline))
+            except (ValueError, RuntimeError) as error:  # another version, or a defect there
+                line = str(error).removeprefix(f"host {name}: ")
+                raise PreflightError(
+                    f"host {name}: {line}; if its version differs: launch cluster push"
+                ) from None
+
+        tasks = {name: partial(ask, name, arguments) for name, arguments in hosts.items()}
         answers = at_once(tasks, deadline)
         for name, error in answers.errors.items():
             known = error if isinstance(error, LauncherError) else UnreachableError(str(error))
             self._errors.setdefault(name, known)
         return answers.found
-
-    def understand(self, answers: Mapping[str, Any], read: Callable[[Any], T]) -> dict[str, T]:
-        """Return answers as their expected types; a host that sent anything else has failed."""
-        found: dict[str, T] = {}
-        for name, answer in answers.items():
-            try:
-                found[name] = read(answer)
-            except ValueError as error:
-                self._errors[name] = PreflightError(
-                    f"host {name}: {error}; if its version differs: launch cluster push"
-                )
-        return found
 
 
 def _machine(answer: Any) -> Machine:
@@ -252,12 +256,3 @@ def _routes(answer: Any) -> dict[str, Route]:
         if route.source:
             ipaddress.ip_address(route.source)
     return routes
-
-
-def _ask(
-    connection: Connection, host: str, question: str, arguments: dict[str, Any], deadline: float
-) -> Any:
-    try:
-        return connection.ask(question, arguments, deadline)
-    except (ValueError, RuntimeError) as error:  # another version, or a defect there
-        raise PreflightError(f"host {host}: {error}; update it: launch cluster push") from None

@@ -14,7 +14,7 @@ from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import ProcessPlan
-from launcher.runs.registry import Run
+from launcher.runs.run import Run
 from launcher.runs.systemd import supervise
 from launcher.supervisor.processes import ProcessIdentity
 from launcher.supervisor.spec import LONGEST_SAVE, SessionSpec
@@ -60,7 +60,14 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> Ending:
     unreachable host delays no other and is listed in the ending. `why`, a
     failed start's reason, is kept.
     """
-    answers = run.ask_to_end(why)
+
+    def mark(host: Host, connection: Connection) -> None:
+        """Have supervisors start nothing any more; the first reason is kept."""
+        path = run.mark(host, connection)
+        if connection.exists(run.folder(host, connection)) and not connection.exists(path):
+            connection.write(path, why.encode())
+
+    answers = ask_hosts(run.hosts, mark, REACH)
     gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
     hosts = [host for host in run.hosts if host.name not in gone]
     stopped: set[str] = set()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from launcher.errors import InterruptedStartError, JobFailedError, LauncherError, PartialError
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import POLL
-from launcher.runs.registry import Run
+from launcher.runs.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 
 STEP_PATIENCE = 15.0
@@ -33,7 +33,7 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
     said = ""
     while True:
         view = monitor.observe()
-        if run.asked_to_end():
+        if view.end is not None:
             raise InterruptedStartError(f"run {run.run_id} was stopped during its start")
         if view.state in ("failed", "stopped"):
             raise job_failure(monitor, view)

@@ -19,11 +19,15 @@ from typing import Any, cast
 import yaml
 
 from launcher.errors import ConfigError
-from launcher.files import default_state_folder, make_private_folder, write_atomically
+from launcher.files import (
+    MANAGED_STATE,
+    default_state_folder,
+    make_private_folder,
+    write_atomically,
+)
 from launcher.hosts.received import parse, receive
 from launcher.inventory.hosts import Host
 from launcher.plan.hub import is_hub_name
-from launcher.plan.placement import REMOTE_STATE
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.registry import Registry
 
@@ -97,8 +101,10 @@ def keep_config(run_id: str, config: bytes, start: Start) -> None:
         write_atomically(path.with_suffix(".start.json"), json.dumps(tree).encode())
 
 
-def start_of(run_id: str) -> Start:
+def start_of(run_id: str | None) -> Start:
     """Return the arguments of this machine's start of a run; empty if another started it."""
+    if run_id is None:
+        return Start()
     try:
         data = _own(run_id).with_suffix(".start.json").read_bytes()
         return receive(Start, parse(data, "start.json"), "start.json")
@@ -198,7 +204,7 @@ def _may_be_named(path: object, hosts: Sequence[Host], is_job: bool) -> bool:
     if not pure.is_absolute():
         return is_job and _is_open(pure)  # of a job: below a host's state folder or share
     for host in hosts:
-        own = host.state_folder or (str(default_state_folder()) if host.is_local else REMOTE_STATE)
+        own = host.state_folder or (str(default_state_folder()) if host.is_local else MANAGED_STATE)
         if pure.is_relative_to(host.share_folder or SHARE):
             return True
         if pure.is_relative_to(own):

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from launcher.plan.plan import ProcessPlan
-from launcher.runs.processes import Supervisor
+from launcher.runs.processes import SessionSupervisor
 from launcher.terminal import visible_lines
 
 PIECE = 1 << 20
@@ -31,7 +31,7 @@ class Page:
 class LogPages:
     """The log of one attempt of a process."""
 
-    def __init__(self, supervisor: Supervisor, process: ProcessPlan, attempt: int) -> None:
+    def __init__(self, supervisor: SessionSupervisor, process: ProcessPlan, attempt: int) -> None:
         self._supervisor = supervisor
         self._process = process
         self._attempt = attempt
@@ -88,7 +88,7 @@ class LogPages:
 
 
 def last_lines(
-    supervisor: Supervisor, process: ProcessPlan, count: int, attempt: int | None = None
+    supervisor: SessionSupervisor, process: ProcessPlan, count: int, attempt: int | None = None
 ) -> list[str]:
     """Return the end of an attempt's log; without one, of the newest that is not empty."""
     attempts = supervisor.attempts(process) if attempt is None else [attempt]

@@ -49,6 +49,8 @@ class _Process(BaseModel):
     local_rank: _Number | None = None
     host: _HostName
     device: _Text
+    members: Annotated[tuple[_Text, ...], Field(max_length=1024)] = ()
+    strategy: _Text = ""
     backend: _Text
     threads: _Number | None
     address: _Text = ""

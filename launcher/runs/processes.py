@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Protocol, get_args
+from typing import get_args
 
 from launcher.errors import PartialError
 from launcher.hosts.base import Connection
@@ -68,55 +68,6 @@ class ProcessState:
         return "" if self.exit_code is None else f"exit code {self.exit_code}"
 
 
-class Supervisor(Protocol):
-    """The processes of one run on one host. One contract test runs every implementation."""
-
-    def start(self, process: ProcessPlan, leader: ProcessPlan | None = None) -> None:
-        """Start a process and keep it running; returns once it is supervised.
-
-        `leader` is a process of this host; once it ends for good, this one ends too. State and
-        logs of an earlier start of the same process do not matter.
-        """
-        ...
-
-    def state(self, process: ProcessPlan) -> ProcessState:
-        """Return what is known about a process, also one that was never started."""
-        ...
-
-    def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
-        """Ask processes to end, and end them by force after `grace` seconds. Idempotent.
-
-        A process that is saving then gets up to `LONGEST_SAVE` seconds for it, and the grace again
-        after that.
-        """
-        ...
-
-    def folder(self, process: ProcessPlan) -> str:
-        """Return where state, logs and certificates of a process lie."""
-        ...
-
-    def attempts(self, process: ProcessPlan) -> list[int]:
-        """Return the numbers of the attempts that have a log."""
-        ...
-
-    def read_log(
-        self, process: ProcessPlan, attempt: int, offset: int = 0, limit: int | None = None
-    ) -> bytes:
-        """Return an attempt's output from a byte offset on; empty when there is none yet."""
-        ...
-
-    def log_size(self, process: ProcessPlan, attempt: int) -> int:
-        """Return how many bytes an attempt has written; 0 when there is no log yet."""
-        ...
-
-    def log_offset(self, process: ProcessPlan, attempt: int, moment: float) -> int | None:
-        """Return from where on an attempt's output is younger than a Unix time of its host.
-
-        It may be up to `log_marks.GRANULARITY` seconds older; None when unknown.
-        """
-        ...
-
-
 class SessionSupervisor:
     """Processes under plain supervisors; state and logs are files in the process's folder."""
 
@@ -136,7 +87,10 @@ class SessionSupervisor:
         self._grace = grace
 
     def start(self, process: ProcessPlan, leader: ProcessPlan | None = None) -> None:
-        """Start a supervisor for the process; it looks after its leader's state.json by itself.
+        """Start a process and keep it running; returns once it is supervised.
+
+        `leader` is a process of this host; once its state.json says that it has ended for good,
+        this one ends too. State and logs of an earlier start of the process do not matter.
 
         Raises:
             PartialError: the supervisor did not start; the message has its last output.
@@ -176,7 +130,10 @@ class SessionSupervisor:
         return PartialError(f"{process.name}: its supervisor did not start: {reason}")
 
     def state(self, process: ProcessPlan) -> ProcessState:
-        """Return the supervisor's state, checked against the running processes."""
+        """Return what is known about a process, also one that was never started.
+
+        It is what the supervisor wrote, checked against the running processes.
+        """
         try:
             said = self._said(process)
             if said is None or said.is_over or _lives(self.connection, said.keeper):
@@ -202,7 +159,11 @@ class SessionSupervisor:
         return said
 
     def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
-        """SIGTERM to every supervisor at once; after `grace` SIGKILL to it and its child group."""
+        """Ask processes to end, and end them by force after `grace` seconds. Idempotent.
+
+        SIGTERM goes to every supervisor at once, SIGKILL to it and its child group. A process that
+        is saving gets up to `LONGEST_SAVE` seconds for it, and the grace again after that.
+        """
         living = [
             (process, state)
             for process in plans
@@ -264,7 +225,10 @@ class SessionSupervisor:
             return 0
 
     def log_offset(self, process: ProcessPlan, attempt: int, moment: float) -> int | None:
-        """Return from where on an attempt's output is younger than a moment, by its marks."""
+        """Return from where on an attempt's output is younger than a Unix time of its host.
+
+        It may be up to `log_index.GRANULARITY` seconds older; None when unknown.
+        """
         path = f"{self.folder(process)}/{marks_name(log_name(attempt))}"
         return offset_at(self._read(path), moment)
 

@@ -12,7 +12,7 @@ The registry of the host with motley_coordinator is authoritative: it has all ru
 and its `lock` is held during a start. While that host is unreachable, the registries of the others
 can still be read. The cluster's CA (`ca/`) never leaves the state folder of the launcher's machine.
 
-The state folder is `motley_state_folder`, else the host's own (`access.default_state_folder`).
+The state folder is `motley_state_folder`, else the host's own (`files.default_state_folder`).
 """
 
 from __future__ import annotations
@@ -25,120 +25,22 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from launcher.errors import ConfigError, LauncherError
 from launcher.files import default_state_folder, make_private_folder
-from launcher.hosts.base import Connection
-from launcher.hosts.fleet import LOOK, REACH, Answers, ask_hosts, at_once
+from launcher.hosts.fleet import LOOK, Answers, ask_hosts, at_once
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.received import receive
-from launcher.inventory.hosts import Host
+from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.plan_file import MOST, RUN_ID, read_record
+from launcher.runs.plan_file import MOST, read_record
+from launcher.runs.run import Run, StateFolder, is_run_id, place_of
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run of the registry."""
-
-    plan: LaunchPlan
-    started: float
-    """Unix seconds, by the clock of the host that keeps it."""
-    hosts: tuple[Host, ...]
-    """The hosts of the plan as the inventory knows them; the others cannot be reached."""
-    source: str = ""
-    """The host whose plan.json this is; empty for a plan that was made here."""
-
-    @property
-    def run_id(self) -> str:
-        """The run's name and number in one."""
-        return self.plan.run_id
-
-    @property
-    def head(self) -> Host:
-        """The leader's host."""
-        return self.host(self.plan.leader.host)
-
-    def host(self, name: str) -> Host:
-        """Return a host of this run as it is reached now."""
-        return next(host for host in self.hosts if host.name == name)
-
-    def folder(self, host: Host, connection: Connection) -> str:
-        """Return where a host keeps this run: plan, config and the folders of its processes."""
-        return place_of(host, connection).run_folder(self.run_id)
-
-    def mark(self, host: Host, connection: Connection) -> str:
-        """Return the file on a host whose existence asks the run to end."""
-        return f"{self.folder(host, connection)}/down"
-
-    def plan_by(self, host: Host, connection: Connection) -> LaunchPlan | None:
-        """Return the plan whose paths apply on a host: no host decides the paths of another.
-
-        None when this host has none.
-        """
-        if self.source in ("", host.name):
-            return self.plan
-        try:
-            path = f"{self.folder(host, connection)}/plan.json"
-            return read_record(connection.read(path, limit=MOST), self.run_id).plan
-        except (OSError, ValueError):
-            return None
-
-    def undone(self, host: Host, connection: Connection) -> str:
-        """Return why a start was undone, by what lies on a host; empty when it was not."""
-        try:
-            return connection.read(self.mark(host, connection), limit=MOST).decode()
-        except (OSError, ValueError):
-            return ""
-
-    def asked_to_end(self) -> bool:
-        """Whether the run was asked to stop; a start that is under way then gives up."""
-        there = ask_hosts([self.head], lambda host, c: c.exists(self.mark(host, c)))
-        return there.found.get(self.head.name, False)
-
-    def ask_to_end(self, why: str = "") -> Answers[None]:
-        """Mark on every host that this run is to end: none of its processes is started any more.
-
-        Args:
-            why: the reason of a failed start; the first one is kept.
-        """
-
-        def write(host: Host, connection: Connection) -> None:
-            mark = self.mark(host, connection)
-            if connection.exists(self.folder(host, connection)) and not connection.exists(mark):
-                connection.write(mark, why.encode())
-
-        return ask_hosts(self.hosts, write, REACH)
-
-
-@dataclass(frozen=True)
-class StateFolder:
-    """A host's state folder and the way there."""
-
-    connection: Connection
-    folder: Path
-
-    host: str = ""
-    """Its name; empty for this machine without an inventory."""
-
-    def run_folder(self, run_id: str) -> str:
-        """Return where everything of a run lies."""
-        return str(self.folder / "runs" / run_id)
-
-    def plan_of(self, run_id: str) -> str:
-        """Return the path of a run's plan."""
-        return f"{self.run_folder(run_id)}/plan.json"
-
-    def ids(self) -> list[str]:
-        """Return the names of what looks like runs."""
-        return list(filter(_is_run_id, self.connection.names(str(self.folder / "runs"))))
 
 
 class Registry:
@@ -219,16 +121,13 @@ class Registry:
 
     def record(self, plan: LaunchPlan) -> tuple[Run, bytes]:
         """Return a run that begins now, and its plan.json."""
-        started = receive(float, self._place.connection.ask("clock"), "clock")
+        started = receive(float, self._place.connection.call("clock"), "clock")
         tree = {**json.loads(plan.to_json()), "started": started}
-        return Run(plan, started, self._known(plan)), json.dumps(tree, indent=1).encode()
-
-    def keep(self, run: Run, files: Mapping[str, bytes]) -> None:
-        """Write a run's files here as well, when the host of this registry has no part in it."""
-        if self.hosts and head_of(self.hosts).name not in {host.name for host in run.hosts}:
-            for name, content in files.items():
-                path = Path(self._place.plan_of(run.run_id)).with_name(name)
-                self._place.connection.write(str(path), content)
+        hosts = self._known(plan)
+        head = [head_of(self.hosts)] if self.hosts else []
+        keepers = {host.name: host for host in (*hosts, *head)}
+        run = Run(plan, started, hosts, keepers=tuple(keepers.values()))
+        return run, json.dumps(tree, indent=1).encode()
 
     def get(self, run_id: str) -> Run:
         """Return one run.
@@ -236,7 +135,7 @@ class Registry:
         Raises:
             ConfigError: there is none of that id, or its files are damaged.
         """
-        run = self._find(run_id) if _is_run_id(run_id) else None
+        run = self._find(run_id) if is_run_id(run_id) else None
         if run is None:
             known = ", ".join([run.run_id for run in self.all()][-3:]) or "none yet"
             raise ConfigError(f"no run {run_id} (latest: {known}; see: launch runs)")
@@ -308,16 +207,6 @@ def authority_folder() -> Path:
     return folder
 
 
-def head_of(hosts: Sequence[Host]) -> Host:
-    """Return the coordinator's host of an inventory."""
-    return next((host for host in hosts if host.coordinator), hosts[0])
-
-
-def place_of(host: Host, connection: Connection) -> StateFolder:
-    """Return where a host keeps its runs."""
-    return StateFolder(connection, Path(host.state_folder or connection.state_folder), host.name)
-
-
 def new_run_id(name: str, now: datetime.datetime | None = None) -> str:
     """Return an id that sorts by time and cannot meet another: `quickstart-20261120-110300-7f3a`.
 
@@ -343,7 +232,3 @@ def _who() -> str:
     except (OSError, KeyError):  # a user without a name
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
-
-
-def _is_run_id(text: str) -> bool:
-    return re.fullmatch(RUN_ID, text) is not None

@@ -43,6 +43,7 @@ class _Report(_Member):
     total_steps: _Count | None = None
     loss: float | None = None
     exchange_ms: float | None = None
+    exchange_exposed_ms: float | None = None
     validation: dict[str, Any] | None = None
     workers: Annotated[list[_Member], Field(max_length=65536)] | None = None
     card: Annotated[list[_Text], Field(max_length=64)] | None = None
@@ -63,7 +64,23 @@ def read_training(
     updated = tree.get("updated")
     if since is not None and updated is not None and updated < since:
         return None
-    return tree
+    return _in_present_words(tree)
+
+
+def _in_present_words(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a report of an earlier version's leader with the states that it would have now.
+
+    `finished` was every end with exit code 0, also that of a run that was asked to stop.
+    """
+    done = tree.get("step") == tree.get("total_steps")
+    words = {"finished": "completed" if done else "stopped", "benched": "idle"}
+
+    def renamed(report: Mapping[str, Any]) -> Mapping[str, Any]:
+        state = report.get("state")
+        return {**report, "state": words[state]} if state in words else report
+
+    workers = [renamed(worker) for worker in tree.get("workers") or ()]
+    return renamed({**tree, "workers": workers} if workers else tree)
 
 
 def read_report(connection: Connection, path: str) -> Mapping[str, Any] | None:

@@ -20,8 +20,9 @@ from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.log_pages import last_lines
-from launcher.runs.processes import ProcessState, Supervisor
-from launcher.runs.registry import Registry, Run, StateFolder
+from launcher.runs.processes import ProcessState, SessionSupervisor
+from launcher.runs.registry import Registry
+from launcher.runs.run import Run, StateFolder
 from launcher.runs.self_reports import read_report, read_training
 from launcher.runs.systemd import supervise
 
@@ -53,6 +54,8 @@ class RunView:
     """Hosts that did not answer, with the reason."""
     folders: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where the processes of the hosts that answered keep state and logs, by name."""
+    end: str | None = None
+    """Why the run was asked to end, by its leader's host; None when it was not."""
 
     @property
     def is_live(self) -> bool:
@@ -126,7 +129,7 @@ class RunMonitor:
         self._hanging_until: dict[str, float] = {}
         self._plans: dict[str, LaunchPlan] = {}
 
-    def supervisor(self, process: ProcessPlan) -> Supervisor:
+    def supervisor(self, process: ProcessPlan) -> SessionSupervisor:
         """Return the supervisor of the process's host.
 
         Raises:
@@ -135,7 +138,7 @@ class RunMonitor:
         host = self.run.host(process.host)
         return self._supervise(host, reaching.connect(host))
 
-    def _supervise(self, host: Host, connection: Connection) -> Supervisor:
+    def _supervise(self, host: Host, connection: Connection) -> SessionSupervisor:
         home = self.run.folder(host, connection)
         return supervise(connection, self.run.run_id, home=home)
 
@@ -165,14 +168,14 @@ class RunMonitor:
         plan = self.run.plan
         began = time.monotonic()
 
-        why: list[str] = []
+        ends: list[str | None] = []
 
         def states_of(host: Host, connection: Connection) -> dict[str, tuple[ProcessState, str]]:
             supervisor = self._supervise(host, connection)
             here = [process for process in plan.processes if process.host == host.name]
             found = {p.name: (supervisor.state(p), supervisor.folder(p)) for p in here}
-            if plan.leader.name in found and found[plan.leader.name][0].is_over:
-                why.append(self.run.undone(host, connection))
+            if host.name == plan.leader.host:
+                ends.append(self.run.end(host, connection))
             return found
 
         answers = ask_hosts(self.run.hosts, states_of, deadline)
@@ -197,10 +200,11 @@ class RunMonitor:
             elif state == "completed" and not scored:
                 state = "scoring"
         reason = (training or {}).get("reason") or head.message
-        if state == "stopped" and any(why):  # by a start that failed
-            state, reason = "failed", why[0]
+        end = ends[0] if ends else None
+        if state == "stopped" and end:  # by a start that failed
+            state, reason = "failed", end
         unreachable = {name: line_of(name, error) for name, error in answers.errors.items()}
-        return RunView(self.run, state, reason, states, training, words, unreachable, folders)
+        return RunView(self.run, state, reason, states, training, words, unreachable, folders, end)
 
     def _words(
         self, states: Mapping[str, ProcessState], deadline: float
@@ -273,7 +277,7 @@ def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
     """
 
     def unfinished(place: StateFolder) -> list[str]:
-        named = place.connection.ask("unfinished_runs", {"folder": str(place.folder)})
+        named = place.connection.call("unfinished_runs", {"folder": str(place.folder)})
         return receive(list[str], named, "unfinished_runs")
 
     deadline = REACH if surely else LOOK

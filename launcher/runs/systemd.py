@@ -25,7 +25,7 @@ from launcher.hosts.base import Connection
 from launcher.hosts.fleet import at_once
 from launcher.hosts.received import receive
 from launcher.plan.plan import ProcessPlan, unit_of
-from launcher.runs.processes import ProcessState, SessionSupervisor, Supervisor
+from launcher.runs.processes import ProcessState, SessionSupervisor
 from launcher.supervisor.spec import LONGEST_SAVE, RestartPolicy
 
 _START_DEADLINE = 30.0
@@ -107,12 +107,12 @@ class SystemdSupervisor(SessionSupervisor):
 
     def _show(self, processes: Sequence[ProcessPlan]) -> _Shown:
         names = [unit_of(self.run_id, process) for process in processes]
-        return receive(_Shown, self.connection.ask("units", {"names": names}), "units")
+        return receive(_Shown, self.connection.call("units", {"names": names}), "units")
 
 
 def supervise(
     connection: Connection, run_id: str, restart: RestartPolicy | None = None, home: str = ""
-) -> Supervisor:
+) -> SessionSupervisor:
     """Return the supervisor of a run's processes on one host: units where it has them.
 
     `home` is the run's folder there; only a plan that was made here has it.

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.certificates.authority import Authority, Credentials, identity_of
 from launcher.checks.finding import Check
 from launcher.errors import InterruptedStartError, PartialError, PreflightError
 from launcher.files import default_state_folder
@@ -23,20 +22,25 @@ from launcher.hosts.fleet import REACH, ask_hosts
 from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
-from launcher.plan.placement import Setting, place
+from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.plan.setting import Setting
 from launcher.preflight.inspection import inspect
 from launcher.preflight.survey import Survey, survey
 from launcher.runs.down import tear_down, uninterrupted
 from launcher.runs.join import Report, wait_until_joined
 from launcher.runs.kept_configs import Start, keep_config
-from launcher.runs.registry import Registry, Run, StateFolder, authority_folder, new_run_id
+from launcher.runs.registry import Registry, authority_folder, new_run_id
+from launcher.runs.run import Run, StateFolder
 from launcher.runs.status import OVER, live_runs
 from launcher.runs.stopwatch import Stopwatch
 from launcher.runs.systemd import supervise
 from launcher.supervisor.spec import RestartPolicy
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from launcher.certificates.authority import Credentials
 
 JOIN_MARGIN = 60.0
 """Seconds on top of the exchange's join deadline: imports, model load, data."""
@@ -90,11 +94,6 @@ def make_plan(
     return place(found.hosts, job, expect_workers, setting)
 
 
-def plan_tree(plan: LaunchPlan) -> dict[str, Any]:
-    """Return a plan for programs, as `--dry-run --json` prints it."""
-    return json.loads(plan.to_json())
-
-
 def bring_up(
     plan: LaunchPlan,
     job: RunConfig | DistillJob,
@@ -128,7 +127,7 @@ def bring_up(
                 begun = True
                 config = job.to_yaml().encode()
                 keep_config(run.run_id, config, start or Start())
-                _deliver(run, record, config, registry)
+                deliver(run, record, config)
                 watch.lap("certificates and files")
                 _start(run, patience)
                 watch.lap("start")
@@ -185,7 +184,7 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
     def wanted(place: StateFolder) -> list[str]:
         if not place.connection.units:
             return []
-        return receive(list[str], place.connection.ask("wanted_runs"), "wanted_runs")
+        return receive(list[str], place.connection.call("wanted_runs"), "wanted_runs")
 
     # Runs that ended by themselves: their units need not be started at boot any more.
     ids = registry.ask(wanted, REACH).require().values()
@@ -199,8 +198,8 @@ def _who_is_where(plan: LaunchPlan) -> str:
     return ", ".join(f"{process.name} on {process.host}" for process in plan.processes)
 
 
-def _deliver(run: Run, record: bytes, config: bytes, registry: Registry) -> None:
-    """Write what a run consists of on all its hosts; `record` is the plan.json, and comes last.
+def deliver(run: Run, record: bytes, config: bytes) -> None:
+    """Write what a run consists of on all that keep it; `record` is the plan.json, and comes last.
 
     Raises:
         PreflightError: a host does not take a file; nothing was started.
@@ -222,8 +221,7 @@ def _deliver(run: Run, record: bytes, config: bytes, registry: Registry) -> None
                     connection.write(f"{process.folder}/tls/{name}", content)
         connection.write(f"{folder}/plan.json", record)
 
-    ask_hosts(run.hosts, write, REACH).require()
-    registry.keep(run, {"run.yaml": config, "plan.json": record})
+    ask_hosts(run.keepers, write, REACH).require()
 
 
 def _reopen(connection: Connection, status: str) -> None:
@@ -237,6 +235,8 @@ def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentia
     """Return fresh certificates for processes that open or accept connections."""
     if not processes:
         return {}
+    from launcher.certificates.authority import Authority, identity_of  # with cryptography
+
     authority = Authority.open(authority_folder())
     return {p.name: authority.issue(identity_of(run_id, p.rank), p.names) for p in processes}
 

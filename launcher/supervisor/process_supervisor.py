@@ -39,6 +39,7 @@ from launcher.supervisor.spec import (
     SessionSpec,
     log_name,
 )
+from trainer.errors import InputError, StorageError
 
 STATE_SCHEMA = "motley.process/1"
 
@@ -136,7 +137,8 @@ class ProcessSupervisor:
             except OSError as error:
                 with contextlib.suppress(OSError):
                     output.write(f"cannot start {self._spec.argv[0]}: {error.strerror}\n".encode())
-                return 2 if error.errno in _WRONG_COMMAND else 6
+                wrong = error.errno in _WRONG_COMMAND
+                return (InputError if wrong else StorageError).exit_code
         self._phase = "running"
         self._is_running(pid)
         return self._wait_for(pid, marks)

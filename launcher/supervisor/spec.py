@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from trainer.errors import RESTARTED
+
 SPEC_SCHEMA = "motley.session/1"
 SAVING = "saving"
 """The file in a process's folder that is there while the process saves what it must not lose."""
@@ -27,15 +29,9 @@ FINAL_PHASES: frozenset[str] = frozenset({"exited", "failed", "stopped"})
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When a child is started again; durations in seconds.
+    """When a child is started again, after which codes or any signal; durations in seconds."""
 
-    The codes are the trainer's: 1 a defect, 3 the other side was lost, 6 the disk failed, 7 the GPU
-    did, 8 the last state is not proved (workers prove it when they join again). A death by signal
-    is always tried again. The rest (0 done, 2 bad input, 4 refused, 5 NaN) would only repeat
-    itself.
-    """
-
-    codes: tuple[int, ...] = (1, 3, 6, 7, 8)
+    codes: tuple[int, ...] = RESTARTED
     first_delay: float = 0.5
     longest_delay: float = 30.0
     healthy_after: float = 60.0

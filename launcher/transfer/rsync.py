@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import IO, Literal
 
 from launcher.errors import LauncherError, PartialError, PreflightError, UnreachableError
+from launcher.hosts.ssh_errors import login_error
 
 SERVER = "sudo -n -u motley -- /usr/bin/rsync --config=/etc/motley/rsyncd.conf"
 """What the share role's sudo rule allows on a host; rsync adds `--server --daemon .`."""
@@ -164,6 +165,8 @@ def explain(host: str, code: int, text: str) -> LauncherError:
         return PreflightError(
             f"host {host}: {said}; run: ansible-playbook recipes/gpu-training.yml --tags share"
         )
+    if code == 255 and (refused := login_error(f"host {host}", text)):
+        return refused
     if code in _LOST:
         again = "the same command resumes where it stopped"
         return UnreachableError(f"host {host}: the transfer broke off ({said}); {again}")

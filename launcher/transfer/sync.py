@@ -104,7 +104,7 @@ def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[Syn
 
     def push(host: Host, there: Connection) -> Synced:
         place = find_place(host, there, "logits")
-        if mounted := there.ask("share_source", {"path": place.folder}):
+        if mounted := there.call("share_source", {"path": place.folder}):
             return Synced(host.name, place.folder, Moved(), f"has them from {mounted}")
         return Synced(host.name, place.folder, push_folder(source, place, "", there, report))
 

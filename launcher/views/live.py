@@ -15,27 +15,8 @@ from launcher.facts.gauges import Gauge
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import ProcessState
 from launcher.runs.status import shards
-from launcher.views.tables import Column, table
+from launcher.views.tables import COLOURS, Column, table
 from launcher.views.telemetry import Snapshot
-
-STATES = {
-    "running": "green",
-    "active": "green",
-    "completed": "green",
-    "exited": "green",
-    "starting": "cyan",
-    "joining": "cyan",
-    "rejoining": "cyan",
-    "stopping": "cyan",
-    "idle": "yellow",
-    "backoff": "yellow",
-    "recovering": "yellow",
-    "lost": "red",
-    "failed": "red",
-    "unreachable": "red",
-    "unknown": "red",
-}
-"""Colours of what processes, members and runs are."""
 
 _HOT = 85.0
 _FULL = 0.95
@@ -96,7 +77,7 @@ def curve(values: Sequence[float], width: int) -> str:
 def _title(snapshot: Snapshot) -> Text:
     view = snapshot.view
     title = Text.assemble(
-        (view.run.run_id, "bold"), "  ", (view.outcome, STATES.get(view.state, ""))
+        (view.run.run_id, "bold"), "  ", (view.outcome, COLOURS.get(view.state, ""))
     )
     if view.run.started:
         title.append(f"  {_duration(time.time() - view.run.started)}", "dim")
@@ -124,18 +105,33 @@ def _progress(snapshot: Snapshot, width: int) -> list[RenderableType]:
         _figure("loss", training.get("loss"), ".4f"),
         _figure("lr", training.get("learning_rate"), ".2e"),
         _figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
-        _figure("exchange", training.get("exchange_ms"), ".0f", " ms"),
+        _exchange(training),
     ]
+    parts: list[RenderableType] = [line, _line(figures)]
     validation = training.get("validation")
     if isinstance(validation, dict):
         tree: dict[str, Any] = validation  # pyright: ignore[reportUnknownVariableType]
-        figures.append(_figure("validation", tree.get("loss"), ".4f"))
-        figures.append(_figure("accuracy", tree.get("accuracy"), ".3f"))
-    parts: list[RenderableType] = [line, Text("  ".join(figure for figure in figures if figure))]
+        scores = [
+            _figure("validation loss", tree.get("loss"), ".4f"),
+            _figure("accuracy", tree.get("accuracy"), ".3f"),
+            _figure("at step", tree.get("step"), "d"),
+        ]
+        parts.append(_line(scores))
     if len(snapshot.losses) > 1:
         bars = curve(snapshot.losses, min(60, max(10, width - 30)))
         parts.append(Text.assemble("loss ", (bars, "cyan"), overflow="ellipsis", no_wrap=True))
     return parts
+
+
+def _exchange(training: Mapping[str, Any]) -> str:
+    """Return the exchange's time; leaders of earlier versions do not say what was exposed."""
+    exposed = _figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
+    whole = _figure("exchange", training.get("exchange_ms"), ".0f", " ms")
+    return f"{whole} ({exposed})" if whole and exposed else whole
+
+
+def _line(figures: Sequence[str]) -> Text:
+    return Text("  ".join(figure for figure in figures if figure))
 
 
 def _workers(snapshot: Snapshot, width: int) -> Table:
@@ -147,7 +143,7 @@ def _workers(snapshot: Snapshot, width: int) -> Table:
     for process in view.run.plan.processes:
         state = view.processes[process.name]
         member = view.member(process)
-        device = (process.host, process.device.lower() or "cpu")
+        device = (process.host, _first(process).lower())
         gauge = Gauge() if device in measured else _gauge(snapshot, process)
         measured.add(device)
         rows.append(
@@ -180,7 +176,7 @@ def _state(state: ProcessState, member: Mapping[str, Any]) -> Text:
     word = str(member.get("state") or state.state) if state.state == "running" else state.state
     if word == "lost" and state.state == "running":
         word = "rejoining"  # its process is back
-    return Text(word, STATES.get(word, ""))
+    return Text(word, COLOURS.get(word, ""))
 
 
 def _device(snapshot: Snapshot, process: ProcessPlan, wide: bool) -> str:
@@ -190,10 +186,16 @@ def _device(snapshot: Snapshot, process: ProcessPlan, wide: bool) -> str:
         return "cpu"
     host = snapshot.view.run.host(process.host)
     for device in host.devices or ():
-        if device.answers_to(process.device) and device.name:
+        if device.answers_to(_first(process)) and device.name:
             kind = "cpu " if process.backend == "cpu" else ""
-            return kind + _short(device.name)
+            count = f"{len(process.members)} x " if process.members else ""
+            return count + kind + _short(device.name)
     return process.device or process.backend
+
+
+def _first(process: ProcessPlan) -> str:
+    """Return the device whose gauges are shown: of a replica group the leader's."""
+    return next(iter(process.devices), "cpu")
 
 
 def _short(name: str) -> str:
@@ -204,7 +206,8 @@ def _short(name: str) -> str:
 
 def _gauge(snapshot: Snapshot, process: ProcessPlan) -> Gauge:
     gauges = snapshot.gauges.get(process.host, {})
-    return gauges.get(process.device or "cpu") or gauges.get(process.device.lower()) or Gauge()
+    device = _first(process)
+    return gauges.get(device) or gauges.get(device.lower()) or Gauge()
 
 
 def _share(member: Mapping[str, Any], samples: int) -> str:

@@ -22,7 +22,7 @@ from launcher.hosts.received import receive
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
 from launcher.runs.log_pages import LogPages, Page
-from launcher.runs.registry import Run
+from launcher.runs.run import Run
 from launcher.runs.status import RunMonitor
 from launcher.views.log_printer import Printer
 
@@ -118,7 +118,7 @@ class ProcessLog:
             return attempts[-1:]
         if self._moment is None:  # by the clock of the host, which made the marks
             host = self._monitor.run.host(self.process.host)
-            clock = receive(float, ssh.connect(host).ask("clock"), "clock")
+            clock = receive(float, ssh.connect(host).call("clock"), "clock")
             self._moment = self._selection.since(clock)
         return attempts
 

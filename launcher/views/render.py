@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -21,24 +20,8 @@ from launcher.checks.finding import Check
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.processes import ProcessState
 from launcher.runs.status import RunView, shards
-from launcher.terminal import visible
-from launcher.views.tables import Column, table
-from trainer.process.announcement import announced
-
-_COLOURS = {
-    "ok": "green",
-    "warn": "yellow",
-    "fail": "red",
-    "running": "green",
-    "completed": "green",
-    "exited": "green",
-    "failed": "red",
-    "lost": "red",
-    "backoff": "yellow",
-    "recovering": "yellow",
-    "idle": "yellow",
-}
-
+from launcher.terminal import note, visible
+from launcher.views.tables import COLOURS, Column, table
 
 _CHECKS = (
     Column(""),
@@ -106,19 +89,6 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def note(line: str) -> None:
-    """Print one line on stderr."""
-    sys.stderr.write(f"{visible(line)}\n")
-    sys.stderr.flush()
-
-
-def working(what: str) -> AbstractContextManager[None]:
-    """Note what takes longer than a second, on a terminal; a pipe or a log gets nothing."""
-    if not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    return announced(what, note)
-
-
 @contextlib.contextmanager
 def detaching(again: str, run_id: str) -> Generator[None]:
     """Turn Ctrl-C on a view into a note: the run continues, and how to return or stop it."""
@@ -180,17 +150,6 @@ def runs_table(views: Iterable[RunView], width: int | None) -> Table:
     return table(_RUNS, rows, width)
 
 
-def check_tree(check: Check) -> dict[str, str]:
-    """Return a check for programs."""
-    return {
-        "name": check.name,
-        "host": check.host,
-        "status": check.status,
-        "detail": check.detail,
-        "remedy": check.remedy,
-    }
-
-
 def command_lines(plan: LaunchPlan) -> list[str]:
     """Return what `--dry-run` prints: for each host the exact commands, ready for a shell."""
     lines: list[str] = []
@@ -218,6 +177,8 @@ def status_tree(view: RunView) -> dict[str, Any]:
                 "rank": process.rank,
                 "host": process.host,
                 "device": process.device,
+                "members": list(process.members),
+                "strategy": process.strategy,
                 "backend": process.backend,
                 "threads": process.threads,
                 "address": process.address,
@@ -308,4 +269,4 @@ def _number(value: object, style: str) -> str:
 
 
 def _styled(state: str) -> Text:
-    return Text(visible(state), _COLOURS.get(state.partition(": ")[0], ""))
+    return Text(visible(state), COLOURS.get(state.partition(": ")[0], ""))

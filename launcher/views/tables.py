@@ -12,6 +12,27 @@ from rich.text import Text
 from launcher.terminal import visible
 
 _GAP = 2
+COLOURS = {
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "red",
+    "running": "green",
+    "active": "green",
+    "completed": "green",
+    "exited": "green",
+    "starting": "cyan",
+    "joining": "cyan",
+    "rejoining": "cyan",
+    "stopping": "cyan",
+    "idle": "yellow",
+    "backoff": "yellow",
+    "recovering": "yellow",
+    "lost": "red",
+    "failed": "red",
+    "unreachable": "red",
+    "unknown": "red",
+}
+"""Colours of what checks, processes, members and runs are."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +52,21 @@ class Column:
 def table(
     columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], width: int | None
 ) -> Table:
-    """Return a plain table of at most `width` characters; None is as wide as its cells."""
+    """Return a plain table of at most `width` characters; None is as wide as its cells.
+
+    A spare column that is empty in every row is left out.
+    """
     texts = [[_text(cell) for cell in row] for row in rows]
     full = [
         max(cell_len(column.name), *(cell_len(row[index].plain) for row in texts), 0)
         for index, column in enumerate(columns)
     ]
     least = [_least(column, full[index], index, texts) for index, column in enumerate(columns)]
-    chosen = list(range(len(columns)))
+    chosen = [
+        index
+        for index, column in enumerate(columns)
+        if not (column.spare and texts) or any(row[index].plain for row in texts)
+    ]
     if width is not None:
         while sum(least[i] + _GAP for i in chosen) - _GAP > width:
             spare = max(chosen, key=lambda i: columns[i].spare)

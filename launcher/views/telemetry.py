@@ -152,7 +152,7 @@ class Telemetry:
         while not self._closed.is_set():
             pause = GAUGES_EVERY
             try:
-                answer = ssh.connect(host).ask("gauges", {}, _GAUGES_DEADLINE)
+                answer = ssh.connect(host).call("gauges", {}, _GAUGES_DEADLINE)
                 gauges = receive(dict[str, Gauge], answer, "gauges")
                 self._gauges[host.name] = (time.monotonic(), gauges)
             except (LauncherError, OSError, ValueError):  # `observe` lists unreachable hosts

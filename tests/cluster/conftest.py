@@ -1,11 +1,5 @@
-"""Lets the tests here, and the programs they start, share the modules beside them."""
+"""Clusters of real processes."""
 
-import sys
-from pathlib import Path
+from tests.cluster.real_cluster import bench, cluster, shared_memory
 
-sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from real_cluster import bench, cluster
-
-__all__ = ["bench", "cluster"]
+__all__ = ["bench", "cluster", "shared_memory"]

@@ -6,7 +6,7 @@ log, and it ends as any interpreter does. Tests of imports, limits and other env
 theirs from nothing.
 
 As a program: forks a process for each JSON line on the socket that is its stdin, and says of each
-how it ended: `python fork_server.py`.
+how it ended: `python -m tests.cluster.fork_server`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_LEFT_TO_THE_FORKED = ("wgpu", "published", "generator", "harness")
+from tests import ROOT
+
+_LEFT_TO_THE_FORKED = ("wgpu", "published", "generator", "harness", "__main__")
 """Parts of names of modules that few import, open a device, or cost seconds."""
 _NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -63,11 +65,12 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, str(Path(__file__).absolute())]
+        command = [sys.executable, "-m", "tests.cluster.fork_server"]
         environment = {**os.environ, **_NO_THREADS}
         with theirs:
             self._process = subprocess.Popen(
                 command,
+                cwd=ROOT,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment,
@@ -79,7 +82,7 @@ class ForkServer:
     def start(
         self, argv: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path
     ) -> Forked:
-        """Start `python ARGV` in a folder, with a whole environment; it writes to a log."""
+        """Start `python -m MODULE ...` in a folder with a whole environment; it writes to a log."""
         request = {
             "argv": argv,
             "folder": str(folder.absolute()),
@@ -164,9 +167,5 @@ def _become(request: dict) -> None:
 
 if __name__ == "__main__":
     main()
-    if sys.argv[0] == "-m":
-        del sys.argv[0]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(sys.argv[0]).parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    assert sys.argv.pop(0) == "-m"
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

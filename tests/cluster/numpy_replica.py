@@ -1,7 +1,9 @@
 """A worker without torch: the real client and loop around a replica of a linear loss in NumPy.
 
 It starts in a fraction of a second, and dies, stalls or lies on request at an exact point:
-`python numpy_replica.py RUN.yaml RUN_ID RANK HOST:PORT [--die STEP:block|uploaded] ...`
+
+    python -m tests.cluster.numpy_replica RUN.yaml RUN_ID RANK HOST:PORT
+        [--die STEP:block|uploaded] [--half STEP:kill|stall|cut] ...
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.cluster.half_blocks import fail, halves
 from trainer import build, roles
 from trainer.config import run
 from trainer.data.order import epoch_order
@@ -28,12 +31,15 @@ from trainer.data.tokens import Dataset, Encoded, load_dataset
 from trainer.errors import TrainerError
 from trainer.exchange.protocol import wire
 from trainer.exchange.protocol.messages import Message, ShardAssignment, ShardResult
+from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.client import WorkerClient
-from trainer.exchange.worker_session import Event
+from trainer.exchange.transport.link import Link
+from trainer.exchange.worker_session import Event, Session
 from trainer.model.layout import GradientLayout
 from trainer.replica.backend import Choice
 from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.run_inputs import read_inputs
 
 CLASSES = 5
 
@@ -91,7 +97,7 @@ class LinearReplica:
 def expected_moments(run_file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return both moments after a run of LinearReplicas in which every sample counted once."""
     settings = run.load(run_file)
-    inputs = build.read_inputs(settings, "any")
+    inputs = read_inputs(settings, "any")
     replica, train = LinearReplica(inputs.layout), _dataset(settings)
     size, seed = settings.training.batch_size, settings.training.seed
     beta1, beta2 = settings.optimizer.beta1, settings.optimizer.beta2
@@ -115,6 +121,7 @@ class FaultyClient(WorkerClient):
 
     faults: argparse.Namespace
     _sent = 0
+    _halve = False
 
     def next_event(self) -> Event | None:
         event = super().next_event()
@@ -123,6 +130,9 @@ class FaultyClient(WorkerClient):
             if self.faults.stall and event.step == int(self.faults.stall[0]):
                 time.sleep(float(self.faults.stall[1]))
                 self.faults.stall = None
+            if self.faults.gate and event.step == int(self.faults.gate[0]):
+                while not Path(self.faults.gate[1]).exists():
+                    time.sleep(0.01)
         return event
 
     def send_block(
@@ -131,6 +141,8 @@ class FaultyClient(WorkerClient):
         if self.faults.nan == shard.step and index == self._layout.send_order[0]:
             gradient = gradient.copy()
             gradient[5] = np.nan
+        first = index == self._layout.send_order[0]
+        self._halve = first and self.faults.half and shard.step == int(self.faults.half[0])
         super().send_block(shard, index, gradient, weight)
         self._sent += 1
         if self.faults.die == [str(shard.step), "block"] and self._sent == 1:
@@ -141,6 +153,17 @@ class FaultyClient(WorkerClient):
         if isinstance(message, ShardResult) and self.faults.die == [str(step), "uploaded"]:
             self._die()
 
+    def _post(self, session: Session, frames: Iterable[Frame]) -> None:
+        if self._halve:
+            fault = self.faults.half[1]
+            self._halve = False
+            frames = halves(frames, lambda: fail(fault, self._link))
+        super()._post(session, frames)
+
+    def _closed(self, link: Link, reason: str) -> None:
+        logging.info("lost the coordinator: %s", reason)
+        super()._closed(link, reason)
+
     def _die(self) -> None:
         """Die as soon as the socket took all that was sent."""
         asyncio.run_coroutine_threadsafe(self._die_when_sent(), self._loop).result()
@@ -148,9 +171,7 @@ class FaultyClient(WorkerClient):
     async def _die_when_sent(self) -> None:
         link = self._link
         assert link is not None
-        transport = link._transport
-        assert transport is not None
-        while link._queue or transport.get_write_buffer_size():
+        while not link.idle:
             await asyncio.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -178,6 +199,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.0, help="a sample takes")
     parser.add_argument("--die", type=pair, metavar="STEP:block|uploaded")
     parser.add_argument("--stall", type=pair, metavar="STEP:SECONDS")
+    parser.add_argument("--half", type=pair, metavar="STEP:kill|stall|cut|nothing")
+    parser.add_argument("--gate", type=pair, metavar="STEP:FILE", help="waits for a file")
     parser.add_argument("--nan", type=int, metavar="STEP")
     parser.add_argument("--claim", type=pair, action="append", default=[], metavar="FIELD:VALUE")
     parser.add_argument("--protocol", type=int)
@@ -190,7 +213,7 @@ def main() -> int:
     if flags.protocol:
         wire.PROTOCOL_VERSION = flags.protocol
     settings = run.load(flags.run_file)
-    inputs = build.read_inputs(settings, flags.run_id)
+    inputs = read_inputs(settings, flags.run_id)
     choice = Choice(LinearReplica(inputs.layout, flags.seconds), "cpu", "")
     request = build.make_request(inputs, choice, flags.rank)
     claims: dict[str, Any] = dict(flags.claim)

@@ -1,4 +1,4 @@
-"""`launch` whose hosts are agents behind pipes instead of SSH: `piped_launch.py HOSTS.json ...`.
+"""`launch` whose hosts are agents behind pipes instead of SSH: `piped_launch HOSTS.json ...`.
 
 HOSTS.json says for each host of the inventory where its state folder is and how it behaves:
 {"intel": {"state": "/tmp/intel", "condition": "up"}}; `dead` refuses, `silent` never says a word.
@@ -11,10 +11,6 @@ import sys
 import threading
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "launcher"))
-
-from agent_pipe import AGENT, ProcessPipe
-
 from launcher import cli
 from launcher.errors import UnreachableError
 from launcher.hosts import ssh
@@ -22,6 +18,7 @@ from launcher.hosts.base import Connection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host
+from tests.launcher.agent_pipe import AGENT, ProcessPipe
 
 SILENT = (sys.executable, "-c", "import sys; sys.stdin.read()")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from real_process import PATIENCE, Process, free_port, wait_for
 
 from launcher.certificates.authority import CLOCK_SKEW, Authority
+from tests.cluster.real_process import Process
+from tests.ports import free_port
+from tests.waiting import PATIENCE, wait_for
 from trainer.checkpoint.reader import OPTIMIZER_FILE, read_run
 from trainer.checkpoint.store import find_checkpoint
 from trainer.data.corpus import write_shell_safety
@@ -29,7 +31,7 @@ from trainer.tracking.metrics import read_metrics
 SAMPLES, BATCH = 384, 32
 STEPS = SAMPLES // BATCH
 """Samples, samples a step, and so steps in one epoch of the shared data."""
-_NUMPY_WORKER = Path(__file__).parent / "numpy_replica.py"
+_NUMPY_WORKER = (sys.executable, "-m", "tests.cluster.numpy_replica")
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.fixture
-def cluster(bench: Bench, tmp_path: Path) -> Iterator[Cluster]:
+def shared_memory() -> bool:
+    """Whether the workers of `cluster` may use it; parametrize to run a test on both transports."""
+    return True
+
+
+@pytest.fixture
+def cluster(bench: Bench, tmp_path: Path, shared_memory: bool) -> Iterator[Cluster]:
     """Return a cluster that leaves nothing running; its logs are shown when the test failed."""
     made = Cluster(bench, tmp_path)
+    made.shared_memory = shared_memory
+    made.configure()
     try:
         yield made
     finally:
@@ -117,6 +127,10 @@ class Cluster:
         """Runs in the coordinator's process before it becomes one; for limits."""
         self._others: list[Cluster] = []
         self.config: dict[str, Any] = {}
+        self.shared_memory = True
+        """Whether workers may hand over gradients in shared memory, or use TCP."""
+        self.certified = False
+        """Whether every process gets its certificate, and so TLS where memory is not shared."""
         self.configure()
 
     def configure(self, **settings: Any) -> None:
@@ -130,7 +144,12 @@ class Cluster:
             "data": {"train": str(self.bench.train), "max_seq_len": 64},
             "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 1e9},
             "training": {"batch_size": BATCH},
-            "exchange": {"shares": "equal", "hash_every": 1, "join_deadline": PATIENCE},
+            "exchange": {
+                "shares": "equal",
+                "hash_every": 1,
+                "join_deadline": PATIENCE,
+                "shared_memory": self.shared_memory,
+            },
             "checkpoint": {"every": 4, "keep_last": 100},
         }
         for key, value in settings.items():
@@ -145,6 +164,8 @@ class Cluster:
     def another(self, name: str) -> Cluster:
         """Return one more cluster, which ends with this one."""
         made = Cluster(self.bench, self.folder, name)
+        made.shared_memory = self.shared_memory
+        made.configure()
         self._others.append(made)
         return made
 
@@ -160,14 +181,18 @@ class Cluster:
 
     # Starting
 
-    def coordinator(self, expect: int, *flags: str, listening: bool = True) -> Process:
-        """Start the coordinator and wait until it listens."""
+    def coordinator(
+        self, expect: int, *flags: str, listening: bool = True, half: str = ""
+    ) -> Process:
+        """Start the coordinator and wait until it listens.
+
+        One that is to fail at `half` a block is another program: see `half_server.py`.
+        """
         before = len(self.events("listening"))
-        process = self.trainer(
-            "coordinator",
-            *("--role", "coordinator", "--bind", self.address, "--expect-workers", str(expect)),
-            *flags,
-        )
+        role = ("--role", "coordinator", "--bind", self.address, "--expect-workers", str(expect))
+        program = ("tests.cluster.half_server", half) if half else ("trainer.cli",)
+        flags = (*role, *self._certificate("coordinator"), *flags)
+        process = self.trainer("coordinator", *flags, program=program)
         if listening:
             wait_for(
                 lambda: len(self.events("listening")) > before or not process.running,
@@ -177,7 +202,8 @@ class Cluster:
 
     def worker(self, rank: int, *flags: str, address: str | None = None) -> Process:
         """Start a stand-in worker: the real client and loop around a replica of NumPy."""
-        command = [sys.executable, str(_NUMPY_WORKER), str(self.run_file), self.run_id, str(rank)]
+        command = [*_NUMPY_WORKER, str(self.run_file), self.run_id, str(rank)]
+        flags = (*self._certificate(f"rank-{rank}"), *flags)
         return self.start(f"worker-{rank}", [*command, address or self.address, *flags])
 
     def torch_worker(self, rank: int, *flags: str, **environment: str) -> Process:
@@ -189,9 +215,18 @@ class Cluster:
             **environment,
         )
 
-    def trainer(self, name: str, *flags: str, **environment: str) -> Process:
+    def _certificate(self, name: str) -> tuple[str, ...]:
+        return ("--tls", str(self.bench.tls / name)) if self.certified else ()
+
+    def trainer(
+        self,
+        name: str,
+        *flags: str,
+        program: Sequence[str] = ("trainer.cli",),
+        **environment: str,
+    ) -> Process:
         """Start `trainer finetune` with this run's config."""
-        command = [sys.executable, "-m", "trainer.cli", "finetune", "--config", str(self.run_file)]
+        command = [sys.executable, "-m", *program, "finetune", "--config", str(self.run_file)]
         return self.start(name, [*command, "--run-id", self.run_id, *flags], **environment)
 
     def start(self, name: str, command: list[str], **environment: str) -> Process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,14 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeVar
 
-from fork_server import Forked, ForkServer
+from tests.cluster.fork_server import Forked, ForkServer
+from tests.waiting import PATIENCE, wait_for
 
-PATIENCE = 90.0
-"""Seconds that anything may take before a test gives up: far more than it needs when idle."""
 _READ_BY_IMPORTS = frozenset({"PYTHONPATH", "LD_PRELOAD"})
-_Value = TypeVar("_Value")
 
 
 @cache
@@ -37,14 +33,6 @@ def signal_aside(pid: int, number: signal.Signals) -> None:
     threads = [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
     aside = next(thread for thread in threads if thread != pid)
     assert ctypes.CDLL(None, use_errno=True).tgkill(pid, aside, number) == 0, ctypes.get_errno()
-
-
-class Logged(Protocol):
-    """What has logs to show beside a failure."""
-
-    def logs(self) -> str:
-        """Return their tails."""
-        ...
 
 
 class Process:
@@ -123,25 +111,3 @@ class Process:
     def says(self, words: str) -> None:
         """Wait until its log contains some words."""
         wait_for(lambda: words in self.text, f"{self.name}: {words!r}")
-
-
-def wait_for(
-    ready: Callable[[], _Value],
-    what: str,
-    cluster: Logged | None = None,
-    seconds: float = PATIENCE,
-) -> _Value:
-    """Wait until `ready` returns something true and return it."""
-    deadline = time.monotonic() + seconds
-    while not (value := ready()):
-        if time.monotonic() > deadline:
-            tails = cluster.logs() if cluster else ""
-            raise AssertionError(f"{what}: not within {seconds:g} s\n{tails}")
-        time.sleep(0.02)
-    return value
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,10 @@ from typing import Any
 import pytest
 
 from launcher.supervisor.processes import find_run
+from tests import ROOT
+from tests.ports import free_port
 
-STAND_IN = Path(__file__).parents[1] / "launcher" / "stand_in_trainer.py"
+STAND_IN = ROOT / "tests" / "launcher" / "stand_in_trainer.py"
 LAUNCH = [sys.executable, "-m", "launcher.cli"]
 
 
@@ -30,8 +30,7 @@ class Cluster:
         self.state = folder / "state"
         self.data = folder / "train.jsonl"
         self.data.write_text('{"input": "ls", "label": 0}\n')
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.inventory = folder / "hosts.yml"
         self.inventory.write_text(
             json.dumps(
@@ -108,10 +107,3 @@ def cluster(tmp_path: Path, tiny_model: Callable[..., Path]) -> Iterator[Cluster
     yield result
     result.launch("cluster", "down", "--all")
     assert result.living() == []
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.02)

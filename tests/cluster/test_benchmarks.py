@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 BENCHMARKS = ROOT / "benchmarks"
 
 HOLD_A_NETWORK = """

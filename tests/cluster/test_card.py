@@ -6,8 +6,8 @@ import re
 import signal
 
 import pytest
-from real_cluster import Cluster
 
+from tests.cluster.real_cluster import Cluster
 from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.cluster

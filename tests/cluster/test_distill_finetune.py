@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from real_cluster import Bench, Cluster
 from safetensors.numpy import load_file
 
+from tests.cluster.real_cluster import Bench, Cluster
 from trainer.checkpoint.reader import read_run
 from trainer.logits.dataset import LogitsFolder
 

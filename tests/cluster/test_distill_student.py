@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from real_cluster import PATIENCE, Bench, Cluster, wait_for
-from real_process import Process
 
+from tests.cluster.real_cluster import PATIENCE, Bench, Cluster
+from tests.cluster.real_process import Process
+from tests.waiting import wait_for
 from trainer.logits.dataset import LogitsFolder
 
 pytestmark = pytest.mark.cluster
@@ -119,6 +120,7 @@ def test_killed_then_stopped_then_to_the_end(copied: Lesson, taught: Lesson) -> 
     copied.wait_event("checkpoint", step=20)
     first.kill()
     second = copied.student("--epochs", "2")
+    copied.wait_event("resumed")  # until then the steps are those of the killed one
     copied.wait_step(35)
     second.signal(signal.SIGTERM)
     assert second.wait() == 0
@@ -156,7 +158,7 @@ def test_a_student_that_is_first_and_a_teacher_that_dies(lesson: Lesson, taught:
     second = lesson.student("--epochs", "2", timeout=2.0)
     assert second.wait() == 3
     complaint = second.text.strip().splitlines()[-1]
-    assert f"{missing[0]} is missing and no teacher lives" in complaint
+    assert f"{missing[0]} is missing and no teacher is alive" in complaint
     assert "silent for" in complaint
     assert lesson.status["state"] == "failed"
 

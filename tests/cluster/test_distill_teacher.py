@@ -12,14 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_process import Process, wait_for
 
+from tests.cluster.real_process import Process
+from tests.trainer.small_teacher import write_corpus, write_teacher
+from tests.waiting import wait_for
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.verify import verdicts
-
-sys.path.append(str(Path(__file__).parents[1] / "trainer"))
-
-from small_teacher import write_corpus, write_teacher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from real_cluster import Bench, Cluster
-from real_process import Process, wait_for
 
-from trainer.build import build_layout
+from tests.cluster.real_cluster import Bench, Cluster
+from tests.cluster.real_process import Process
+from tests.waiting import wait_for
 from trainer.checkpoint.reader import BEST_EVALUATED, complete_checkpoints
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import load
 from trainer.evaluate.results import read_evaluations
 from trainer.model.initialization import initial_weights, uniform
+from trainer.model.layout import build_layout
 from trainer.optimizer import TrainState
 from trainer.storage.atomic_folder import verify
 

@@ -6,8 +6,10 @@ import signal
 import time
 
 import pytest
-from proxy import FaultProxy
-from real_cluster import Cluster, wait_for
+
+from tests.cluster.proxy import FaultProxy
+from tests.cluster.real_cluster import Cluster
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real_process import signal_aside
-from stand_in_cluster import LAUNCH, Cluster, cluster, until
 
 from launcher.supervisor.processes import identify
+from tests.cluster.real_process import signal_aside
+from tests.cluster.stand_in_cluster import LAUNCH, Cluster, cluster
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 __all__ = ["cluster"]
@@ -158,7 +159,7 @@ def test_of_two_starts_at_once_one_wins(cluster: Cluster) -> None:
 def test_an_interrupted_start_is_undone(cluster: Cluster, number: int) -> None:
     cluster.behave(worker_0="never join")
     start = cluster.open(cluster.up_command())
-    until(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
     os.kill(start.pid, number)
     _, error = start.communicate(timeout=60)
     assert start.returncode == 130
@@ -169,7 +170,7 @@ def test_an_interrupted_start_is_undone(cluster: Cluster, number: int) -> None:
 def test_a_killed_launcher_leaves_a_run_that_down_ends(cluster: Cluster) -> None:
     cluster.behave(worker_0="never join")
     start = cluster.open(cluster.up_command())
-    until(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
     start.kill()
     start.communicate()
     assert cluster.status()["state"] == "starting"
@@ -180,7 +181,7 @@ def test_a_killed_launcher_leaves_a_run_that_down_ends(cluster: Cluster) -> None
 def test_down_ends_a_start_that_is_under_way(cluster: Cluster) -> None:
     cluster.behave(worker_0="never join")
     start = cluster.open(cluster.up_command())
-    until(lambda: len(cluster.living()) >= 6, "three keepers and their children")
+    wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
     assert cluster.launch("cluster", "down").returncode == 0
     _, error = start.communicate(timeout=60)
     assert start.returncode in (6, 130), error
@@ -201,7 +202,7 @@ def test_ctrl_c_on_a_view_never_stops_the_run(
 ) -> None:
     if view == ["up", "--wait"]:
         looking = cluster.open(cluster.up_command("--wait"))
-        until(lambda: cluster.runs() and cluster.status()["state"] == "running", "training")
+        wait_for(lambda: cluster.runs() and cluster.status()["state"] == "running", "training")
         assert looking.stderr is not None
         while "step" not in looking.stderr.readline():
             pass

@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from real_process import wait_for
 
 from launcher.supervisor.processes import find_run
+from tests.trainer.small_teacher import write_corpus, write_teacher
+from tests.waiting import wait_for
 from trainer.tracking.metrics import read_metrics
-
-sys.path.append(str(Path(__file__).parents[1] / "trainer"))
-
-from small_teacher import write_corpus, write_teacher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

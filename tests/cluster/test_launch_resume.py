@@ -7,10 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from real_process import free_port
-from stand_in_cluster import Cluster, cluster, until
 
+from tests.cluster.stand_in_cluster import Cluster, cluster
+from tests.ports import free_port
 from tests.trainer.small_model import write_data, write_model
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 __all__ = ["cluster"]
@@ -30,7 +31,9 @@ def test_a_run_is_resumed_under_its_id_and_foreign_checkpoints_are_kept(cluster:
     tree = json.loads(resumed.stdout)
     assert (tree["run_id"], tree["state"]) == (run_id, "running")
     # The stand-in's marks of its first life let it say "joined" before its workers are back.
-    until(lambda: {p["attempt"] for p in cluster.status()["processes"]} == {2}, "second attempts")
+    wait_for(
+        lambda: {p["attempt"] for p in cluster.status()["processes"]} == {2}, "second attempts"
+    )
     assert cluster.runs() == [run_id]
 
 
@@ -51,7 +54,7 @@ def test_a_run_comes_back_with_the_workers_and_the_port_that_it_was_started_with
     started = cluster.launch("cluster", "up", *words)
     assert started.returncode == 0, started.stderr
     (run_id,) = cluster.runs()
-    until(lambda: cluster.status()["training"]["checkpoint"], "a checkpoint")
+    wait_for(lambda: cluster.status()["training"]["checkpoint"], "a checkpoint")
     assert_at_work(cluster, port)
     assert cluster.launch("cluster", "down").returncode == 0
     stopped_at = cluster.status()["training"]["step"]
@@ -60,7 +63,7 @@ def test_a_run_comes_back_with_the_workers_and_the_port_that_it_was_started_with
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming {run_id} -e motley_port={port} --expect-workers 2\n" in resumed.stderr
     assert cluster.runs() == [run_id]
-    until(lambda: cluster.status()["training"]["step"] > stopped_at, "a step after the last one")
+    wait_for(lambda: cluster.status()["training"]["step"] > stopped_at, "a step after the last one")
     assert_at_work(cluster, port)
 
 

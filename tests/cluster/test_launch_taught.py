@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from real_cluster import Bench
-from real_process import free_port
 
 from launcher.supervisor.processes import find_run
+from tests.cluster.real_cluster import Bench
+from tests.ports import free_port
 from trainer.logits.dataset import LogitsFolder
 from trainer.tracking.metrics import read_metrics
 

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_process import wait_for
 
 from launcher.supervisor.processes import find_run, identify
+from tests import ROOT
+from tests.ports import free_port
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
-HERE = Path(__file__).parent
-STAND_IN = HERE.parent / "launcher" / "stand_in_trainer.py"
+STAND_IN = ROOT / "tests" / "launcher" / "stand_in_trainer.py"
 HOSTS = ("intel", "lambda", "attic")
 
 
@@ -33,8 +34,7 @@ class Cluster:
         self.output.mkdir()
         data = folder / "train.jsonl"
         data.write_text('{"input": "ls", "label": 0}\n')
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         hosts: dict[str, Any] = {
             name: {
                 "ansible_host": "127.0.0.1",
@@ -75,8 +75,8 @@ class Cluster:
         return self.folder / host / "state"
 
     def command(self, *arguments: str) -> list[str]:
-        driver = [sys.executable, str(HERE / "piped_launch.py"), str(self.folder / "hosts.json")]
-        return [*driver, *arguments]
+        driver = [sys.executable, "-m", "tests.cluster.piped_launch"]
+        return [*driver, str(self.folder / "hosts.json"), *arguments]
 
     def up_command(self, *flags: str) -> list[str]:
         return self.command("cluster", "up", "--preset", "quickstart", *self.config, *flags)
@@ -85,7 +85,6 @@ class Cluster:
         own = {
             "MOTLEY_STATE_DIR": str(self.folder / laptop),
             "MOTLEY_INVENTORY": str(self.inventory),
-            "PYTHONPATH": str(HERE.parents[1]),
             "NO_COLOR": "1",
         }
         return {**os.environ, **own}

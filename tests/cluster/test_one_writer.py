@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_cluster import STEPS, Cluster
-from real_process import Process, free_port, wait_for
 
+from tests.cluster.real_cluster import STEPS, Cluster
+from tests.cluster.real_process import Process
+from tests.ports import free_port
+from tests.waiting import wait_for
 from trainer.checkpoint.reader import read_progress
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.status import read_status
@@ -21,7 +23,6 @@ from trainer.tracking.status import read_status
 pytestmark = pytest.mark.cluster
 
 SLOW = ("--seconds", "0.005")
-ELSEWHERE = Path(__file__).with_name("elsewhere.py")
 IMPORTED = """
 import json, sys
 from trainer.cli import main
@@ -42,7 +43,7 @@ def second_coordinator(cluster: Cluster) -> Process:
 
 def elsewhere(cluster: Cluster, silence: float) -> Process:
     """Start a coordinator on what stands for another host."""
-    command = [sys.executable, str(ELSEWHERE), str(silence), "finetune"]
+    command = [sys.executable, "-m", "tests.cluster.elsewhere", str(silence), "finetune"]
     command += ["--config", str(cluster.run_file), "--run-id", "run", "--expect-workers", "1"]
     command += ["--role", "coordinator", "--bind", cluster.address]
     return cluster.start("coordinator", command)

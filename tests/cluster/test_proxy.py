@@ -6,8 +6,8 @@ import socket
 import threading
 from pathlib import Path
 
-from proxy import FaultProxy
-from real_process import wait_for
+from tests.cluster.proxy import FaultProxy
+from tests.waiting import wait_for
 
 
 def test_connections_that_ended_hold_nothing() -> None:

@@ -7,7 +7,9 @@ import signal
 from typing import Any
 
 import pytest
-from real_cluster import Cluster, Process, wait_for
+
+from tests.cluster.real_cluster import Cluster, Process
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_cluster import STEPS, Cluster, wait_for
-from real_process import PATIENCE, Process, signal_aside
 
 from launcher.hosts.local import LocalConnection
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.down import GRACE
 from launcher.runs.processes import SessionSupervisor
+from tests.cluster.real_cluster import STEPS, Cluster
+from tests.cluster.real_process import Process, signal_aside
+from tests.waiting import PATIENCE, wait_for
 from trainer.exchange.coordinator.membership import STOP_PATIENCE
 
 pytestmark = pytest.mark.cluster

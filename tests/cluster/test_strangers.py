@@ -7,8 +7,10 @@ import resource
 import signal
 
 import pytest
-from real_cluster import Cluster, wait_for
-from rig.crowd import Crowd, resident
+
+from benchmarks.rig.crowd import Crowd, resident
+from tests.cluster.real_cluster import Cluster
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

@@ -10,11 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from real_cluster import Cluster, Process, write_leaf
 
 from launcher.certificates.authority import CLOCK_SKEW, LEAF_LIFETIME, Authority
+from tests.cluster.real_cluster import Cluster, Process, write_leaf
 
 pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def shared_memory() -> bool:
+    """Workers use TCP, where certificates say who they are."""
+    return False
 
 
 class Trickle:

@@ -14,11 +14,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from stand_in_cluster import LAUNCH, Cluster, cluster
+
+from tests import ROOT
+from tests.cluster.stand_in_cluster import LAUNCH, Cluster, cluster
 
 __all__ = ["cluster"]  # a fixture
 pytestmark = pytest.mark.cluster
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("columns", [80, 60])
@@ -66,8 +67,8 @@ def test_the_picture_of_the_documentation_is_drawn_from_a_run(
     assert cluster.up().returncode == 0
     drawn = tmp_path / "drawn.svg"
     done = subprocess.run(
-        [sys.executable, "scripts/status_picture.py", "--seconds", "0", "-o", str(drawn)],
-        cwd=ROOT, env=cluster.environment | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+        [sys.executable, "scripts/status_picture.py", "--step", "1", "-o", str(drawn)],
+        cwd=ROOT, env=cluster.environment, capture_output=True,
         text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from proxy import Fault, FaultProxy
-from real_cluster import Cluster
-from test_trust import Trickle
 
+from tests.cluster.proxy import Fault, FaultProxy
+from tests.cluster.real_cluster import Cluster
+from tests.cluster.test_trust import Trickle
 from trainer import build
 from trainer.config import run
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.wire import HEADER_SIZE, Frame, FrameEncoder, MessageType, run_tag
 from trainer.replica.backend import Choice
+from trainer.run_inputs import read_inputs
 
 pytestmark = pytest.mark.cluster
 
@@ -28,12 +29,12 @@ class Attacker:
         self.rank = rank
         self._encoder = FrameEncoder(run_tag(cluster.run_id))
         self._socket = socket.create_connection(("127.0.0.1", cluster.port), timeout=10)
-        inputs = build.read_inputs(run.load(cluster.run_file), cluster.run_id)
+        inputs = read_inputs(run.load(cluster.run_file), cluster.run_id)
         self.request = build.make_request(inputs, _NO_REPLICA, rank)
 
     def frame(self, frame: Frame) -> bytes:
         """Return the next frame as bytes."""
-        return self._encoder.encode(frame)
+        return b"".join(self._encoder.encode(frame))
 
     def hello(self) -> bytes:
         """Return the request to join as bytes."""

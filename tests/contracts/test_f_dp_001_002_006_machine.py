@@ -11,13 +11,13 @@ import os
 from functools import cache
 
 import pytest
-from exact_problem import ExactProblem
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from misbehaviour import MISBEHAVIOUR
-from simulated_cluster import SimulatedCluster
 
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.misbehaviour import MISBEHAVIOUR
+from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from trainer.errors import UnprovedError
 
 pytestmark = pytest.mark.usefixtures("small_frames")

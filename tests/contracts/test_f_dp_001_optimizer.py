@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).with_name("optimizer_trajectory.py")
 
 
 def run(disabled: list[str]) -> dict:
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
+    environment = dict(os.environ)
     environment.pop("NPY_DISABLE_CPU_FEATURES", None)
     if disabled:
         environment["NPY_DISABLE_CPU_FEATURES"] = " ".join(disabled)

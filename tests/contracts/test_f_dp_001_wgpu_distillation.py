@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from real_cluster import Bench, Cluster
 
+from tests.cluster.real_cluster import Bench, Cluster
 from trainer.checkpoint.reader import read_run
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 

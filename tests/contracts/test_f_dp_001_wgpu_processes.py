@@ -1,7 +1,8 @@
 """A run of torch workers and one on Vulkan: one set of weights, one loss curve, one comes back.
 
-The torch workers are on the CPU and, where it is, on CUDA. Without a GPU the Vulkan device is
-Mesa's llvmpipe, which computes the same kernels on the CPU.
+The torch workers are a replica group of two processes on the CPU, and one on the CPU or, where it
+is, on CUDA. Without a GPU the Vulkan device is Mesa's llvmpipe, which computes the same kernels on
+the CPU.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from real_cluster import STEPS, Bench, Cluster, wait_for
+
+from tests.cluster.real_cluster import STEPS, Bench, Cluster
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("vulkan")]
 
 SETTINGS = {"exchange__join_deadline": 250.0, "optimizer__learning_rate": 3e-3}
 CUDA = torch.cuda.is_available()
 BACKENDS = ("cpu", "cuda" if CUDA else "cpu", "wgpu")
+GROUP = ("--gpus", "0,1", "--strategy", "ddp")
 
 
 def start(run: Cluster, **settings: object) -> None:
     run.configure(**{**SETTINGS, **settings})
     run.coordinator(len(BACKENDS))
     for rank, backend in enumerate(BACKENDS):
-        run.torch_worker(rank, "--gpu-backend", backend)
+        run.torch_worker(rank, "--gpu-backend", backend, *(GROUP if rank == 0 else ()))
 
 
 @pytest.fixture(scope="module")

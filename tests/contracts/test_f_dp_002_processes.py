@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy_replica import expected_moments
-from real_cluster import STEPS, Cluster
+
+from tests.cluster.numpy_replica import expected_moments
+from tests.cluster.real_cluster import STEPS, Cluster
+from tests.cluster.real_process import Process
+from tests.waiting import PATIENCE, wait_for
+from trainer.config import run
+from trainer.run_inputs import read_inputs
 
 pytestmark = pytest.mark.cluster
 
 QUICK = {"exchange__heartbeat": 0.2, "exchange__lost_after": 2.5, "exchange__step_deadline": 2.5}
 """Soon noticed, and yet no busy machine makes a worker late that nobody stopped."""
+
+
+@pytest.fixture(params=["shared memory", "TLS"])
+def shared_memory(request: pytest.FixtureRequest) -> bool:
+    """Every test here runs on both transports."""
+    return request.param == "shared memory"
+
+
+@pytest.fixture
+def cluster(cluster: Cluster, shared_memory: bool) -> Cluster:
+    """Return a cluster whose workers meet over one of them."""
+    cluster.certified = not shared_memory
+    return cluster
+
+
+def transport(cluster: Cluster) -> str:
+    return "TLS" if cluster.certified else "shared memory"
 
 
 def assert_every_sample_once(cluster: Cluster) -> None:
@@ -86,13 +110,22 @@ def test_a_late_joiner_takes_its_share(cluster: Cluster) -> None:
     coordinator = cluster.coordinator(1)
     workers = [cluster.worker(0, "--seconds", "0.01")]
     cluster.wait_step(2)
-    workers.append(cluster.worker(5))
-    joined = cluster.wait_event("joined", rank=5)
+    workers.append(cluster.worker(2))
+    joined = cluster.wait_event("joined", rank=2)
+    assert {event["transport"] for event in cluster.events("joined")} == {transport(cluster)}
     assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
     assert_every_sample_once(cluster)
     after = [step for step in cluster.records("step") if step["step"] > joined["step"] + 2]
     assert after
-    assert all(step["shares"] == {"0": 16, "5": 16} for step in after)
+    assert all(step["shares"] == {"0": 16, "2": 16} for step in after)
+    # Worker 0 is the slowest: it sleeps before each of its blocks, and all but one hide something.
+    blocks = len(read_inputs(run.load(cluster.run_file), "any").layout.blocks)
+    for step in after:
+        hidden = step["exchange_ms"] - step["exchange_exposed_ms"]
+        assert hidden > 1e3 * 16 * 0.01 * (blocks - 1) / blocks
+        assert step["exchange_exposed_ms"] > 0
+    status = cluster.status
+    assert status["exchange_ms"] >= status["exchange_exposed_ms"] > 0
 
 
 def test_all_workers_die_and_one_returns(cluster: Cluster) -> None:
@@ -104,3 +137,101 @@ def test_all_workers_die_and_one_returns(cluster: Cluster) -> None:
     back = cluster.worker(0)
     assert [coordinator.wait(), back.wait()] == [0, 0]
     assert_every_sample_once(cluster)
+
+
+# In the middle of a block
+
+
+def descriptors(process: Process) -> int:
+    """Return how many sockets and files a process has open."""
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+
+
+def sockets(process: Process) -> int:
+    """Return how many sockets a process has open."""
+    found = 0
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # a file that was being written
+            found += str(entry.readlink()).startswith("socket:")
+    return found
+
+
+def regions(process: Process) -> tuple[int, int]:
+    """Return how many upload regions and regions of averages a process maps."""
+    maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
+    return maps.count("memfd:motley-upload"), maps.count("memfd:motley-averages")
+
+
+class Held:
+    """A run of three workers that waits before its last step, so that one can look at it."""
+
+    def __init__(self, cluster: Cluster, *, half: str = "", worker: str = "") -> None:
+        cluster.configure(**QUICK | {"exchange__step_deadline": PATIENCE})
+        self.cluster = cluster
+        self._gate = cluster.folder / "gate"
+        self.coordinator = cluster.coordinator(3, half=half)
+        flags = ("--seconds", "0.01", "--gate", f"{STEPS - 1}:{self._gate}")
+        self.workers = [
+            cluster.worker(rank, *flags, *(("--half", worker) if rank == 1 else ()))
+            for rank in range(3)
+        ]
+
+    def check(self, ranks: set[int]) -> None:
+        """Look at what the processes hold when these ranks have come back, then let them end."""
+        cluster = self.cluster
+        for rank in ranks:
+            cluster.wait_event("rejoined", rank=rank)
+        cluster.wait_step(STEPS - 1)
+        shared = {
+            event["rank"]: event["transport"] == "shared memory"
+            for event in cluster.events("joined", "rejoined")
+        }
+        assert shared.keys() == {0, 1, 2}
+        for process, mapped in (
+            (self.coordinator, (sum(shared.values()), int(not cluster.certified))),
+            *((self.workers[rank], (int(here), int(here))) for rank, here in shared.items()),
+        ):
+            wait_for(lambda p=process, m=mapped: regions(p) == m, f"{process.name}: {mapped}")
+        # A link for each worker, what listens, and the pair by which asyncio wakes itself.
+        opened = 3 + 2 - int(cluster.certified) + 2
+        wait_for(lambda: sockets(self.coordinator) == opened, f"coordinator: {opened} sockets")
+        one = descriptors(self.workers[0])
+        for worker in self.workers[1:]:
+            wait_for(lambda w=worker: descriptors(w) == one, f"{worker.name}: {one} descriptors")
+        self._gate.touch()
+        assert [p.wait() for p in (self.coordinator, *self.workers)] == [0, 0, 0, 0]
+        assert_every_sample_once(cluster)
+
+
+@pytest.mark.parametrize("fault", ["kill", "stall", "cut"])
+def test_a_worker_fails_in_the_middle_of_a_block(cluster: Cluster, fault: str) -> None:
+    """Half a block counts nowhere, also when its other half comes from a worker that woke up."""
+    held = Held(cluster, worker=f"5:{fault}")
+    assert cluster.wait_event("lost", rank=1)["step"] == 5
+    if fault == "kill":
+        assert held.workers[1].wait() == -signal.SIGKILL
+        held.workers[1] = cluster.worker(1)
+    elif fault == "stall":
+        held.workers[1].signal(signal.SIGCONT)
+    held.check({1})
+    assert {event["rank"] for event in cluster.events("lost")} == {1}
+    assert {rank for rank, *_ in cluster.records("step")[5]["samples"]} == {0, 2}
+
+
+@pytest.mark.parametrize("fault", ["kill", "stall", "cut"])
+def test_the_coordinator_fails_in_the_middle_of_a_block(cluster: Cluster, fault: str) -> None:
+    """It goes on from its checkpoint, or from where it stopped, and nobody's half is added."""
+    held = Held(cluster, half=f"5:{fault}", worker="5:nothing")
+    if fault == "kill":
+        assert held.coordinator.wait() == -signal.SIGKILL
+        held.coordinator = cluster.coordinator(3)
+        held.check(set())
+        (resumed,) = cluster.events("resumed")
+        assert resumed["step"] in (0, 4), "0: it died before its checkpoint was written"
+    elif fault == "stall":
+        for worker in held.workers:
+            worker.says("the coordinator was silent")
+        held.coordinator.signal(signal.SIGCONT)
+        held.check({0, 1, 2})
+    else:
+        held.check({1})

@@ -7,10 +7,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from exact_problem import ExactProblem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_cluster import TICK, SimulatedCluster
+
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

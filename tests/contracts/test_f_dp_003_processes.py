@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from real_cluster import Cluster
 from safetensors.numpy import load_file
+
+from tests.cluster.real_cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 

@@ -90,7 +90,7 @@ def test_at_the_start_only_auto_falls_back(
     with pytest.raises(InputError) as refused:
         choose(wanted, "", folder, config, layout, 1)
     line = str(refused.value)
-    assert line.startswith(f"--gpu-backend {wanted} cannot be had: {wanted}: ")
+    assert line.startswith(f"--gpu-backend {wanted} is not available: {wanted}: ")
     assert line.endswith("; --gpu-backend auto without a device takes what works")
     assert "\n" not in line
 
@@ -101,9 +101,9 @@ def test_a_device_that_is_named_is_had_or_refused(
     folder = tiny_model()
     config = make_config(folder)
     layout = build_layout(folder, config)
-    with pytest.raises(InputError, match=r"^the device 77 cannot be had: cuda: .*; wgpu: .*"):
+    with pytest.raises(InputError, match=r"^the device 77 is not available: cuda: .*; wgpu: .*"):
         choose("auto", "77", folder, config, layout, 1)
-    with pytest.raises(InputError, match=r"^--gpu-backend wgpu cannot be had: wgpu: "):
+    with pytest.raises(InputError, match=r"^--gpu-backend wgpu is not available: wgpu: "):
         choose("wgpu", "77", folder, config, layout, 1)
 
 

@@ -11,7 +11,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from real_cluster import Cluster, wait_for
+
+from tests import ROOT
+from tests.cluster.real_cluster import Cluster
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("vulkan")]
 
@@ -36,7 +39,7 @@ def test_a_lost_gpu_in_a_run(cluster: Cluster, tmp_path: Path, driver: str) -> N
         *("--role", "coordinator", "--bind", cluster.address, "--expect-workers", "2"),
         *("--gpus", "0", "--gpu-backend", "wgpu", "--threads", "1"),
         VK_DRIVER_FILES=":".join(map(str, manifests)),
-        PYTHONPATH=str(FAULT),
+        PYTHONPATH=f"{FAULT}:{ROOT}",
         LOST_GPU_FAULT=str(fault),
     )
     cluster.torch_worker(1, "--gpu-backend", "cpu")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_cluster import STEPS, Bench, Cluster
 from safetensors.numpy import load_file
 
+from tests.cluster.real_cluster import STEPS, Bench, Cluster
 from trainer.process.prefork import FALLBACK_VARIABLE
 
 pytestmark = pytest.mark.cluster
@@ -124,9 +124,9 @@ def test_f_dp_004_auto_says_at_start_and_end_what_it_fell_back_to(runs: Runs) ->
 
 
 REQUESTS = [
-    (("--gpu-backend", "cuda"), "--gpu-backend cuda cannot be had: cuda: "),
-    (("--gpu-backend", "wgpu"), "--gpu-backend wgpu cannot be had: wgpu: "),
-    (("--gpus", "77"), "the device 77 cannot be had: cuda: "),
+    (("--gpu-backend", "cuda"), "--gpu-backend cuda is not available: cuda: "),
+    (("--gpu-backend", "wgpu"), "--gpu-backend wgpu is not available: wgpu: "),
+    (("--gpus", "77"), "the device 77 is not available: cuda: "),
     (("--gpus", "0,1"), "--gpus 0,1: one process computes on one device"),
 ]
 
@@ -151,7 +151,7 @@ def test_f_dp_004_a_coordinator_whose_worker_is_refused_ends(cluster: Cluster) -
     flags = ("--gpus", "77", "--threads", "1")
     coordinator = cluster.coordinator(1, *flags, listening=False)
     assert coordinator.wait() == 2
-    assert "trainer: the device 77 cannot be had: cuda: " in coordinator.text
+    assert "trainer: the device 77 is not available: cuda: " in coordinator.text
     assert cluster.status["reason"] == "worker 0 cannot start; it says why above"
     assert cluster.status["state"] == "failed"
     assert "Traceback" not in coordinator.text

@@ -8,7 +8,9 @@ import time
 
 import psutil
 import pytest
-from real_cluster import Cluster, wait_for
+
+from tests.cluster.real_cluster import Cluster
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

@@ -1,6 +1,7 @@
 """F-HET-002: planned memory <= device memory, refused before start.
 
-That the plan covers what torch really keeps is measured in tests/trainer/test_memory.py.
+That the plan covers what torch really keeps is measured in
+tests/trainer/planning/test_replica_memory.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import build_layout, read_headers
-from trainer.model.memory_plan import MemoryPlan, check_fits, fitting_tokens, plan_memory
+from trainer.planning.replica import MemoryPlan, check_fits, fitting_tokens, plan_memory
 from trainer.replica.torch import replica as torch_replica
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def test_the_replica_refuses_before_it_loads(
 ) -> None:
     folder = tiny_model()
     config = make_config(folder)
-    monkeypatch.setattr(torch_replica, "_available", lambda _device: 1 << 20)
+    monkeypatch.setattr(torch_replica, "available_bytes", lambda _device: 1 << 20)
     monkeypatch.delattr(torch_replica, "load_model")  # any attempt to load would fail otherwise
     with pytest.raises(InputError, match=r"cpu: the run needs .* GiB"):
         torch_replica.TorchReplica(folder, config, build_layout(folder, config))

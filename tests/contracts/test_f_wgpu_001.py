@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.replica.wgpu.on_device import packed
-from trainer.replica.wgpu.gpu.array import Kind
+from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter

@@ -1,4 +1,4 @@
-"""Makes the helpers beside the tests importable (import-mode importlib adds no path)."""
+"""What the tests of the launcher share: a real sshd, environments, the runs they start."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from sshd import Server
+    from tests.launcher.sshd import Server
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yield a real sshd on loopback."""
-    from sshd import running_sshd
+    from tests.launcher.sshd import running_sshd
 
     with running_sshd(tmp_path_factory.mktemp("sshd")) as made:
         yield made
@@ -32,9 +33,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def keepers() -> Iterator[None]:
     """Wait for the supervisors that a test has started here: they end with their runs."""
     yield
-    access = sys.modules.get("launcher.hosts.local")
+    access = sys.modules.get("launcher.hosts.operations")
     while access and access._CHILDREN:
         access._CHILDREN.pop().wait(30.0)
+
+
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a test a state folder of its own."""
+    monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def without_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what a test starts import what is installed, and not this checkout."""
+    monkeypatch.delenv("PYTHONPATH")
+
+
+@pytest.fixture
+def silent_hosts(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """Return the hosts that are silent in this test: empty at its start."""
+    from launcher.hosts import fleet
+
+    silent: dict[Any, Any] = {}
+    monkeypatch.setattr(fleet, "_SILENT", silent)
+    return silent
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +87,19 @@ def copied_venvs(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own_ssh(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a folder for temporary files whose path leaves room for the name of a socket."""
+    with tempfile.TemporaryDirectory(prefix="m-") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def own_ssh(server: Server, short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give a test known hosts, a pool and an ssh_config of its own, and end what it opened."""
     from launcher.hosts.ssh import close_all
 
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.setattr("launcher.hosts.ssh._POOL.accept_new", False)
     before = server.config.read_text()
@@ -81,14 +112,12 @@ def own_ssh(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def run_id() -> Iterator[str]:
     """Yield a run id, and prove afterwards that the test left nothing running."""
-    from keeping import wait_for
-
     from launcher.supervisor.processes import find_run, send_signal
 
     name = f"test-{secrets.token_hex(4)}"
     yield name
     try:
-        wait_for(lambda: not find_run(name), "everything to be gone", 10.0)
+        wait_for(lambda: not find_run(name), "everything is gone", seconds=10.0)
     finally:
         for process in find_run(name):
             send_signal(process, signal.SIGKILL)

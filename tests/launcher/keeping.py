@@ -1,8 +1,6 @@
-"""Small processes for supervisors to keep, and a way to wait for an event."""
+"""Small processes for supervisors to keep."""
 
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +8,6 @@ from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import SessionSupervisor
 
 PARENT = "from trainer.process.prefork import fork_workers\nfork_workers(lambda: None)\n"
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Wait until a condition holds; the deadline only ends a test that has failed."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.01)
 
 
 def python_process(folder: Path, code: str, name: str = "worker-0") -> ProcessPlan:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent_pipe import AGENT, ProcessPipe, state_in
-
+from benchmarks.rig.network import Network, missing
 from launcher.errors import UnreachableError
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host
 from launcher.preflight.survey import Survey, survey
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from rig.network import Network, missing
+from tests.launcher.agent_pipe import AGENT, ProcessPipe, state_in
 
 __all__ = ["SeparateHosts", "missing"]
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from keeping import wait_for
 
 from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts.ssh import connect
 from launcher.inventory.hosts import Host
+from tests.ports import free_port
+from tests.waiting import wait_for
 
 
 @dataclass
@@ -71,16 +72,9 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     return path
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextlib.contextmanager
-def running_sshd(folder: Path) -> Iterator[Server]:
-    """Run an sshd whose sessions end with it."""
+def running_sshd(folder: Path, signing: Sequence[str] = ()) -> Iterator[Server]:
+    """Run an sshd whose sessions end with it; `signing` makes its host key a certificate."""
     program = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
     if program is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs sshd (openssh-server)")
@@ -88,10 +82,14 @@ def running_sshd(folder: Path) -> Iterator[Server]:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # the service's start makes it else
     make_key(folder / "host")
     make_key(folder / "user")
+    if signing:  # ssh-keygen's arguments: by whom, for which names, until when
+        sign = ["ssh-keygen", "-q", "-h", "-I", "host", *signing, str(folder / "host.pub")]
+        subprocess.run(sign, check=True, stdin=subprocess.DEVNULL)
+    certificate = f"HostCertificate {folder}/host-cert.pub\n" if signing else ""
     server = Server(folder, free_port())
     shutil.copy(folder / "user.pub", folder / "authorized_keys")
     (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1\nPort {server.port}\nHostKey {folder}/host\n"
+        f"ListenAddress 127.0.0.1\nPort {server.port}\nHostKey {folder}/host\n{certificate}"
         f"AuthorizedKeysFile {folder}/authorized_keys\nPidFile none\nStrictModes no\n"
         "UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
         "PermitRootLogin prohibit-password\nAllowTcpForwarding yes\nMaxStartups 100\n"
@@ -107,7 +105,7 @@ def running_sshd(folder: Path) -> Iterator[Server]:
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )
     try:
-        wait_for(lambda: _answers(server.port) or process.poll() is not None, "sshd", 20.0)
+        wait_for(lambda: _answers(server.port) or process.poll() is not None, "sshd", seconds=20.0)
         assert process.poll() is None, (folder / "sshd.log").read_text()
         server.pid = process.pid
         yield server

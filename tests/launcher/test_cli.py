@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -12,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import cli, run
-from launcher.commands.cluster_access import read_hosts
 from launcher.hosts.fleet import LOOK
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
+from launcher.runs.cluster import Cluster
+from tests import ROOT
+from tests.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 HEAVY = (
     "torch",
     "transformers",
     "peft",
     "numpy",
     "ansible",
-    "fabric",
     "pydantic",
     "rich",
     "cryptography",
@@ -32,10 +31,7 @@ HEAVY = (
 )
 LIGHT_OF_TRAINER = {"trainer", "trainer.commandline", "trainer.commandline.lazy_group"}
 
-
-@pytest.fixture(autouse=True)
-def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "state"))
+pytestmark = pytest.mark.usefixtures("own_state")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +77,7 @@ def test_every_listed_command_exists_and_its_help_line_is_its_own(
                 count += 1
         return count
 
-    assert visit(cli, []) == 17
+    assert visit(cli, []) == 18
 
 
 @pytest.mark.parametrize("path", [[], ["cluster"], ["distill"], ["sync"]])
@@ -152,7 +148,7 @@ def test_a_defect_is_one_line_too(
     def broken(*_: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("launcher.runs.status.find_run", broken)
+    monkeypatch.setattr("launcher.runs.cluster.find_run", broken)
     assert run(["status"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "launch: a defect in Motley: RuntimeError: two lines (set MOTLEY_DEBUG=1 for the traceback)"
@@ -207,8 +203,7 @@ def test_hosts_over_ssh_are_planned_without_asking_them(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     inventory = tmp_path / "hosts.yml"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        closed = probe.getsockname()[1]
+    closed = free_port()
     inventory.write_text(
         "all:\n  hosts:\n    intel:\n      ansible_host: 127.0.0.1\n"
         f"      ansible_port: {closed}\n      motley_bind_address: 192.0.2.1\n"
@@ -282,10 +277,10 @@ def test_a_slow_inventory_is_noted_on_a_terminal(
         assert said.wait(20.0 if terminal else 0.1) == terminal
         return (Host(name="here", connection="local", devices=()),)
 
-    monkeypatch.setattr("launcher.inventory.hosts.load_inventory", load)
-    monkeypatch.setattr("launcher.views.render.note", lambda _: said.set())
+    monkeypatch.setattr("launcher.runs.cluster.load_inventory", load)
+    monkeypatch.setattr("launcher.terminal.note", lambda _: said.set())
     monkeypatch.setattr("trainer.process.announcement.PATIENCE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    hosts = read_hosts(None, "all", ())
+    hosts = Cluster(None).hosts
     assert [host.name for host in hosts] == ["here"]
     assert capsys.readouterr().out == ""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 import pytest
-from keeping import python_process
 
 from launcher import cli
 from launcher.checks.finding import Check
@@ -23,13 +22,14 @@ from launcher.plan.plan import LaunchPlan
 from launcher.runs.failures import Failure
 from launcher.runs.log_pages import last_lines
 from launcher.runs.processes import ProcessState, SessionSupervisor
-from launcher.runs.registry import Run
+from launcher.runs.run import Run
 from launcher.runs.status import RunView
 from launcher.terminal import visible, visible_lines
 from launcher.views import render
 from launcher.views.live import live_view
 from launcher.views.log_printer import Printer
 from launcher.views.telemetry import Snapshot
+from tests.launcher.keeping import python_process
 
 TITLE = "\x1b]0;owned\x07"
 CLEAR = "\x1b[2J\x1b[H"
@@ -205,7 +205,8 @@ def test_errors(
 
 DOORS = {
     "cli.py": "errors, and the version",
-    "views/render.py": "say, note, JSON",
+    "terminal.py": "notes",
+    "views/render.py": "say, JSON",
     "views/log_printer.py": "logs",
     "deploy/install.py": "on a host, into a log",
     "inventory/rendering.py": "JSON to the launcher",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import PreflightError, UnreachableError
-from launcher.hosts.base import ASK_DEADLINE, UNIT_DEADLINE
+from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE
 from launcher.hosts.local import LocalConnection
 from launcher.supervisor.process_supervisor import WANTED_VARIABLE
 from launcher.supervisor.processes import boot_id
@@ -113,7 +113,9 @@ class Unit:
 class UnitHost(LocalConnection):
     """This machine, with units; `asked` is what `control_unit` was told."""
 
-    units = True
+    @property
+    def units(self) -> bool:
+        return True
 
     def __init__(self, state_folder: Path, program: str = sys.executable) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -133,11 +135,11 @@ class UnitHost(LocalConnection):
         found = self.unit(unit)
         {"start": found.start, "stop": lambda: found.stop(deadline), "kill": found.kill}[verb]()
 
-    def ask(
-        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = ASK_DEADLINE
+    def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
     ) -> Any:
         if name != "units":
-            return super().ask(name, arguments, deadline)
+            return super().call(name, arguments, deadline)
         wanted = (arguments or {})["names"]
         return {"boot": boot_id(), "units": {unit: self.unit(unit).show() for unit in wanted}}
 

@@ -69,7 +69,7 @@ MISTAKES = (
     Mistake("UTF-16", TRAIN.format("utf16.jsonl"), ("utf16.jsonl", "UTF-16")),
     Mistake("a malformed line", TRAIN.format("torn.jsonl"), ("torn.jsonl:2:",)),
     Mistake("a key twice in a line", TRAIN.format("twice.jsonl"), ("twice.jsonl:1", "twice")),
-    Mistake("a shape that nobody knows", TRAIN.format("odd.jsonl"), ("odd.jsonl:1", "text")),
+    Mistake("an unknown shape", TRAIN.format("odd.jsonl"), ("odd.jsonl:1", "text")),
     Mistake("two shapes at once", TRAIN.format("both.jsonl"), ("both.jsonl:1",)),
     Mistake(
         "a label beyond the classes",
@@ -88,7 +88,7 @@ MISTAKES = (
     Mistake(
         "CUDA where there is none",
         TRAIN.format("text.jsonl").replace("cpu", "cuda"),
-        ("cuda", "cannot be had"),
+        ("cuda", "is not available"),
     ),
     Mistake(
         "another trainer's flag", TRAIN.format("text.jsonl") + " --lr 1e-4", ("--learning-rate",)

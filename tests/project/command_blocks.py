@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 COMMAND = re.compile(
     r"(?:[A-Z_]+=(?:\"[^\"]*\"|\S*) )*"  # its environment
-    r"(?:\.venv/bin/)?(?:launch|trainer|ansible-playbook|make|git|molecule|pytest|python3?|pip"
+    r"(?:\.venv/bin/)?(?:launch|trainer|torchrun|srun|ansible-playbook|make|git|molecule|pytest|python3?|pip"
     r"|pre-commit|bash|sudo|ssh|scp|rsync|curl|apt|apt-get|\.ci/run)\s"
 )
 REASON = re.compile(r"^\s*# not run by the tests: (\S.*)$", re.MULTILINE)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 XDIST = ["-p", "xdist", "-n1"]
 

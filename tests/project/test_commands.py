@@ -78,7 +78,14 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
         *(ROOT / "launcher").glob("commands/*.py"),
         *(ROOT / "trainer").glob("commands/**/*.py"),
     ]
-    names = ("cli", "views/logs", "plan/plan", "views/log_printer", "views/render")
+    names = (
+        "cli",
+        "views/logs",
+        "plan/plan",
+        "views/log_printer",
+        "views/render",
+        "views/planning",
+    )
     sources += [ROOT / "launcher" / f"{name}.py" for name in names]
     names = (
         *("evaluate/scoring", "tracking/status", "evaluate/generation"),
@@ -87,7 +94,7 @@ def test_the_reference_names_every_command_schema_and_variable() -> None:
     sources += [ROOT / "trainer" / f"{name}.py" for name in names]
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     schemas = set(re.findall(r'"(motley\.[a-z.]+/\d+)"', text))
-    assert len(schemas) == 18
+    assert len(schemas) == 19
     words = [*visit(cli, "launch"), *visit(trainer, "trainer"), *schemas, *VARIABLES]
     missing = [word for word in words if not re.search(rf"`{re.escape(word)}\b", page)]
     assert not missing

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import Setting, place
+from launcher.plan.placement import place
+from launcher.plan.setting import Setting
 from trainer.config.run import load
 
 BIN = Path(sys.executable).parent

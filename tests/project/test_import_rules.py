@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 LINT = Path(sys.executable).with_name("lint-imports")
 
 
@@ -54,7 +55,9 @@ PLANTED = (
     ("trainer/replica/torch/replica.py", "import wgpu", "torch-beside-wgpu"),
     ("trainer/exchange/protocol/wire.py", "import trainer.exchange.transport", "exchange-layers"),
     ("trainer/replica/wgpu/gpu/device.py", "import trainer.replica.wgpu.kernels", "wgpu-layers"),
-    ("launcher/commands/__init__.py", "import fabric", "one-ssh-door"),
+    ("launcher/commands/__init__.py", "import launcher.hosts.ssh_pipe", "one-ssh-door"),
+    ("launcher/commands/runs.py", "import launcher.inventory.hosts", "commands-through-services"),
+    ("trainer/distill/stopping.py", "import trainer.checkpoint.resume", "composition-root"),
 )
 """Files, lines at their ends, and the contracts that forbid them."""
 

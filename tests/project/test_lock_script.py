@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 OLD = "# old\ntorch==2.13.0+cpu \\\n    --hash=sha256:1\n"
 
 

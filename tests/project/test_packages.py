@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -22,16 +25,6 @@ def test_every_folder_of_sources_is_a_package() -> None:
         file.parent for top in ("launcher", "trainer") for file in (ROOT / top).rglob("*.py")
     }
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
-
-
-def test_tests_are_no_packages() -> None:
-    # A tests/trainer/__init__.py would shadow the real trainer. The newcomer's mistakes, soak and
-    # test bed are tools of their own.
-    assert sorted((ROOT / "tests").rglob("__init__.py")) == [
-        ROOT / "tests/newcomer/__init__.py",
-        ROOT / "tests/soak/__init__.py",
-        ROOT / "tests/testbed/__init__.py",
-    ]
 
 
 def test_package_data_exists() -> None:
@@ -52,6 +45,26 @@ def test_a_plain_launcher_install_pulls_no_torch() -> None:
     light = [*PROJECT["project"]["dependencies"], *extras["launcher"], *extras["coordinator"]]
     heavy = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "motley[trainer]")
     assert not [item for item in light if item.startswith(heavy)]
+
+
+def test_the_launcher_runs_without_the_extras_that_train(tmp_path: Path) -> None:
+    extras = {"blake3", "jinja2", "psutil", "safetensors", "tensorboard", "tokenizers"}
+    wanted = PROJECT["project"]["optional-dependencies"]["launcher"]
+    assert not [item for item in wanted if re.split("[<>=]", item)[0] in extras]
+    absent = sorted(extras - {"jinja2"})  # which is Ansible's as well
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({absent}); "
+        "from launcher.cli import run; sys.exit(run(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    subprocess.run([*command, "init", tmp_path / "run.yaml"], check=True)
+    done = subprocess.run(
+        [*command, "cluster", "up", "--dry-run", "--config", tmp_path / "run.yaml"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "--role coordinator" in done.stdout
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from trainer.config.run import RunConfig, load, presets
-
-ROOT = Path(__file__).parents[2]
+from trainer.planning.memory import plan_memory_by_part
+from trainer.planning.model_config import named_shape
+from trainer.planning.replica import USABLE, training_of
+from trainer.planning.strategy import Strategy
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
@@ -21,6 +24,29 @@ def test_every_preset_survives_yaml(name: str, tmp_path: Path) -> None:
     copy = tmp_path / "run.yaml"
     copy.write_text(load(name).to_yaml())
     assert load(copy) == load(name)
+
+
+@pytest.mark.parametrize("name", ["ddp-qlora", "fsdp-lora", "tp-sp-lora", "pp-lora"])
+def test_presets_for_two_cards_say_the_memory_that_is_planned(name: str) -> None:
+    config, parallel = load(name), load(name).parallel
+    strategy = Strategy(
+        world=2,
+        data=parallel.data,
+        tensor=parallel.tensor,
+        sequence=parallel.sequence,
+        stages=parallel.pipeline.stages,
+        schedule=parallel.pipeline.schedule,
+        microbatches=parallel.pipeline.parts,
+    )
+    assert parallel.copies(2) == strategy.replicas
+    planned: list[float] = []
+    for recompute in (False, True):
+        training = training_of(config, accelerator=True, recompute=recompute)
+        memory = plan_memory_by_part(named_shape("qwen3-4b"), training, strategy)
+        assert memory.total < 24 * 2**30 * USABLE
+        planned.append(memory.total / 2**30)
+    text = presets()[name].read_text(encoding="utf-8")
+    assert f"card: {planned[0]:.1f} GiB, with recomputation {planned[1]:.1f} GiB" in text
 
 
 def test_every_setting_is_documented() -> None:

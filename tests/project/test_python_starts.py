@@ -25,9 +25,9 @@ from launcher.errors import LauncherError
 from launcher.hosts.bootstrap import agent_command
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.placement import environment
-from trainer.roles import Placement, _worker_command
+from tests import ROOT
+from trainer.roles import Placement, worker_command
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS = [
     path for name in ("launcher", "trainer") for path in sorted((ROOT / name).rglob("*.py"))
 ]
@@ -166,7 +166,7 @@ def test_what_lies_in_the_current_folder_is_not_imported(trap: Path, tmp_path: P
 
 def test_a_worker_beside_the_coordinator_does_not_either(trap: Path) -> None:
     place = Placement(gpus=["0"], backend="cpu", threads=1, rank=None, tls_dir=None)
-    command = _worker_command(9999, "run", place, 0, "0", "127.0.0.1:1")
+    command = worker_command(9999, "run", place, 0, "0", "127.0.0.1:1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, "/dev/fd/9999" in done.stderr) == (2, True)
     assert not trap.exists()

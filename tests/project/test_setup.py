@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # Makes an environment by copying itself, and logs every call of pip and uv. $FAIL names what goes

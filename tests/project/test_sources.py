@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 MOST_LINES = 350
 PUBLIC_INDEXES = ("pypi.org", "files.pythonhosted.org", "download.pytorch.org", "torch.example")
 
@@ -70,6 +71,18 @@ def test_rooms_stay_small() -> None:
 def test_no_module_is_a_drawer() -> None:
     drawers = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
     assert not [file for file in tracked() if file.suffix == ".py" and file.stem in drawers]
+
+
+def test_tests_import_each_other_by_their_full_names() -> None:
+    """`tests.launcher.sshd`: with a path edited, one file is loaded twice under two names."""
+    found = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in tracked()
+        if file.suffix == ".py" and file.is_relative_to(ROOT / "tests")
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"\bsys\.path\b", line)
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 SECRET = "https://me:secret@mirror.example/simple"
 
 
@@ -32,11 +33,10 @@ def call(told: Path, configuration: str, **variables: str) -> tuple[str, dict[st
     file = told.parent / "pip.conf"
     file.write_text(configuration)
     environment = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": str(file), "HOME": str(told)}
+    environment["PYTHONPATH"] = str(ROOT / "scripts")
     # As if it had been called by the name that lies beside uv.
     program = f"import sys; sys.executable = {str(told / 'python')!r}; "
-    program += (
-        f"sys.path.insert(0, {str(ROOT / 'scripts')!r}); import uv_like_pip; uv_like_pip.main()"
-    )
+    program += "import uv_like_pip; uv_like_pip.main()"
     command = [sys.executable, "-c", program, "pip", "install", "numpy"]
     subprocess.run(command, env={**environment, **variables}, check=True, timeout=60)
     lines = (told.parent / "env").read_text().splitlines()
@@ -79,12 +79,9 @@ def test_no_index(told: Path) -> None:
 def test_a_home_that_cannot_be_written_costs_the_cache_only(told: Path) -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv")
-    sys.path.insert(0, str(ROOT / "scripts"))
-    program = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import uv_like_pip"
-    program += "; print(uv_like_pip.cache_fails())"
+    program = "import uv_like_pip; print(uv_like_pip.cache_fails())"
     python = os.path.realpath("/usr/bin/python3")
     command = ["setpriv", "--reuid", "65534", "--clear-groups", python, "-c", program]
-    done = subprocess.run(
-        command, env={"HOME": "/nonexistent"}, capture_output=True, text=True, timeout=60
-    )
+    environment = {"HOME": "/nonexistent", "PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "True\n", done.stderr

@@ -1,10 +1,11 @@
 """Loads Ansible's plugins of this project the way Ansible does: each file alone."""
 
 import importlib.util
-from pathlib import Path
 from types import ModuleType
 
-PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+from tests import ROOT
+
+PLAYBOOKS = ROOT / "playbooks"
 
 
 def load(path: str) -> ModuleType:

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from launcher.cli import cli
 from launcher.inventory.hosts import load_inventory
 from launcher.inventory.variables import VARIABLES
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "inventory/hosts.yml"
 CPU_ONLY = ROOT / "inventory/cpu-only.yml"
 

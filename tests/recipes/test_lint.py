@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 BIN = Path(sys.executable).parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yml"))
 PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))

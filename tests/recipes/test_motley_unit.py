@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "playbooks/roles/trainer/files/motley-unit"
+from tests import ROOT
+
+SCRIPT = ROOT / "playbooks/roles/trainer/files/motley-unit"
 PATH_LINE = "PATH=/usr/sbin:/usr/bin:/sbin:/bin\n"
 WORKER = "motley-worker@demo-20261121-130000-7f3a:worker-2.service"
 COORDINATOR = "motley-coordinator@demo-20261121-130000-7f3a:coordinator.service"

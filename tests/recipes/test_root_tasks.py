@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-ROLES = Path(__file__).parents[2] / "playbooks" / "roles"
+from tests import ROOT
+
+ROLES = ROOT / "playbooks" / "roles"
 FOLDERS = re.compile(r"(/var/lib/motley|/opt/motley|/srv/motley/(logits|checkpoints))/")
 """Folders of the run user, by the defaults of the roles."""
 HARMLESS = {"stat"}

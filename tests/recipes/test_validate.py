@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 FACTS = {
     "distribution": "Debian",
     "distribution_version": "12.9",

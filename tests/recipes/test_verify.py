@@ -13,17 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.recipes.plugins import PLAYBOOKS, load
 
 MEASURE = PLAYBOOKS / "roles/verify/files/measure.py"
-RECORDED = Path(__file__).parents[1] / "launcher" / "recorded"
+RECORDED = Path(__file__).parents[1] / "launcher" / "facts" / "recorded"
 measure = load("roles/verify/files/measure.py")
 verify = load("filter_plugins/motley_verify.py")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_a_folder_is_written_and_read_and_left_clean(tmp_path: Path) -> None:

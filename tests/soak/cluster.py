@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from proxy import FaultProxy
-from real_process import free_port
-from small_model import WORDS, write_model
 
 from launcher.supervisor.processes import (
     RUN_VARIABLE,
@@ -30,9 +27,12 @@ from launcher.supervisor.processes import (
     send_signal,
 )
 from launcher.supervisor.spec import FINAL_PHASES, log_name
+from tests.cluster.proxy import FaultProxy
+from tests.ports import free_port
 from tests.soak.clock import Clocks
 from tests.soak.launch import JOIN_DEADLINE
 from tests.soak.schedule import COORDINATOR, WORKERS
+from tests.trainer.small_model import WORDS, write_model
 
 SAMPLES, BATCH, CLASSES = 512, 16, 3
 KEEP_LAST = 3

@@ -59,7 +59,7 @@ class Injector:
     def _carry_out(self, fault: Fault) -> Injection:
         began = self._now()
         try:
-            _HOW[fault.kind](self._cluster, fault)
+            HOW[fault.kind](self._cluster, fault)
         except NothingThereError as error:
             return Injection(fault, began, self._now(), str(error))
         return Injection(fault, began, self._now())
@@ -141,7 +141,7 @@ def _clock_jump(cluster: SoakCluster, fault: Fault) -> None:
     cluster.clocks.set(fault.target, 0)
 
 
-_HOW: dict[str, Callable[[SoakCluster, Fault], None]] = {
+HOW: dict[str, Callable[[SoakCluster, Fault], None]] = {
     "cut": _cut,
     "silence": _silence,
     "slow link": _slow_link,

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from real_process import wait_for
 
 from launcher.supervisor.processes import ProcessIdentity, identify
+from tests import ROOT
 from tests.soak import faults, room
 from tests.soak.cluster import Pair, SoakCluster
 from tests.soak.faults import Injection, Injector
 from tests.soak.schedule import KINDS, Fault
+from tests.waiting import wait_for
 
 
 class Link:
@@ -82,7 +83,7 @@ def state_of(process: subprocess.Popen[bytes]) -> str:
 
 
 def test_there_is_a_way_to_do_each_kind() -> None:
-    assert set(faults._HOW) == set(KINDS)
+    assert set(faults.HOW) == set(KINDS)
 
 
 @pytest.mark.parametrize(("kind", "amount"), [("stop worker", 0.0), ("stall", 0.2)])
@@ -165,7 +166,7 @@ class Time:
 faults.time = Time()
 stage = Stage(None)
 stage.disk = folder
-faults._HOW["full disk"](stage, Fault(0.0, "full disk", DISK, 0.03))
+faults.HOW["full disk"](stage, Fault(0.0, "full disk", DISK, 0.03))
 (folder / "checkpoint").write_bytes(bytes(2**20))
 print(sorted(path.name for path in folder.iterdir()))
 """
@@ -174,9 +175,7 @@ print(sorted(path.name for path in folder.iterdir()))
 @pytest.mark.skipif(not room.is_possible(), reason="no user namespaces here")
 def test_a_full_disk_has_no_byte_left_and_then_all_of_them(tmp_path: Path) -> None:
     enter = [*room.ENTER, sys.executable, "-c", FULL, str(tmp_path)]
-    done = subprocess.run(
-        enter, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(enter, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == [
         "No space left on device",
         "No space left on device",

@@ -6,7 +6,6 @@ They know of each other through the share alone: logits go one way, checkpoints 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +19,8 @@ from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
 from tests.testbed.plan import Plan
 from tests.testbed.training import RECIPE, Operator, leftovers, verified
+from tests.trainer.small_teacher import write_corpus, write_teacher
 from trainer.tracking.metrics import read_metrics
-
-sys.path.append(str(Path(__file__).parents[1] / "trainer"))
-
-from small_teacher import write_corpus, write_teacher
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(2400)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.testbed.conftest import NewHost
 from tests.testbed.firewalls import switch_nftables_on, switch_ufw_on
 from tests.testbed.host import Host
@@ -21,7 +22,6 @@ from tests.testbed.processes import Completed, run
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
 PORTS = NFS, COORDINATOR, MOVED, OTHER = 2049, 9000, 9001, 8000
 PATIENCE = {True: 30, False: 2}
 """Seconds for a connection that should come about, and for one whose packets are dropped."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.plays import changed, changing_tasks
@@ -20,7 +21,6 @@ from tests.testbed.processes import Completed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
 NOTHING = {"twelve": 0, "thirteen": 0}
 
 Play = Callable[..., Completed]

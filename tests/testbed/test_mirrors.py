@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.testbed import requirements
 from tests.testbed.errors import LabError
 from tests.testbed.mirrors import PIP_CERTIFICATES, pip_configuration
-
-ROOT = Path(__file__).parents[2]
 
 
 def settings(text: str) -> dict[str, list[str]]:

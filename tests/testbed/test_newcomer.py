@@ -12,10 +12,10 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.project.command_blocks import CommandBlock, command_block
 from tests.testbed.errors import LabError
 from tests.testbed.host import Host
@@ -25,7 +25,6 @@ from tests.testbed.processes import wait_until
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(2700)]
 
-ROOT = Path(__file__).parents[2]
 USER, HOME = "ops", "/home/ops"
 CHECKOUT = f"{HOME}/motley"
 BUNDLE = "/srv/motley.bundle"

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.testbed.firewalls import switch_nftables_on
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
@@ -26,7 +26,6 @@ from tests.testbed.processes import Completed, wait_until
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
 CHECKPOINTS = "/srv/motley/checkpoints"
 DOOR = ["/usr/bin/rsync", "--config=/etc/motley/rsyncd.conf", "--server", "--daemon", "."]
 CHECK = "import json, launcher.checks.share as s; f = s.check_share('/srv/motley'); "

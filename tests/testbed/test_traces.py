@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.testbed.conftest import NewHost
 from tests.testbed.lab import Lab
 from tests.testbed.picture import picture
@@ -19,7 +20,6 @@ from tests.testbed.processes import command_line, everyone, run, wait_until
 
 pytestmark = pytest.mark.testbed
 
-ROOT = Path(__file__).parents[2]
 TOOL = [sys.executable, "-m", "tests.testbed"]
 
 # A machine of its own, in which nobody else starts or mounts anything between the two pictures.

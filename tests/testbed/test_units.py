@@ -12,7 +12,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import jinja2
 import pytest
@@ -24,6 +23,7 @@ from launcher.inventory.hosts import Host as InventoryHost
 from launcher.plan.plan import ProcessPlan, unit_of
 from launcher.runs.systemd import SystemdSupervisor, supervise
 from launcher.supervisor.spec import RestartPolicy
+from tests import ROOT
 from tests.launcher.agent_pipe import ProcessPipe
 from tests.testbed.conftest import NewHost
 from tests.testbed.host import Host
@@ -32,7 +32,6 @@ from tests.testbed.processes import wait_until
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[2]
 ROLE = ROOT / "playbooks" / "roles" / "trainer"
 PYTHON = "/opt/motley/current/bin/python"
 STATE = "/var/lib/motley"
@@ -126,7 +125,7 @@ class Station:
 
     def systemd(self, process: ProcessPlan) -> tuple[str, str]:
         """Return whether the unit is active, and whether it is enabled."""
-        said = self.connection.ask("units", {"names": [unit_of(self.run_id, process)]})
+        said = self.connection.call("units", {"names": [unit_of(self.run_id, process)]})
         shown = said["units"][unit_of(self.run_id, process)]
         return shown["ActiveState"], shown["UnitFileState"]
 
@@ -181,7 +180,7 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
         station.supervisor.start(each)
         station.up(each)
         assert station.systemd(each) == ("active", "enabled")
-    assert station.connection.ask("wanted_runs") == [station.run_id]
+    assert station.connection.call("wanted_runs") == [station.run_id]
     state = station.supervisor.state(process)
     assert (state.state, state.attempt) == ("running", 1)
     assert state.keeper is not None
@@ -197,7 +196,7 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
         assert station.systemd(each) == ("inactive", "disabled")
     assert station.supervisor.state(process).state == "stopped"
     assert station.connection.find_run(station.run_id) == []
-    assert station.connection.ask("wanted_runs") == []
+    assert station.connection.call("wanted_runs") == []
 
 
 def test_units_outlive_the_launcher_a_killed_keeper_and_a_power_cut(station: Station) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests import ROOT
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
@@ -18,7 +20,6 @@ from tests.testbed.plan import Plan
 from tests.testbed.processes import Completed
 from trainer.tracking.metrics import read_metrics
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(sys.executable).parent
 RECIPE = "recipes/gpu-training.yml"
 STATE = "/var/lib/motley"
@@ -28,12 +29,13 @@ T = TypeVar("T")
 
 
 class Operator:
-    """Somebody's laptop in the lab: an inventory, and a state folder of their own."""
+    """Somebody's laptop in the lab: an inventory, a state folder of their own, and a checkout."""
 
-    def __init__(self, lab: Lab, folder: Path, inventory: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, inventory: Path, checkout: Path = ROOT) -> None:
         self.lab = lab
         self.folder = folder
         self.inventory = inventory
+        self.checkout = checkout
         folder.mkdir(parents=True, exist_ok=True)
         self.environment = {
             "MOTLEY_INVENTORY": str(inventory),
@@ -41,19 +43,23 @@ class Operator:
             "HOME": str(folder),
             "NO_COLOR": "1",
             "COLUMNS": "160",
+            "PYTHONPATH": str(checkout),
         }
 
-    def launch(self, *arguments: str, check: bool = True, timeout: float = 300) -> Completed:
+    def launch(self, *arguments: str, check: bool = True, timeout: float = 600) -> Completed:
         """Run `launch`; stdout is data, stderr what is said."""
         command = [str(PROGRAMS / "launch"), *arguments]
-        done = self.lab.run(command, env=self.environment, timeout=timeout, check=False)
+        done = self.lab.run(
+            command, cwd=self.checkout, env=self.environment, timeout=timeout, check=False
+        )
         assert not check or done.returncode == 0, f"{arguments}: {done.stderr}\n{done.stdout}"
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `launch` and leave it running."""
-        command = self.lab.command([str(PROGRAMS / "launch"), *arguments], env=self.environment)
+        program = [str(PROGRAMS / "launch"), *arguments]
+        command = self.lab.command(program, cwd=self.checkout, env=self.environment)
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True,
@@ -70,7 +76,10 @@ class Operator:
     def play(self, *arguments: str) -> Completed:
         """Run a recipe from the root of the checkout."""
         program = [sys.executable, "-m", "ansible", "playbook", "-i", str(self.inventory)]
-        done = self.lab.run([*program, *arguments], cwd=ROOT, timeout=1500, check=False)
+        path = {"PYTHONPATH": str(self.checkout)}
+        done = self.lab.run(
+            [*program, *arguments], cwd=self.checkout, env=path, timeout=1500, check=False
+        )
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
         return done
 
@@ -78,7 +87,7 @@ class Operator:
 class Cluster:
     """Three Debian 12 hosts: head coordinates, w2 has the share, all of them train."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, checkout: Path = ROOT) -> None:
         self.lab = lab
         addresses = lab.free_addresses(3)
         volumes = {STATE: "400M"}
@@ -100,11 +109,11 @@ class Cluster:
             {"head": {"motley_coordinator": True}},
         )
         self.folder = folder
-        self.operator = Operator(lab, folder / "laptop", inventory)
+        self.operator = Operator(lab, folder / "laptop", inventory, checkout)
 
-    def another_operator(self, name: str) -> Operator:
-        """Return somebody else's laptop."""
-        return Operator(self.lab, self.folder / name, self.operator.inventory)
+    def another_operator(self, name: str, checkout: Path = ROOT) -> Operator:
+        """Return somebody else's laptop; of a name that there is: that one, with this checkout."""
+        return Operator(self.lab, self.folder / name, self.operator.inventory, checkout)
 
     def push_inputs(self) -> None:
         """Make a small model and data on the laptop and bring them to every host."""
@@ -117,7 +126,8 @@ class Cluster:
             [trainer, "generate-data", "shell-safety", "-o", str(data), *counts],
             [trainer, "init-model", "--data", str(data / "train.jsonl"), "-o", str(model), *sizes],
         ):
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            path = {**os.environ, "PYTHONPATH": str(self.operator.checkout)}
+            subprocess.run(command, check=True, capture_output=True, text=True, env=path)
         self.operator.launch("sync", "inputs", str(data), str(model))
 
     def close(self) -> None:

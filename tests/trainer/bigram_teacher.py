@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from tiny_logits import score
 
+from tests.trainer.tiny_logits import score
 from trainer.data.encoder import load_tokenizer
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest
 from trainer.logits.dataset import LogitsFolder

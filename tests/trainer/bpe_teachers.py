@@ -6,6 +6,7 @@ import asyncio
 import email
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tokenizers import (
@@ -41,9 +42,14 @@ def everything() -> Iterator[str]:
     return (document.text for document in Documents(folders))
 
 
+@cache
+def _plain() -> Tokenizer:
+    return train_tokenizer(everything(), TEACHER_SIZE)
+
+
 def plain(folder: Path) -> None:
     """As `trainer init-model` makes them: the special tokens come first, inside the model."""
-    train_tokenizer(everything(), TEACHER_SIZE).save(str(folder / "tokenizer.json"))
+    _plain().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_bytes(json.dumps(tokenizer_config(512)).encode())
 
 

@@ -1,7 +1,23 @@
-"""Lets the tests here, and the scripts they start, import their shared sample runs."""
+"""What most tests of the trainer start from: a data file, and a small model made from it."""
 
-import sys
+from __future__ import annotations
+
 from pathlib import Path
 
-# importlib mode adds no folder to the path, so modules beside the tests are found through this.
-sys.path.append(str(Path(__file__).parent))
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of labelled lines; tests must not write to it."""
+    from tests.trainer.small_model import write_data
+
+    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl")
+
+
+@pytest.fixture(scope="session")
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a model; tests must not write into it."""
+    from tests.trainer.small_model import write_model
+
+    return write_model(tmp_path_factory.mktemp("small") / "model", data)

@@ -9,9 +9,9 @@ import numpy as np
 
 from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
-from trainer.distill.stopping import Stop
 from trainer.distill.student.inputs import FreshStudent
-from trainer.distill.student.run import StudentDevice, run_student
+from trainer.process.stopping import Stop
+from trainer.roles import Placement, run_student
 from trainer.tracking.metrics import read_metrics
 
 
@@ -45,7 +45,8 @@ class Course:
         return run_student(
             self.config,
             "run",
-            StudentDevice(backend="cpu", threads=1, compiled=compiled),
+            Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None),
+            compiled=compiled,
             teacher_timeout=timeout,
             stop=Stop() if stop is None else stop,
             fresh=fresh,

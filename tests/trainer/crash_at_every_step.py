@@ -1,6 +1,6 @@
 """Saves a checkpoint again and again, and dies one disk operation later each time.
 
-    python crash_at_every_step.py FOLDER
+    python -m tests.trainer.crash_at_every_step FOLDER
 
 Each child process is killed (SIGKILL) before its k-th operation of one save; the parent then opens
 the folder as a restarted coordinator would. Prints one JSON object a line.
@@ -14,8 +14,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
-
+from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer.checkpoint.store import CheckpointStore
 from trainer.storage.atomic_folder import Disk
 
@@ -25,11 +24,15 @@ OPERATIONS = ("make_folder", "create", "write", "sync", "close", "rename", "link
 class CountingDisk(Disk):
     """Calls `before(k, operation, arguments)` ahead of the k-th operation."""
 
-    def __init__(self, before) -> None:
-        self.count = 0
-        self.before = before
+    def __init__(self, before=lambda *_: None) -> None:
+        self.count_anew(before)
         for name in OPERATIONS:
             setattr(self, name, self._wrap(name, getattr(self, name)))
+
+    def count_anew(self, before) -> None:
+        """Count from 1 with the next operation, and call another function."""
+        self.count = 0
+        self.before = before
 
     def _wrap(self, name, operation):
         def counted(*arguments):
@@ -71,8 +74,9 @@ def main(root: Path) -> None:
                     if count == at:
                         os.kill(os.getpid(), signal.SIGKILL)
 
-                store = open_store(folder)
-                store._disk = CountingDisk(die)
+                disk = CountingDisk()
+                store = open_store(folder, disk)
+                disk.count_anew(die)
                 save(store, 2)
                 os._exit(0)
             _, status = os.waitpid(child, 0)

@@ -1,6 +1,6 @@
 """Describes a folder of logits and writes a shard, and dies one disk operation later each time.
 
-    python crash_while_writing_logits.py FOLDER
+    python -m tests.trainer.crash_while_writing_logits FOLDER
 
 Each child process is killed (SIGKILL) before its k-th operation; the parent then does what a
 teacher does that is started again. Prints one JSON object a line.
@@ -12,9 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from crash_at_every_step import CountingDisk
-from tiny_logits import SCHEMES, tiny_description, tiny_windows
-
+from tests.trainer.crash_at_every_step import CountingDisk
+from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_windows
 from trainer.logits.dataset import LogitsFolder
 from trainer.storage.atomic_folder import Disk
 

@@ -1,4 +1,4 @@
-"""A process that holds the lease of a folder: `python lease_holder.py FOLDER SILENCE [IDENTITY]`.
+"""A process that holds the lease of a folder: `lease_holder FOLDER SILENCE [IDENTITY]`.
 
 Says `held` and what becomes of it, and gives it back at the end of its input. With an identity it
 stands for a process of another host: locks do not reach it, nor does it ask for any.

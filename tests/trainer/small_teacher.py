@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import small_model
 import torch
 
+from tests.trainer import small_model
 from trainer.data.documents import Documents
 from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
 from trainer.distill.teacher.run import Teaching

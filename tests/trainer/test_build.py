@@ -12,6 +12,7 @@ from trainer.config.run import load
 from trainer.errors import InputError
 from trainer.init_model import ModelSizes, init_model
 from trainer.replica.backend import Choice
+from trainer.run_inputs import read_inputs
 
 
 class _Nothing:
@@ -28,7 +29,7 @@ def test_a_worker_has_read_its_data_when_it_connects(tmp_path: Path) -> None:
     data.write_text(json.dumps({"input": "ls -l", "label": 0}) + "\n")
     model = init_model(data, tmp_path / "model", ModelSizes(hidden_size=64, num_layers=1), 0)
     settings = {"model.path": str(model), "data.train": str(data), "num_classes": 2}
-    inputs = build.read_inputs(load(None, settings), "run")
+    inputs = read_inputs(load(None, settings), "run")
     data.write_text("no JSON\n")
 
     def connect() -> None:
@@ -37,4 +38,4 @@ def test_a_worker_has_read_its_data_when_it_connects(tmp_path: Path) -> None:
     with pytest.raises(_ConnectedError):  # and not for the data, which is another by now
         build.make_worker(inputs, Choice(_Nothing(), "cpu", ""), connect)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"train\.jsonl:1"):
-        build.read_inputs(load(None, settings), "run")
+        read_inputs(load(None, settings), "run")

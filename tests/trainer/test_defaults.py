@@ -12,7 +12,7 @@ from trainer.config.run import RunConfig, load
 from trainer.defaults import derive, infer, provisional, table
 from trainer.errors import InputError
 from trainer.init_model import init_model
-from trainer.model.memory_plan import Room
+from trainer.planning.workers import Room
 
 GIB = 1 << 30
 
@@ -61,7 +61,7 @@ def follow(model: Path | None, data: Path, *rooms: Room, **given: object) -> dic
 
 
 def test_a_classifier(home: Path) -> None:
-    assert follow(home / "model", home / "labels.jsonl", Room(GIB, False)) == {
+    assert follow(home / "model", home / "labels.jsonl", Room(GIB, "cpu")) == {
         "task": "classify",
         "num_classes": 3,
         "data.validation_fraction": 0.1,
@@ -145,10 +145,10 @@ def big_model(folder: Path) -> Path:
     ("rooms", "dtype", "quantization"),
     [
         ((), None, None),
-        ((Room(80 * GIB, True),), None, None),
-        ((Room(16 * GIB, True),), "bfloat16", None),
-        ((Room(80 * GIB, True), Room(8 * GIB, True)), "bfloat16", "nf4"),
-        ((Room(300 * GIB, False),), None, None),
+        ((Room(80 * GIB, "cuda"),), None, None),
+        ((Room(16 * GIB, "cuda"),), "bfloat16", None),
+        ((Room(80 * GIB, "cuda"), Room(8 * GIB, "cuda")), "bfloat16", "nf4"),
+        ((Room(300 * GIB, "cpu"),), None, None),
     ],
 )
 def test_the_weakest_device_decides_how_the_base_is_stored(
@@ -167,7 +167,7 @@ def test_a_device_too_small_for_the_length_gets_a_shorter_one(tmp_path: Path) ->
     data = tmp_path / "long.jsonl"
     data.write_text("\n".join([json.dumps({"text": "word " * 3000})] * 20))
     lengths = [
-        follow(model, data, Room(size * GIB // 2, True))["data.max_seq_len"] for size in (160, 8)
+        follow(model, data, Room(size * GIB // 2, "cuda"))["data.max_seq_len"] for size in (160, 8)
     ]
     assert lengths[0] > lengths[1] >= 128
 

@@ -9,22 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_model as small
 
+from tests.trainer import small_model as small
 from trainer.data.tokens import load_dataset
 from trainer.errors import InputError
 from trainer.init_model import ModelSizes, init_model
 from trainer.model.files import model_digest, resolve_model
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.write_data(tmp_path_factory.mktemp("data") / "train.jsonl")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    return small.write_model(tmp_path_factory.mktemp("models") / "model", data)
 
 
 def test_transformers_loads_it(model: Path) -> None:

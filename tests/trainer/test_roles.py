@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from launcher.plan.configuration import with_shared_checkpoints
 from tests.trainer.small_model import write_data, write_model
 from trainer import build, roles
+from trainer.checkpoint.reader import read_progress
 from trainer.checkpoint.store import find_checkpoint
 from trainer.config.run import RunConfig, load
 from trainer.errors import InputError
 from trainer.roles import Placement
+from trainer.run_inputs import read_inputs
 from trainer.tracking.metrics import read_metrics
 
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
@@ -156,28 +159,53 @@ def test_checkpoints_may_lie_elsewhere_and_are_found_from_the_output(model: Path
         "status.json",
     }
     assert roles.run_local(elsewhere, "run", ALONE) == 0  # goes on where it stands: at its end
-    inputs = build.read_inputs(config(model, output, **short), "run")
+    inputs = read_inputs(config(model, output, **short), "run")
     with pytest.raises(InputError, match=r"from a run with checkpoint\.folder"):
         build.make_coordinator(inputs, 1, 0.0)
     other = config(model, output, **short, **{"checkpoint.folder": str(tmp_path / "other")})
     with pytest.raises(InputError, match=r"holds other checkpoints than checkpoint\.folder"):
-        build.make_coordinator(build.read_inputs(other, "run"), 1, 0.0)
+        build.make_coordinator(read_inputs(other, "run"), 1, 0.0)
+
+
+def test_a_run_from_the_file_of_one_on_a_share_has_checkpoints_of_its_own(
+    model: Path, tmp_path: Path
+):
+    """As `launch cluster up` puts them on a share: in a folder named after the run."""
+    share = tmp_path / "share"
+    short = config(model, tmp_path / "first", **{"training.max_steps": 1})
+    first = with_shared_checkpoints(short, str(share), "run-1")
+    assert roles.run_local(first, "run-1", ALONE) == 0
+    again = load(tmp_path / "first" / "run.yaml", {"output": str(tmp_path / "second")})
+    second = with_shared_checkpoints(again, str(share), "run-2")
+    assert roles.run_local(second, "run-2", ALONE) == 0
+    for output, run_id in (("first", "run-1"), ("second", "run-2")):
+        checkpoint = find_checkpoint(tmp_path / output).resolve()
+        assert checkpoint.parent == share / "checkpoints" / run_id
+        assert read_progress(checkpoint).run_id == run_id
+    assert weights(tmp_path / "first") == weights(tmp_path / "second")
+
+
+def test_a_checkpoint_folder_of_the_users_stays_in_the_run_file(model: Path, tmp_path: Path):
+    short: dict[str, object] = {"training.max_steps": 1, "checkpoint.folder": str(tmp_path / "c")}
+    assert roles.run_local(config(model, tmp_path / "first", **short), "run-1", ALONE) == 0
+    again = load(tmp_path / "first" / "run.yaml", {"output": str(tmp_path / "second")})
+    inputs = read_inputs(again, "run-2")
+    with pytest.raises(InputError, match=r"of run run-1; give another checkpoint\.folder and -o"):
+        build.make_coordinator(inputs, 1, 0.0)
 
 
 def test_another_run_keeps_out_of_the_output_folder(model: Path, tmp_path: Path):
     settings = config(model, tmp_path, **{"training.max_steps": 1})
     assert roles.run_local(settings, "first", ALONE) == 0
-    inputs = build.read_inputs(settings, "second")
+    inputs = read_inputs(settings, "second")
     with pytest.raises(InputError, match="holds the checkpoints of run first; give another -o"):
         build.make_coordinator(inputs, 1, 0.0)
-    changed = build.read_inputs(
-        config(model, tmp_path, **{"optimizer.learning_rate": 1.0}), "first"
-    )
+    changed = read_inputs(config(model, tmp_path, **{"optimizer.learning_rate": 1.0}), "first")
     with pytest.raises(InputError, match=r"settings have changed \(optimizer.learning_rate: "):
         build.make_coordinator(changed, 1, 0.0)
-    same = build.read_inputs(settings, "first")
+    same = read_inputs(settings, "first")
     moved = replace(same, job=replace(same.job, data="0" * 64))
-    with pytest.raises(InputError, match="cannot go on from here: its data has changed"):
+    with pytest.raises(InputError, match="cannot resume from here: its data has changed"):
         build.make_coordinator(moved, 1, 0.0)
 
 
@@ -231,4 +259,4 @@ def test_what_the_data_holds_and_what_is_changed_is_said(
     status = json.loads((tmp_path / "out" / "status.json").read_bytes())
     assert (status["step"], status["total_steps"]) == (7, 7)
     with pytest.raises(InputError, match=f"max_seq_len 9: {known} knows 8 positions"):
-        build.read_inputs(config(model, tmp_path, **settings, **{"data.max_seq_len": 9}), "run")
+        read_inputs(config(model, tmp_path, **settings, **{"data.max_seq_len": 9}), "run")

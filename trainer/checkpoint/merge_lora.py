@@ -32,7 +32,7 @@ def merge(trained: Trained, output: Path) -> Path:
 
     Raises:
         InputError: there is no adapter to merge, or `output` already holds something.
-        StorageError: the disk refused.
+        StorageError: the write failed.
     """
     if trained.config.method != "lora":
         raise InputError(f"{trained.path}: is a full model, there is no adapter to merge")
@@ -84,7 +84,7 @@ class _Merged:
             yield _encode(self._values(slot.name), self._dtype(slot.name))
 
     def _values(self, name: str) -> np.ndarray:
-        """Return a merged tensor in fp32; F16 and BF16 come back from it unchanged."""
+        """Return a merged tensor in fp32, which holds F16 and BF16 exactly."""
         head = self._trained.get(_PEFT_PREFIX + name)
         if head is not None:
             return head

@@ -1,6 +1,6 @@
-"""What a checkpoint folder holds, read back: progress, weights and moments.
+"""Read a checkpoint folder: progress, weights and moments.
 
-Nothing is believed that the manifest does not prove. Writing is `trainer.checkpoint.store`.
+Only what the manifest proves is trusted. Writing is in `trainer.checkpoint.store`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 SCHEMA = "motley.checkpoint/1"
 FOLDER = "checkpoints"
 """Below a run's output folder."""
+SHARDED = "sharded"
+"""Below the folder of checkpoints: those of which every rank has written a part."""
 BEST_EVALUATED = "best-evaluated"
-"""The link of the eval runners; `best` is the run's own, by its own validation."""
+"""The eval runners' link; `best` is the run's own, by its own validation."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run stands, beside the weights and moments; random numbers follow from the seed."""
+    """A run's progress besides weights and moments; random numbers follow from the seed."""
 
     run_id: str
     step: int
@@ -49,11 +51,20 @@ class RunProgress:
     config: dict[str, Any]
     """The run config as `model_dump(mode="json")`."""
     best: dict[str, Any] | None = None
-    """The best validation so far, as the caller keeps it."""
+    """The best validation so far, in the caller's format."""
     data_digest: str | None = None
-    """BLAKE3 of the training file: another file would change every sample order."""
+    """BLAKE3 of the training file: another file changes the order of all samples."""
     stream: dict[str, Any] | None = None
-    """Where a student stands in its folder of logits; None for a run on a file."""
+    """A student's position in its folder of logits; None for a run on a file."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint from which a run resumes, and why it does not from newer ones."""
+
+    path: Path
+    progress: RunProgress
+    rejected: tuple[str, ...] = ()
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -62,9 +73,9 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint that a user means by an output folder, a store or a checkpoint.
+    """Return the checkpoint of an output folder, a store or a checkpoint.
 
-    Of several the best by the run's own validation, else by an eval runner's, else the newest
+    Of several: the best by the run's own validation, else by an eval runner's, else the newest
     intact one.
 
     Raises:
@@ -214,7 +225,7 @@ def owner_of(path: Path) -> str | None:
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """Return what the link `best` shows or, when that is damaged, the best of what is left."""
+    """Return the target of the link `best`, or the best other one if that is damaged."""
     if (linked := linked_checkpoint(folder, "best")) is not None:
         return linked
     rated: list[tuple[float, int, Path]] = []
@@ -227,7 +238,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def linked_checkpoint(folder: Path, pointer: str) -> Path | None:
-    """Return the checkpoint that a link of the folder shows, if it is complete."""
+    """Return the target of a link in the folder, if it is complete."""
     link = folder / pointer
     try:
         target = folder / link.readlink().name

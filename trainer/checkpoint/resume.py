@@ -1,11 +1,12 @@
-"""Where a run's checkpoints lie, and whether it may go on from the newest of them."""
+"""Where a run's checkpoints are, and whether it may resume from the newest."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.checkpoint.store import FOLDER, CheckpointStore, Restored
+from trainer.checkpoint.reader import SHARDED, complete_checkpoints, owner_of, step_of
+from trainer.checkpoint.store import FOLDER, CheckpointStore, Restored, RunProgress
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.storage import lease
@@ -14,11 +15,16 @@ if TYPE_CHECKING:
     from trainer.model.layout import GradientLayout
 
 
+def checkpoint_path(config: RunConfig) -> Path:
+    """Return the absolute path of the folder of checkpoints."""
+    return Path(config.checkpoint.folder or Path(config.output) / FOLDER).absolute()
+
+
 def checkpoint_folder(config: RunConfig) -> Path:
-    """Return where checkpoints go; one elsewhere is linked from where readers look.
+    """Return the folder of checkpoints; one elsewhere is linked from where readers look.
 
     Raises:
-        InputError: something else is in the link's place.
+        InputError: something else has the link's name.
     """
     usual = Path(config.output) / FOLDER
     if config.checkpoint.folder is None:
@@ -28,7 +34,7 @@ def checkpoint_folder(config: RunConfig) -> Path:
                 "that setting again, or another -o"
             )
         return usual
-    folder = Path(config.checkpoint.folder).absolute()
+    folder = checkpoint_path(config)
     if usual.is_symlink() and usual.readlink() == folder:
         return folder
     if usual.is_symlink() or usual.exists():
@@ -64,27 +70,52 @@ def open_store(
 def continue_run(
     store: CheckpointStore, run_id: str, config: RunConfig, data_digest: str
 ) -> Restored | None:
-    """Return the newest intact checkpoint of a run, None for a run that begins.
+    """Return the newest intact checkpoint of a run, None if there is none.
 
     Raises:
-        InputError: the folder is another run's, or this run's settings or data have changed.
+        InputError: the folder is another run's, this run's settings or data have changed, or a
+            sharded one is newer.
     """
     restored = store.restore(run_id)
+    reached = -1 if restored is None else restored.progress.step
+    sharded = newest_of(store.folder / SHARDED, run_id)
+    if sharded is not None and step_of(sharded) > reached:
+        raise InputError(
+            f"{sharded}: the newest checkpoint is sharded, which only --distributed reads; resume"
+            " with it, or give another -o for a new run"
+        )
     if restored is None:
-        if owner := store.owner():
+        owner = store.owner()
+        owner = owner or next(map(owner_of, complete_checkpoints(store.folder / SHARDED)), None)
+        if owner:
+            places = "-o" if config.checkpoint.folder is None else "checkpoint.folder and -o"
             raise InputError(
-                f"{store.folder}: holds the checkpoints of run {owner}; give another -o, or "
-                f"--run-id {owner} to go on with that one"
+                f"{store.folder}: holds the checkpoints of run {owner}; give another {places}, or "
+                f"--run-id {owner} to resume that run"
             )
         return None
-    progress = restored.progress
+    refuse_changes(restored.path, restored.progress, config, data_digest)
+    return restored
+
+
+def newest_of(folder: Path, run_id: str) -> Path | None:
+    """Return a run's newest complete checkpoint in a folder."""
+    return next((path for path in complete_checkpoints(folder) if owner_of(path) == run_id), None)
+
+
+def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, data_digest: str) -> None:
+    """Refuse to resume a run whose settings or data have changed.
+
+    Raises:
+        InputError: they have; names them.
+    """
     if progress.data_digest != data_digest:
         what = "its data has changed"
     elif changes := RunConfig.model_validate(progress.config).changes(config):
         what = f"its settings have changed ({', '.join(changes)})"
     else:
-        return restored
+        return
     raise InputError(
-        f"{restored.path}: run {run_id} cannot go on from here: {what}; give another -o for a "
+        f"{path}: run {progress.run_id} cannot resume from here: {what}; give another -o for a "
         "new run"
     )

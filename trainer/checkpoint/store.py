@@ -1,9 +1,9 @@
-"""Checkpoints: what a run needs to go on as if it had never stopped, and what PEFT loads.
+"""Checkpoints: what a run needs to resume bit for bit, and what PEFT loads.
 
 `step-000120/` holds the trainable weights in Hugging Face form (`trainer.model.hf_export`), both
 moments (optimizer.safetensors), the progress of the run (run.json) and manifest.json. `latest` and
-`best` are links to such folders, and so is `best-evaluated`, which eval runners keep. How a folder
-becomes durable: `trainer.storage.atomic_folder`.
+`best` are links to such folders, and so is `best-evaluated`, which eval runners set.
+`trainer.storage.atomic_folder` makes folders durable.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from trainer.checkpoint.reader import (
     OPTIMIZER_FILE,
     RUN_FILE,
     SCHEMA,
+    Resumed,
     RunProgress,
     best_checkpoint,
     complete_checkpoints,
@@ -31,8 +32,8 @@ from trainer.checkpoint.reader import (
     read_progress,
     read_run,
     step_folders,
-    step_of,
 )
+from trainer.checkpoint.retention import prune
 from trainer.errors import StorageError
 from trainer.model.hf_export import (
     companions,
@@ -65,20 +66,17 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Restored:
-    """A checkpoint that was read back whole, and why newer ones were not."""
+class Restored(Resumed):
+    """One that was read back whole."""
 
-    path: Path
-    state: TrainState
-    progress: RunProgress
-    rejected: tuple[str, ...] = field(default=())
+    state: TrainState = field(kw_only=True)
 
 
 class CheckpointStore:
     """The checkpoints of one output folder; one process writes, any may read.
 
     Args:
-        lease: makes sure of the one process; a store without only reads, or is alone in a test.
+        lease: ensures a single writer; without one the store only reads, or is used by a test.
 
     Raises:
         InputError: the folder is not writable, or the model directory is not usable.
@@ -111,11 +109,11 @@ class CheckpointStore:
         """Write a checkpoint, durably, and point `latest` (and `best`) at it.
 
         The snapshot is closed as soon as its bytes are written, before the slow wait for the disk,
-        so that the next update seldom has to copy. `metric` decides about `best`: higher is better.
+        so that the next update rarely has to copy. `metric` decides `best`: higher is better.
         May run in a thread; one save at a time.
 
         Raises:
-            StorageError: the disk refused; the older checkpoints are as they were.
+            StorageError: the write failed; older checkpoints are unchanged.
         """
         assert snapshot.step == progress.step, (snapshot.step, progress.step)
         if self.lease:
@@ -139,8 +137,11 @@ class CheckpointStore:
         finally:
             snapshot.close()
         try:
-            self._prune(path, progress.run_id)
-            for folder in {self.folder, self._workspace}:  # what a failed save could not remove
+            linked = (self.best(), linked_checkpoint(self.folder, BEST_EVALUATED))
+            keep_last = self._config.checkpoint.keep_last
+            also = [kept for kept in linked if kept]
+            prune(self._disk, path, progress.run_id, keep_last, also, self._workspace)
+            for folder in {self.folder, self._workspace}:  # left by a failed save
                 removal.sweep(self._disk, folder)
         except OSError as error:  # the checkpoint is safe; the next save prunes again
             logger.warning("%s: old checkpoints not removed: %s", self.folder, error.strerror)
@@ -169,9 +170,9 @@ class CheckpointStore:
         return load_checkpoint(path, self._layout)
 
     def restore(self, run_id: str | None = None) -> Restored | None:
-        """Return the newest intact checkpoint (of one run), or None when there is none.
+        """Return the newest intact checkpoint (of one run), or None if there is none.
 
-        Each newer one that is damaged is named in `rejected` and logged.
+        Newer ones that are damaged are logged and named in `rejected`.
         """
         rejected: list[str] = []
         for path in step_folders(self.folder):
@@ -183,7 +184,7 @@ class CheckpointStore:
                 rejected.append(str(error))
                 logger.warning("checkpoint left out: %s", error)
                 continue
-            return Restored(path, state, progress, tuple(rejected))
+            return Restored(path, progress, tuple(rejected), state=state)
         return None
 
     def owner(self) -> str | None:
@@ -236,7 +237,7 @@ class CheckpointStore:
         atomic_folder.point(self._disk, self.folder, pointer, name, self._workspace)
 
     def _holds(self, path: Path, run: dict[str, Any]) -> bool:
-        """Whether this very checkpoint was saved already, and intact."""
+        """Whether this checkpoint was already saved and is intact."""
         try:
             return path.exists() and bool(verify(path)) and read_run(path) == run
         except StorageError:
@@ -246,20 +247,5 @@ class CheckpointStore:
         try:
             known = read_run(best).get("metric") if (best := self.best()) else None
         except StorageError:
-            known = None  # a damaged best one is no rival
+            known = None  # damaged: not compared
         return known is None or metric > known
-
-    def _prune(self, newest: Path, run_id: str) -> None:
-        """Keep the last K of this run, what the links show, and what is pinned; drop the rest."""
-        complete = complete_checkpoints(self.folder)
-        own = [path for path in complete if owner_of(path) == run_id]
-        kept = {path.name for path in own[: self._config.checkpoint.keep_last]} | {newest.name}
-        for best in (self.best(), linked_checkpoint(self.folder, BEST_EVALUATED)):
-            if best is not None:
-                kept.add(best.name)
-        doomed = [path for path in own if path.name not in kept]
-        # A damaged one is kept for a look until a newer one is safe.
-        older = (path for path in step_folders(self.folder) if step_of(path) < step_of(newest))
-        doomed += [path for path in older if path not in complete]
-        for path in doomed:
-            removal.remove(self._disk, path, self._workspace)

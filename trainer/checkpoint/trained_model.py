@@ -1,15 +1,15 @@
-"""What a folder with a trained model holds: an output, a checkpoint, an adapter or a full model."""
+"""Load a trained model from an output folder, a checkpoint, an adapter or a full model."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint.reader import RUN_FILE, find_checkpoint, read_progress
+from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.config.run import RunConfig, load
 from trainer.errors import InputError
 from trainer.model.architecture import fit_length
@@ -23,7 +23,7 @@ from trainer.storage import atomic_folder
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model, ready to be given to a replica."""
+    """A trained model, ready for a replica."""
 
     path: Path
     """Where the weights were found."""
@@ -33,6 +33,8 @@ class Trained:
     layout: GradientLayout
     weights: np.ndarray
     """fp32 `[layout.size]`."""
+    progress: RunProgress | None = None
+    """Where its run stood, for a checkpoint."""
 
 
 def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = None) -> Trained:
@@ -43,21 +45,22 @@ def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = 
         max_seq_len: tokens of a sample; None takes the run's own, else 512 or what the base knows.
 
     Raises:
-        InputError: the folder holds none of them, or its base is missing or another one.
+        InputError: the folder holds none of them, or its base is missing or differs.
         StorageError: a checkpoint is damaged.
     """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
     if not any((path / name).is_file() for name in (ADAPTER_CONFIG, MODEL_CONFIG, RUN_FILE)):
         path = find_checkpoint(path)
-    run: dict[str, Any] = {}
+    progress: RunProgress | None = None
     if (path / RUN_FILE).is_file():  # a checkpoint; a user's own model folder may be edited
         atomic_folder.verify(path)
-        run = read_progress(path).config
+        progress = read_progress(path)
+    run = progress.config if progress is not None else {}
     length = max_seq_len or (run.get("data") or {}).get("max_seq_len")
-    if (path / ADAPTER_CONFIG).is_file():
-        return _adapter(path, base, run, length)
-    return _model(path, length)
+    adapter = (path / ADAPTER_CONFIG).is_file()
+    trained = _adapter(path, base, run, length) if adapter else _model(path, length)
+    return replace(trained, progress=progress)
 
 
 def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int | None) -> Trained:

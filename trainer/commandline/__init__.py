@@ -1,1 +1,1 @@
-"""What the command lines of both programs are made of."""
+"""What the command lines of both programs share."""

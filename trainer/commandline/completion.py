@@ -1,4 +1,4 @@
-"""The command that teaches a shell to complete commands, names and settings, for both programs."""
+"""The command that prints a shell's completion script, for both programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SHELLS = ("bash", "zsh", "fish")
 _END_OF_BASH = "    return 0\n"
 _NO_BLANK = """    [[ "${COMPREPLY-}" == *= ]] && compopt -o nospace
 """
-"""Behind `training.epochs=` goes a value, and no blank; click's script has nothing for that."""
+"""After `training.epochs=` a value follows without a space; click's script does not know that."""
 _HELP = """Print the completion script of a shell.
 
 \b

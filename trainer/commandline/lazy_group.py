@@ -1,7 +1,4 @@
-"""A Click group that loads a command when it is called, so that `--help` stays fast.
-
-Both programs are made of it.
-"""
+"""A Click group that imports a command when it is called, so that `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class LazyGroup(click.Group):
         self._commands_at = commands_at
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names in the order they were given."""
+        """Return the names in their given order."""
         return list(self._commands_at)
 
     def get_command(  # click's signature
@@ -40,7 +37,7 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Print the help when nothing is asked for: that is no mistake."""
+        """Print the help if there are no arguments: that is no error."""
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help())
             ctx.exit()
@@ -49,10 +46,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is meant.
+        """Find a command by its name.
 
         Raises:
-            UsageError: there is none of this name; the message has the nearest ones.
+            UsageError: there is none; the message has the nearest names.
         """
         name = args[0]
         if name in self._commands_at or name.startswith("-") or ctx.resilient_parsing:
@@ -66,7 +63,7 @@ class LazyGroup(click.Group):
         raise click.UsageError(f"no command '{name}'{hint}", ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands from the table, importing none of them."""
+        """Offer the table's commands without importing them."""
         from click.shell_completion import CompletionItem
 
         named = [
@@ -77,7 +74,7 @@ class LazyGroup(click.Group):
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def paths(self, ctx: click.Context, prefix: str) -> list[str]:
-        """Return how every command below is called; imports them."""
+        """Return the full name of every command below; imports them."""
         found: list[str] = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
@@ -91,6 +88,6 @@ class LazyGroup(click.Group):
         ctx: click.Context,  # noqa: ARG002 - click's signature
         formatter: click.HelpFormatter,
     ) -> None:
-        """List the commands from the table, importing none of them."""
+        """List the table's commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._commands_at.items()])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from trainer.replica.wgpu.gpu.array import Kind
+    from trainer.planning.vulkan_buffers import Kind
 
 _DEFAULT = {
     "model_type": "qwen3",
@@ -50,7 +50,7 @@ def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
     shape = read_architecture(model) if model else parse_architecture(_DEFAULT, "Qwen3-0.6B")
     try:
         device = Device(select(gpu, allow_software=True))
-        load(device)  # what was tuned for other models stays
+        load(device)  # keeps the results of other models
         click.echo(f"tuning {device.adapter}")
         for timings in tune(device, products(shape, weights, tokens)):
             best = timings[0]
@@ -62,4 +62,4 @@ def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
     except DeviceError as error:
         raise InputError(str(error)) from None
     except OSError as error:
-        raise InputError(f"the table cannot be kept: {error.strerror}") from None
+        raise InputError(f"the table cannot be stored: {error.strerror}") from None

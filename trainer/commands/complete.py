@@ -1,4 +1,4 @@
-"""What a shell is offered for values: presets and the keys of settings. Never fails."""
+"""Completion of values: presets and the keys of settings. Never fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trainer completion`: the script that teaches a shell commands and what they take."""
+"""`trainer completion`: print a shell's completion script."""
 
 from __future__ import annotations
 

@@ -1,15 +1,21 @@
-"""`trainer evaluate`: figures of a trained model, or of each checkpoint of a run as it appears."""
+"""`trainer evaluate`: score a trained model, or each checkpoint of a run as it appears."""
 
 from __future__ import annotations
 
 import json
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import place_options
+from trainer.commands.place import open_ranks, parallel_option, place_options
 from trainer.config.run import Backend
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.trained_model import Trained
+    from trainer.distributed.inference import Ranks
+    from trainer.evaluate.scoring import Scores
 
 _Path = click.Path(path_type=Path)
 
@@ -17,8 +23,12 @@ _Path = click.Path(path_type=Path)
 @click.command("evaluate")
 @click.argument("model", type=_Path, required=False)
 @click.option("--data", type=_Path, multiple=True, help="JSON Lines; repeatable with --watch.")
+@click.option(
+    "--held-out", is_flag=True, help="Only what MODEL's run held out of --data, its training data."
+)
 @click.option("--base", help="The base model of an adapter, if it has moved.")
 @place_options("auto", "cuda", "wgpu", "cpu")
+@parallel_option
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as trained.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", type=_Path, metavar="DIR", help="Score the checkpoints of this run.")
@@ -26,7 +36,7 @@ _Path = click.Path(path_type=Path)
     "--tasks",
     default="loss",
     show_default=True,
-    help="For --watch: loss, generate, code, lm-eval:NAME; the first one decides which is best.",
+    help="For --watch: loss, generate, code, summaries, lm-eval:NAME; the first rates checkpoints.",
 )
 @click.option("--prompts", type=_Path, help="For generate: JSON Lines.")
 @click.option("--problems", type=_Path, help="For code: JSON Lines: prompt, test, entry_point.")
@@ -44,7 +54,7 @@ _Path = click.Path(path_type=Path)
     type=float,
     default=0.0,
     show_default=True,
-    help="For generate and code; 0 takes the most likely token.",
+    help="For generate, code and summaries; 0 takes the most likely token.",
 )
 @click.option("--lm-eval-tasks", type=_Path, metavar="DIR", help="Your own lm-eval tasks, YAML.")
 @click.option("--lm-eval-limit", type=click.IntRange(min=1), help="Samples of each lm-eval task.")
@@ -67,10 +77,12 @@ _Path = click.Path(path_type=Path)
 def evaluate(
     model: Path | None,
     data: tuple[Path, ...],
+    held_out: bool,
     base: str | None,
     backend: Backend,
     gpu: str,
     threads: int | None,
+    parallel: str | None,
     max_seq_len: int | None,
     as_json: bool,
     watch: Path | None,
@@ -96,10 +108,19 @@ def evaluate(
     if (model is None) == (watch is None):
         raise click.UsageError("give MODEL or --watch DIR")
     if model is not None:
+        from trainer.checkpoint.trained_model import load_trained
+
         if len(data) != 1:
             raise click.UsageError("give --data FILE" if not data else "give --data once")
-        _score(model, data[0], base, backend, gpu, threads, max_seq_len, as_json)
+        with open_ranks(parallel, backend, gpu, threads) as ranks:
+            trained = load_trained(model, base, max_seq_len)
+            scores = _score(trained, data[0], held_out, backend, gpu, threads, ranks)
+        if ranks is None or ranks.leads:
+            _print(scores, as_json)
         return
+    if held_out or parallel is not None:
+        option = "--held-out" if held_out else "--parallel"
+        raise click.UsageError(f"{option} belongs to MODEL, not to --watch")
     assert watch is not None
     from trainer.evaluate.base import Compute
     from trainer.evaluate.runner import Manner, Runner
@@ -128,25 +149,34 @@ def evaluate(
 
 
 def _score(
-    model: Path,
+    trained: Trained,
     data: Path,
-    base: str | None,
+    held_out: bool,
     backend: Backend,
     gpu: str,
     threads: int | None,
-    max_seq_len: int | None,
-    as_json: bool,
-) -> None:
-    from trainer.checkpoint.trained_model import load_trained
+    ranks: Ranks | None,
+) -> Scores:
     from trainer.evaluate.scoring import score
-
-    trained = load_trained(model, base, max_seq_len)
 
     def on_open(device: str, reason: str) -> None:
         why = f" ({reason})" if reason else ""
-        click.echo(f"evaluating {trained.path} on {device}{why}", err=True)
+        if ranks is None or ranks.leads:
+            click.echo(f"evaluating {trained.path} on {device}{why}", err=True)
 
-    scores = score(trained, data, backend, gpu, threads, on_open=on_open)
+    return score(
+        trained,
+        data,
+        backend,
+        gpu,
+        threads,
+        on_open=on_open,
+        held_out=held_out,
+        opener=ranks and ranks.evaluator,
+    )
+
+
+def _print(scores: Scores, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(scores.as_json()))
         return

@@ -1,8 +1,9 @@
-"""`trainer finetune`: the run config from a file and flags, then the role that was asked for."""
+"""`trainer finetune`: build the run config from a file and flags, then start the role."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import click
@@ -11,6 +12,8 @@ from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.run import RunConfig
 from trainer.defaults import derive, own_rooms, provisional, table
+from trainer.distributed.environment import Environment, read_environment
+from trainer.distributed.group.strategy import STRATEGIES
 from trainer.errors import InputError
 from trainer.model.files import resolve_model
 from trainer.process.prefork import fork_workers
@@ -45,11 +48,28 @@ _SETTINGS = {
 @click.option(
     "--expect-workers", type=click.IntRange(min=1), help="Start when this many have joined."
 )
-@click.option("--rank", type=click.IntRange(0, 65535), help="Default: from the certificate.")
+@click.option(
+    "--rank",
+    type=click.IntRange(0, 65535),
+    help="Default: from the certificate; with --distributed from the launcher.",
+)
+@click.option(
+    "--distributed",
+    is_flag=True,
+    help="As one of equal processes, started by torchrun, Slurm, Kubernetes or by hand.",
+)
+@click.option("--world-size", type=click.IntRange(min=1), help="Processes, if started by hand.")
+@click.option("--master", metavar="HOST:PORT", help="Where rank 0 listens, if started by hand.")
 @click.option(
     "--gpus",
     metavar="LIST",
-    help="Required devices, such as 0 or a UUID; a coordinator takes several: 0,1.",
+    help="Required devices, such as 0 or a UUID; a coordinator or a replica group takes several:"
+    " 0,1.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    help="How a worker's --gpus hold one replica together.",
 )
 @click.option(
     "--gpu-backend",
@@ -72,27 +92,27 @@ def finetune(
     """Fine-tune MODEL_DIR on JSON Lines data, or on a teacher's logits.
 
     Without --role it runs alone; `--role coordinator` starts the server, and one worker for
-    each of --gpus; `--role worker` joins a coordinator. Without --config the settings follow from
-    data and model; what is given wins.
+    each of --gpus; `--role worker` joins a coordinator; `--distributed` needs none. Without
+    --config the settings follow from data and model; what is given wins.
     """
+    environment = _environment(role, flags)
     if role == "worker":
-        fork_workers(lambda: _load_worker(flags["gpu_backend"]))
+        fork_workers(lambda: _load_worker(flags["gpu_backend"], flags["strategy"]))
+    gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
+    _check_devices(gpus, role, flags["gpu_backend"], flags["strategy"])
     if source is None and not (flags["model_dir"] and flags["data"]):
         raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
     given = overrides(flags, _SETTINGS, settings)
     notes: list[str] = []
     if source is None:
-        # Members of a run have different memory, and must have the same settings.
-        backend = flags["gpu_backend"] if role == "local" else None
+        # Members of a run differ in memory, but must have the same settings.
+        alone = role == "local" and environment is None
+        backend = flags["gpu_backend"] if alone else None
         config, notes = _follow_data(given, backend)
     else:
         config = run_config.load(source, given)
-    gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
-    if role != "coordinator" and len(gpus) > 1:
-        raise InputError(
-            f"--gpus {flags['gpus']}: one process computes on one device; --role coordinator "
-            "starts a worker for each"
-        )
+    if environment is None:
+        config.check_one_process()
     from trainer import roles
 
     place = roles.Placement(
@@ -101,9 +121,12 @@ def finetune(
         threads=flags["threads"],
         rank=flags["rank"],
         tls_dir=flags["tls_dir"],
+        strategy=flags["strategy"],
     )
     run_id = run_id or config.name
-    if role == "local":
+    if environment is not None:
+        code = roles.run_distributed(config, run_id, place, environment, notes)
+    elif role == "local":
         code = roles.run_local(config, run_id, place, notes)
     elif role == "coordinator":
         expected = flags["expect_workers"]
@@ -115,11 +138,45 @@ def finetune(
     click.get_current_context().exit(code)
 
 
+def _check_devices(gpus: list[str], role: str, backend: str, strategy: str | None) -> None:
+    """Refuse devices that no process, or no replica group, computes on together."""
+    if strategy is None:
+        if role != "coordinator" and len(gpus) > 1:
+            raise InputError(
+                f"--gpus {','.join(gpus)}: one process computes on one device; --role coordinator "
+                "starts a worker for each, and with --strategy a worker's hold one replica together"
+            )
+    elif role != "worker":
+        raise InputError("--strategy is for --role worker: its devices hold one replica together")
+    elif len(set(gpus)) < 2 or len(set(gpus)) < len(gpus):
+        raise InputError(
+            f"--strategy {strategy} needs two or more different devices: --gpus 0,1, not "
+            f"{','.join(gpus) or 'none'}"
+        )
+    elif backend not in ("cuda", "cpu"):
+        raise InputError(
+            f"--strategy {strategy} needs --gpu-backend cuda or cpu, not {backend}: "
+            "torch.distributed knows no others"
+        )
+
+
+def _environment(role: str, flags: dict[str, Any]) -> Environment | None:
+    """Return this process's place among equal ones; None without --distributed."""
+    size, master = flags["world_size"], flags["master"]
+    if not flags["distributed"]:
+        if size is not None or master is not None:
+            raise InputError("--world-size and --master need --distributed")
+        return None
+    if role != "local":
+        raise InputError(f"--distributed: there is no coordinator, so no --role {role}")
+    return read_environment(os.environ, world_size=size, rank=flags["rank"], master=master)
+
+
 def _follow_data(given: dict[str, Any], backend: str | None) -> tuple[RunConfig, list[str]]:
     """Derive a run's config from its data and model; return it and lines that explain it.
 
     Args:
-        backend: what it computes on, for the memory there is; None: memory is not looked at.
+        backend: where it computes, which limits memory; None: memory is ignored.
     """
     config = run_config.load(None, provisional(given) | given)
     rooms = () if backend is None else own_rooms(backend)
@@ -128,9 +185,22 @@ def _follow_data(given: dict[str, Any], backend: str | None) -> tuple[RunConfig,
     return settled, table(found, settled.output)
 
 
-def _load_worker(backend: str) -> None:
+def _load_worker(backend: str, strategy: str | None) -> None:
     """Import a worker's libraries without opening a device; a missing one is reported at use."""
-    from trainer import roles
-
     with contextlib.suppress(ImportError, OSError):
-        roles.load_worker(backend)
+        import trainer.data.tokens
+        import trainer.exchange.transport.client
+        import trainer.loop
+        import trainer.replica.backend
+        import trainer.roles
+
+        if backend == "wgpu":
+            import trainer.replica.wgpu.autotune
+            import trainer.replica.wgpu.replica
+            import trainer.replica.wgpu.selftest
+        else:
+            import trainer.replica.torch.replica
+        if strategy is not None:
+            import trainer.build_group
+            import trainer.distributed.group.replica
+            import trainer.replica.torch.parallel.replica  # noqa: F401 - forked workers have it loaded

@@ -1,4 +1,4 @@
-"""`trainer generate`: texts that a trained model makes of prompts."""
+"""`trainer generate`: continue prompts with a trained model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from trainer.commands.place import place_options
+from trainer.commands.place import open_ranks, parallel_option, place_options
 from trainer.config.run import Backend
 
 
@@ -30,6 +30,7 @@ from trainer.config.run import Backend
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--base", help="The base model of an adapter, if it has moved.")
 @place_options("auto", "cuda", "wgpu", "cpu")
+@parallel_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt.")
 def generate(
     model: Path,
@@ -44,6 +45,7 @@ def generate(
     backend: Backend,
     gpu: str,
     threads: int | None,
+    parallel: str | None,
     as_json: bool,
 ) -> None:
     """Continue texts with MODEL: an output folder, a checkpoint, an adapter or a full model.
@@ -59,14 +61,26 @@ def generate(
     from trainer.replica.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
-    samples = read_samples(data, "causal-lm") if data else [Sample(text) for text in texts]
-    trained = load_trained(model, base)
+    with open_ranks(parallel, backend, gpu, threads) as ranks:
+        samples = read_samples(data, "causal-lm") if data else [Sample(text) for text in texts]
+        trained = load_trained(model, base)
+        prints = ranks is None or ranks.leads
 
-    def on_open(device: str, reason: str) -> None:
-        why = f" ({reason})" if reason else ""
-        click.echo(f"generating with {trained.path} on {device}{why}", err=True)
+        def on_open(device: str, reason: str) -> None:
+            why = f" ({reason})" if reason else ""
+            if prints:
+                click.echo(f"generating with {trained.path} on {device}{why}", err=True)
 
-    for completion in complete(
-        trained, samples, max_new_tokens, sampling, backend, gpu, threads, on_open=on_open
-    ):
+        completions = complete(
+            trained,
+            samples,
+            max_new_tokens,
+            sampling,
+            backend,
+            gpu,
+            threads,
+            on_open=on_open,
+            opener=ranks and ranks.generator,
+        )
+    for completion in completions if prints else []:
         click.echo(json.dumps(completion.as_json()) if as_json else completion.text)

@@ -1,31 +1,66 @@
-"""`trainer generate-data`: real-looking training data, made here."""
+"""`trainer generate-data`: generate realistic training data, or convert a corpus to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
+
+_Count = click.IntRange(min=1, max=1_000_000)
 
 
 @click.command("generate-data")
-@click.argument("kind", type=click.Choice(["shell-safety"]))
+@click.argument("kind", type=click.Choice(["shell-safety", "meetings", "ami"]))
 @click.option(
-    "--count", type=click.IntRange(min=1, max=1_000_000), default=12_000, show_default=True,
-    help="Samples for training.",
-)  # fmt: skip
+    "--count", type=_Count, default=12_000, show_default=True, help="Samples for training."
+)
 @click.option(
-    "--validation-count", type=click.IntRange(min=1, max=1_000_000), default=600,
-    show_default=True, help="Samples from templates that training never sees.",
+    "--validation-count", type=_Count, default=600, show_default=True,
+    help="Samples from templates that training never sees.",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--from", "source", type=click.Path(path_type=Path), metavar="DIR",
+    help="For ami: the unpacked manual annotations of the AMI corpus.",
+)  # fmt: skip
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True,
     help="Folder for train.jsonl and validation.jsonl.",
 )  # fmt: skip
-def generate_data(kind: str, count: int, validation_count: int, seed: int, output: Path) -> None:
-    """Write labelled shell scripts in five safety classes; equal seeds give equal bytes."""
-    from trainer.data.corpus import write_shell_safety
+@click.pass_context
+def generate_data(
+    context: click.Context,
+    kind: str,
+    count: int,
+    validation_count: int,
+    seed: int,
+    source: Path | None,
+    output: Path,
+) -> None:
+    """Write training data; equal seeds give equal bytes.
 
-    assert kind == "shell-safety"
-    folder = write_shell_safety(output, count, validation_count, seed)
-    click.echo(f"{folder}: {count} training and {validation_count} validation scripts")
+    shell-safety: shell scripts in five safety classes. meetings: transcripts with minutes. ami:
+    the same from the AMI Meeting Corpus.
+    """
+    from trainer.data import corpus
+
+    if kind == "ami":
+        if source is None:
+            raise click.UsageError("ami: give --from DIR, the corpus' unpacked annotations")
+        for option in ("count", "validation_count", "seed"):
+            if context.get_parameter_source(option) != ParameterSource.DEFAULT:
+                raise click.UsageError(f"ami: takes no --{option.replace('_', '-')}")
+        folder, counts = corpus.write_ami(output, source)
+        click.echo(
+            f"{folder}: " + ", ".join(f"{n} {part}" for part, n in counts.items()) + " meetings"
+        )
+        return
+    if source is not None:
+        raise click.UsageError(f"{kind}: takes no --from")
+    write, noun = {
+        "shell-safety": (corpus.write_shell_safety, "scripts"),
+        "meetings": (corpus.write_meetings, "meetings"),
+    }[kind]
+    folder = write(output, count, validation_count, seed)
+    click.echo(f"{folder}: {count} training and {validation_count} validation {noun}")

@@ -1,4 +1,4 @@
-"""`trainer init-model`: a small model from nothing."""
+"""`trainer init-model`: create a small model with random weights."""
 
 from __future__ import annotations
 

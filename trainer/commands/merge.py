@@ -1,4 +1,4 @@
-"""`trainer merge`: an adapter becomes part of its base."""
+"""`trainer merge`: merge an adapter into its base."""
 
 from __future__ import annotations
 

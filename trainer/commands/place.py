@@ -1,13 +1,17 @@
-"""Where a command computes: the options that all commands with one device share."""
+"""The options of all commands that compute: one device, or several processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trainer.config.run import Backend
+
+if TYPE_CHECKING:
+    from trainer.distributed.inference import Ranks
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -38,3 +42,21 @@ def place_options(*backends: Backend) -> Callable[[_Command], _Command]:
         return command
 
     return add
+
+
+parallel_option = click.option(
+    "--parallel",
+    metavar="KEY=VALUE,...",
+    help="Run on the processes that torchrun starts, such as tensor=2; see docs/strategies.md.",
+)
+
+
+def open_ranks(
+    parallel: str | None, backend: Backend, gpu: str, threads: int | None
+) -> AbstractContextManager[Ranks | None]:
+    """Return the processes of --parallel; None without it."""
+    if parallel is None:
+        return nullcontext()
+    from trainer.distributed.inference import Ranks
+
+    return Ranks(parallel, backend, gpu, threads)

@@ -1,4 +1,4 @@
-"""What all commands that train take: the settings of a run config that have flags of their own."""
+"""The options of all commands that train: settings of a run config with their own flags."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _C
 def overrides(
     flags: Mapping[str, Any], own: Mapping[str, str], settings: Sequence[str]
 ) -> dict[str, Any]:
-    """Return settings by their dotted paths, those of --set over those of flags.
+    """Return settings by their dotted paths; --set overrides flags.
 
     Args:
-        own: the settings that further flags of the command stand for.
+        own: the settings behind further flags of the command.
 
     Raises:
-        InputError: one of --set is no KEY=VALUE.
+        InputError: a --set is not KEY=VALUE.
     """
     known = {**_SETTINGS, **own}
     given = {path: flags[flag] for flag, path in known.items() if flags[flag] is not None}

@@ -28,19 +28,19 @@ from trainer.config.section import Section, load_settings
 
 
 class TeacherJob(Section):
-    """The teacher: its model, its texts, and how much of its scores is kept.
+    """The teacher: its model, its texts, and how many of its scores are kept.
 
-    What is null is left to `trainer distill teacher`, whose flags have the same names.
+    Null takes the default of the flag of `trainer distill teacher` with the same name.
     """
 
     model: str = Field(min_length=1)
-    """A local Hugging Face directory on every host that teaches."""
+    """A local Hugging Face directory on every teacher's host."""
     data: tuple[str, ...] = Field(min_length=1)
-    """Files and folders of the corpus, on every host that teaches."""
+    """Files and folders of the corpus, on every teacher's host."""
     tokenizer: str | None = Field(default=None, min_length=1)
     """A trimmed tokenizer; null takes the teacher's own. Teacher's and student's host need it."""
     processes: Positive | None = None
-    """Teachers that split the corpus; null is one on each host that teaches."""
+    """Teachers that split the corpus; null: one on each teacher's host."""
     backend: Literal["cpu", "cuda"] = "cpu"
     scheme: Literal["topk", "sampled", "full"] = "topk"
     top_k: Positive | None = None
@@ -59,11 +59,11 @@ class StudentJob(Section):
     """The student: the settings of a run config that concern it."""
 
     model: str | None = Field(default=None, min_length=1)
-    """A Hugging Face directory to go on from."""
+    """A Hugging Face directory to start from."""
     config: str | None = Field(default=None, min_length=1)
     """Shape of a new model with the job's tokenizer: `albor-350m`, or a config.json."""
     output: str = Field(default="outputs/distill", min_length=1)
-    """Folder for metrics, status, and checkpoints where there is no share."""
+    """Folder for metrics, status, and, without a share, checkpoints."""
     method: Method = "full"
     validation: str | None = None
     """Held-out texts, JSON Lines."""
@@ -76,7 +76,7 @@ class StudentJob(Section):
     """Tokens; longer windows are cut. Null takes the teacher's."""
     compile: bool = False
     teacher_timeout: float | None = Field(default=None, gt=0)
-    """Seconds without a sign of a teacher after which it is taken for dead."""
+    """Seconds without a sign of life after which a teacher counts as dead."""
 
     @model_validator(mode="after")
     def _begins_somewhere(self) -> Self:
@@ -85,7 +85,7 @@ class StudentJob(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return what was set of the sections of a run config, by dotted paths."""
+        """Return the run-config settings that were given, by dotted paths."""
         tree = self.model_dump(mode="json", exclude_unset=True)
         found = {"method": tree["method"]} if "method" in tree else {}
         for section in ("distillation", "lora", "optimizer", "training", "checkpoint"):
@@ -94,7 +94,7 @@ class StudentJob(Section):
 
 
 def is_file_name(shape: str) -> bool:
-    """Whether a student's `config` is a file, and not the name of a shape that ships."""
+    """Whether a student's `config` is a file, not the name of a shipped shape."""
     return "/" in shape or shape.endswith(".json")
 
 
@@ -102,19 +102,19 @@ class EvaluationJob(Section):
     """What is measured of each checkpoint."""
 
     tasks: tuple[str, ...] = Field(default=("loss",), min_length=1)
-    """As of `trainer evaluate --watch`; the first one decides what is best."""
+    """As for `trainer evaluate --watch`; the first one decides which is best."""
     data: tuple[str, ...] = ()
     """Held-out samples, JSON Lines, on the host that evaluates; so are prompts and problems."""
     prompts: str | None = Field(default=None, min_length=1)
     problems: str | None = Field(default=None, min_length=1)
     run_code: bool = False
-    """Allow the task `code`, which runs what the model writes in namespaces of its own. The
-    recipe's units allow none: there such a runner is started by hand."""
+    """Allow the task `code`, which runs code written by the model in new namespaces. The
+    recipe's units forbid these: start such a runner by hand there."""
     samples: Positive | None = None
     max_new_tokens: Positive | None = None
     temperature: float | None = Field(default=None, ge=0)
     every: float | None = Field(default=None, gt=0)
-    """Seconds between two looks for new checkpoints."""
+    """Seconds between two checks for new checkpoints."""
     backend: Literal["cpu", "cuda", "wgpu"] = "cpu"
 
 
@@ -129,7 +129,7 @@ class DistillJob(Section):
     evaluation: EvaluationJob | None = None
     """Null: no evaluation."""
     start_deadline: float = Field(default=600.0, gt=0)
-    """Seconds until every process has begun: a big teacher is read from a disk first."""
+    """Seconds for every process to start: reading a big teacher takes long."""
 
     @model_validator(mode="after")
     def _has_tokenizer(self) -> Self:
@@ -138,7 +138,7 @@ class DistillJob(Section):
         return self
 
     def to_yaml(self) -> str:
-        """Return the job as YAML that `load` reads back equal: what is not set stays so."""
+        """Return the job as YAML that `load` reads back equal; unset stays unset."""
         tree = self.model_dump(mode="json", exclude_unset=True)
         return yaml.safe_dump(tree, sort_keys=False)
 

@@ -18,7 +18,9 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.config import section as settings
 from trainer.config import spelling
+from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
+from trainer.errors import InputError
 
 Task = Literal["classify", "causal-lm"]
 Method = Literal["lora", "full"]
@@ -68,7 +70,8 @@ class DataConfig(Section):
     """Share of the different samples of `train` that are held out for validation, for a run
     without a `validation` file; 0 holds none out."""
     max_seq_len: Positive = 512
-    """Tokens; longer samples are cut at the end. The default is lowered to what the model knows."""
+    """Tokens; longer samples are cut at the end, conversations from their oldest part on. The
+    default is lowered to the model's limit."""
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:
@@ -86,7 +89,7 @@ class DistillationConfig(Section):
     alpha: float = Field(default=0.7, ge=0, le=1)
     """Share of the divergence; 0 is cross-entropy alone."""
     alpha_final: float | None = Field(default=None, ge=0, le=1)
-    """Where alpha arrives in a straight line at the last step; null keeps it."""
+    """Alpha at the last step, approached linearly; null keeps alpha constant."""
     temperature: float = Field(default=1.0, gt=0)
     divergence: Divergence = "forward"
     """KL(teacher || student), KL(student || teacher), or their mean around the mixture."""
@@ -109,11 +112,11 @@ class OptimizerConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How long and in which portions."""
+    """Duration and batches."""
 
     epochs: Positive = 1
     max_steps: Positive | None = None
-    """So many steps, over as many epochs as they take; null: `epochs` decides."""
+    """Number of steps, over as many epochs as they take; null: `epochs` decides."""
     batch_size: Positive = 16
     """Samples in one step, over all workers together."""
     micro_batch_size: Positive | Literal["auto"] = "auto"
@@ -145,6 +148,8 @@ class ExchangeConfig(Section):
     """How many times the running median a contribution's norm may be before it is an outlier."""
     outliers: Literal["report", "halt"] = "report"
     """What to do about an outlier: log it, or also halt the run before the update."""
+    shared_memory: bool = True
+    """Whether workers on the coordinator's host hand over gradients in shared memory (Linux)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -154,16 +159,18 @@ class ExchangeConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When to save and what to keep."""
+    """When to save, and what to keep."""
 
     every: Positive = 50
     """Steps between checkpoints; one more is written at the end."""
     keep_last: Positive = 3
     folder: str | None = Field(default=None, min_length=1)
-    """Where they lie, such as a share; `output`/checkpoints when null.
+    """Their folder, such as a share; `output`/checkpoints if null.
 
-    Metrics and status stay in `output`: a share that hangs holds up a checkpoint, not the run.
+    Metrics and status stay in `output`: a share that hangs delays a checkpoint, not the run.
     """
+    sharded: bool = False
+    """Every rank of `--distributed` writes its part; the whole files are written at the end."""
 
 
 class RunConfig(Section):
@@ -183,6 +190,7 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    parallel: ParallelConfig = ParallelConfig()
     distillation: DistillationConfig | None = None
 
     @model_validator(mode="after")
@@ -197,15 +205,29 @@ class RunConfig(Section):
             raise ValueError("distillation needs task causal-lm")
         if self.distillation is not None and self.data.validation_fraction:
             raise ValueError(
-                "data.validation_fraction must be 0 with distillation: of a teacher's logits"
-                " nothing is held out; give data.validation"
+                "data.validation_fraction must be 0 with distillation: a teacher's logits"
+                " cannot be held out; give data.validation"
             )
         if self.training.pack and self.task != "causal-lm":
-            raise ValueError("training.pack needs task causal-lm: a class is one for a whole row")
+            raise ValueError("training.pack needs task causal-lm: a row has one class")
         return self
 
+    def check_one_process(self) -> None:
+        """Check that one process, or a worker, can follow the settings.
+
+        Raises:
+            InputError: only the ranks of `--distributed` can.
+        """
+        if not self.parallel.is_plain:
+            raise InputError("parallel: only --distributed shares a model; leave the section out")
+        if self.checkpoint.sharded:
+            raise InputError(
+                "checkpoint.sharded: only the ranks of --distributed have parts to save; leave it"
+                " out, or start with --distributed"
+            )
+
     def changes(self, other: RunConfig) -> list[str]:
-        """Return what of the agreement another config has otherwise, as `key: this -> that`."""
+        """Return the agreed settings that differ in another config, as `key: this -> that`."""
         mine, theirs = _leaves(self._shared()), _leaves(other._shared())
         return [
             f"{key}: {mine.get(key)} -> {theirs.get(key)}"
@@ -216,8 +238,8 @@ class RunConfig(Section):
     def agreement(self) -> str:
         """Return the BLAKE2b hex digest of every setting that all members must share.
 
-        Paths, output and timers may differ between machines; model and data contents have
-        digests of their own.
+        Paths, output, timers and `parallel` may differ between machines; model and data contents
+        have digests of their own.
         """
         text = json.dumps(self._shared(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -248,10 +270,10 @@ class RunConfig(Section):
         return settings.build(RunConfig, self.model_dump(exclude_unset=True), changes, "settings")
 
     def anchored(self, folder: Path, *, model_on_hub: bool) -> RunConfig:
-        """Return the config with absolute paths: relative ones are taken from `folder`.
+        """Return the config with absolute paths; relative ones are taken from `folder`.
 
         Args:
-            model_on_hub: `model.path` is a hub name, and stays.
+            model_on_hub: `model.path` is a hub name, and is kept.
         """
 
         def absolute(path: str | None) -> str | None:
@@ -298,7 +320,7 @@ def setting_keys() -> list[str]:
 
 
 def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> str | None:
-    """Return what an unknown option of a command that takes these settings may have meant."""
+    """Return the option closest to an unknown one, for a command that takes these settings."""
     return spelling.nearest_option(name, options, keys)
 
 

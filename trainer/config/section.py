@@ -59,7 +59,7 @@ def build(
 
 
 class _UniqueLoader(yaml.SafeLoader):
-    """Refuses a mapping with a key twice: YAML forbids it, and PyYAML takes the last one."""
+    """Refuses a duplicate key: YAML forbids it, and PyYAML takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a mapping, as the base class does."""
@@ -160,7 +160,7 @@ def _siblings(location: tuple[int | str, ...], kind: type[Section]) -> list[str]
 
 
 def _inner(section: type[BaseModel] | None, part: int | str) -> type[BaseModel] | None:
-    """Return the group that a setting holds, also one that may be null; None for a mere value."""
+    """Return the group that a setting holds, also an optional one; None for a plain value."""
     field = section.model_fields.get(str(part)) if section is not None else None
     if field is None:
         return None

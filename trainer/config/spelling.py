@@ -1,4 +1,4 @@
-"""The nearest real name of a setting or option: a slip, or the word another trainer has for it."""
+"""The nearest name of a setting or option, for a typo or another trainer's word."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ FAMILIAR = {
     "warmup": "warmup_ratio",
     "workers": "expect_workers",
 }
-"""Names of other trainers (PEFT, Transformers, axolotl) and short ones, with ours."""
+"""Names in other trainers (PEFT, Transformers, axolotl) and short ones, with ours."""
 _FLAGS = {"train": "data", "path": "model"}
-"""Settings whose option goes by another name."""
+"""Settings whose option has another name."""
 
 
 def nearest_key(name: str, keys: Sequence[str]) -> str | None:
@@ -68,7 +68,7 @@ def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> st
 
 
 def hint(found: str | None) -> str:
-    """Return the end of a message that names what was meant; empty for nothing."""
+    """Return the end of a message that suggests a name; empty for none."""
     return f"; did you mean: {found}" if found else ""
 
 

@@ -1,1 +1,1 @@
-"""From JSON Lines on disk to the token batches that a replica reads."""
+"""JSON Lines on disk become the token batches that a replica reads."""

@@ -1,4 +1,4 @@
-r"""How a conversation is laid out where the tokenizer has no chat template, and what is learned.
+r"""The layout of conversations for tokenizers without a chat template, and what is learned.
 
 The format is chosen by the special tokens that a tokenizer has:
 
@@ -7,7 +7,7 @@ The format is chosen by the special tokens that a tokenizer has:
   `<|eot_id|>`
 - none of these: `ROLE: TEXT\n`
 
-Only what an assistant says is a target, with the token that ends its turn.
+Only the assistant's turns are targets, each with the token that ends it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.data.shapes import Message, Sample
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a conversation; `markup` may hold special tokens, a person's text may not."""
+    """A part of a conversation; only `markup` may contain special tokens."""
 
     text: str
     markup: bool
@@ -30,12 +30,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Markup around a turn's text; `{role}` is filled in."""
+    """Markup around a turn's text; `{role}` is replaced."""
 
     required: tuple[str, ...]
     before: str
     end: str
-    """Ends the turn, learned when the assistant speaks."""
+    """Ends the turn; learned in the assistant's turns."""
     after: str
 
 
@@ -57,14 +57,14 @@ def chat_format(special_tokens: frozenset[str]) -> ChatFormat:
 
 
 def check_plain(sample: Sample) -> None:
-    """Check that a conversation is made of texts alone: tools need a template.
+    """Check that a conversation is text alone: tools need a template.
 
     Raises:
         ConversationError: it is not.
     """
     if sample.tools or any("tool_calls" in message.more for message in sample.messages):
         raise ConversationError(
-            "it has tools, which a tokenizer without a chat template cannot spell"
+            "it has tools, which a tokenizer without a chat template cannot express"
         )
 
 

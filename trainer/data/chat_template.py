@@ -1,10 +1,9 @@
 """A tokenizer's own chat template, and which parts of its output are the assistant's turns.
 
-Where a template marks that with `{% generation %}`, the marks count. Else the conversation is
-rendered again in parts: an answer begins where the rendering of what stands before it ends, with
-the markup that asks for an answer, and ends with the markup that the template puts behind it. Where
-that does not hold a conversation is refused: the model would learn another text than it is asked
-with.
+If a template marks them with `{% generation %}`, the marks decide. Otherwise the conversation is
+rendered again in parts: an answer begins where the rendering of the turns before it ends, with
+the markup that asks for an answer, and ends with the markup that the template puts after it. If
+that does not hold, the conversation is refused: training and prompting would use different texts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trainer.errors import InputError
 
 Span = tuple[int, int]
 
-# Unicode's characters for a program's own use: no text has them.
+# Unicode's noncharacters, for internal use: no text has them.
 _FORGED, _FORGED_END, _HERE = "\ufdd0", "\ufdd1", "\ufdd2"
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -35,7 +34,7 @@ _TOKENS = (
     "mask_token",
 )
 
-_REMEDY = "leave out the turns behind it, or mark answers in the template with {% generation %}"
+_REMEDY = "leave out the turns after it, or mark answers in the template with {% generation %}"
 
 
 class ConversationError(InputError):
@@ -48,9 +47,9 @@ class Layout:
 
     text: str
     learned: list[Span]
-    """The assistant's turn, with the markup that ends it."""
+    """The assistant's turns, each with the markup that ends it."""
     literal: list[Span]
-    """What looks like a special token and is a person's text."""
+    """Plain text that looks like a special token."""
 
 
 class ChatTemplate:
@@ -59,7 +58,7 @@ class ChatTemplate:
     Args:
         sources: templates by name: `default`, and some have `tool_use`.
         tokens: the tokenizer's special tokens by their names, such as `eos_token`.
-        special: every special token.
+        special: all special tokens.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ChatTemplate:
         self._special = re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Layout:
-        """Return a conversation up to where the assistant is to speak; nothing of it is learned.
+        """Return a conversation up to the assistant's next turn; none of it is learned.
 
         Raises:
             ConversationError: the template cannot express it.
@@ -82,7 +81,7 @@ class ChatTemplate:
         """Return a whole conversation.
 
         Raises:
-            ConversationError: the template cannot express it, or what the assistant says of it.
+            ConversationError: the template cannot express it, or the assistant's turns of it.
         """
         turns = self._guarded(messages)
         text = self._render(turns, tools)
@@ -109,23 +108,23 @@ class ChatTemplate:
             end = self._end(alone.rpartition(_HERE)[2], text[said:])
             if end is None:
                 raise ConversationError(
-                    f"the chat template ends turn {number + 1} otherwise when more follows;"
+                    f"the chat template ends turn {number + 1} differently if more turns follow;"
                     f" {_REMEDY}"
                 )
             spans.append((len(asked), said + end))
         return _layout(text, spans)
 
     def _end(self, alone: str, within: str) -> int | None:
-        """Return how much of `within` ends an answer, None where that cannot be told.
+        """Return how much of `within` ends an answer, None if that is unclear.
 
         Args:
-            alone: what the template puts behind an answer that is the last turn.
-            within: what stands behind it in the whole conversation.
+            alone: what the template puts after an answer that is the last turn.
+            within: what follows it in the whole conversation.
         """
         pairs = zip(alone, within, strict=False)
         same = next((place for place, (a, b) in enumerate(pairs) if a != b), len(within))
         common = alone[:same]
-        if common != alone:  # some end the last turn with one more token: up to where they agree
+        if common != alone:  # some end the last turn with one more token: take the common part
             ends = [match.end() for match in self._special.finditer(common)]
             if not ends:
                 return None
@@ -161,7 +160,7 @@ class ChatTemplate:
             raise ConversationError(f"the chat template refuses it: {reason}") from None
 
     def _guarded(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return the turns as a template sees them, with marks around what forges a token."""
+        """Return the turns as a template sees them, with marks around forged tokens."""
         return [self._guard(_turn(message)) for message in messages]
 
     def _guard(self, value: Any) -> Any:
@@ -172,12 +171,12 @@ class ChatTemplate:
         if not isinstance(value, str):
             return value
         if found := _RESERVED.search(value):
-            raise ConversationError(f"it holds U+{ord(found[0]):04X}, which is no character")
+            raise ConversationError(f"it holds U+{ord(found[0]):04X}, which is not a character")
         return self._special.sub(f"{_FORGED}\\g<0>{_FORGED_END}", value)
 
 
 def read_chat_template(tokenizer_dir: Path, special: frozenset[str]) -> ChatTemplate | None:
-    """Return the chat template of a tokenizer's folder, None where it has none.
+    """Return the chat template of a tokenizer's folder, None if it has none.
 
     Raises:
         InputError: a file cannot be read.
@@ -187,7 +186,7 @@ def read_chat_template(tokenizer_dir: Path, special: frozenset[str]) -> ChatTemp
     sources: dict[str, str] = {}
     if isinstance(named, str):
         sources["default"] = named
-    elif isinstance(named, list):  # some have one more, for tools
+    elif isinstance(named, list):  # some have another one for tools
         sources = {each["name"]: each["template"] for each in named}
     path = tokenizer_dir / "chat_template.jinja"
     if path.is_file():
@@ -207,14 +206,14 @@ def read_chat_template(tokenizer_dir: Path, special: frozenset[str]) -> ChatTemp
 
 
 def _turn(message: Message) -> dict[str, Any]:
-    """Return a turn as a template sees it; what is null is left out, as transformers does."""
+    """Return a turn as a template sees it; nulls are left out, as in transformers."""
     silent = not message.content and "tool_calls" in message.more
     content = {} if silent else {"content": message.content}
     return {"role": message.role, **content, **message.more}
 
 
 def _marked(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant's turn with a mark within what is said last of it."""
+    """Return an assistant's turn with a mark inside its last text."""
     content: str = turn.get("content", "")
     if content.strip():
         bare = content.rstrip()  # a template may trim
@@ -229,7 +228,7 @@ def _marked(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layout(rendered: str, learned: list[Span]) -> Layout:
-    """Take the marks out of a rendering; `learned` counts the characters of `rendered`."""
+    """Remove the marks from a rendering; `learned` counts the characters of `rendered`."""
     from trainer.data.template_sandbox import LEARNED, LEARNED_END
 
     if not _RESERVED.search(rendered):
@@ -238,7 +237,7 @@ def _layout(rendered: str, learned: list[Span]) -> Layout:
     text: list[str] = []
     found: dict[str, list[Span]] = {_FORGED_END: [], LEARNED_END: []}
     opened: dict[str, int] = {}
-    where: list[int] = []  # of each character of `rendered` its place in the text
+    where: list[int] = []  # each character of `rendered`: its place in the text
     for character in rendered:
         where.append(len(text))
         if character in begins:

@@ -1,11 +1,12 @@
-"""Generated data as files: a folder that appears whole, with a manifest of what it holds."""
+"""Generated and converted data as files: a folder that appears whole, with a manifest."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from trainer.data.meetings import ami, generator
 from trainer.data.shell_safety.generator import Script, generate
 from trainer.errors import InputError, StorageError
 from trainer.storage.atomic_folder import (
@@ -16,15 +17,49 @@ from trainer.storage.atomic_folder import (
     read_manifest,
 )
 
-FILES = ("train.jsonl", "validation.jsonl")
+FILES = ("train.jsonl", "validation.jsonl", "test.jsonl")
+Lines = Iterable[dict[str, object]]
 
 
 def write_shell_safety(output: Path, count: int, validation_count: int, seed: int) -> Path:
-    """Write `train.jsonl` and `validation.jsonl` into `output`, replacing an earlier corpus.
+    """Write labelled scripts; see `write`."""
+
+    def lines(scripts: Iterable[Script]) -> Lines:
+        return ({"input": script.text, "label": script.label} for script in scripts)
+
+    parts = {
+        "train": lines(generate("train", count, seed)),
+        "validation": lines(generate("validation", validation_count, seed)),
+    }
+    return write(output, parts)
+
+
+def write_meetings(output: Path, count: int, validation_count: int, seed: int) -> Path:
+    """Write generated transcripts with their minutes; see `write`."""
+    train = generator.generate("train", count, seed)
+    validation = generator.generate("validation", validation_count, seed)
+    return write(
+        output,
+        {
+            "train": (meeting.as_json() for meeting in train),
+            "validation": (meeting.as_json() for meeting in validation),
+        },
+    )
+
+
+def write_ami(output: Path, source: Path) -> tuple[Path, dict[str, int]]:
+    """Write the AMI corpus' meetings and return how many each part has; see `write`."""
+    parts = ami.read_corpus(source)
+    folder = write(output, {name: (m.as_json() for m in found) for name, found in parts.items()})
+    return folder, {name: len(found) for name, found in parts.items()}
+
+
+def write(output: Path, parts: Mapping[str, Lines]) -> Path:
+    """Write `NAME.jsonl` for each part into `output`, replacing an earlier corpus.
 
     Raises:
         InputError: `output` holds something else, or cannot be written.
-        StorageError: the disk failed; an earlier corpus is left as it was.
+        StorageError: the disk failed; an earlier corpus is unchanged.
     """
     output = output.resolve()
     _check(output)
@@ -32,8 +67,8 @@ def write_shell_safety(output: Path, count: int, validation_count: int, seed: in
     writer: FolderWriter | None = None
     try:
         writer = FolderWriter(Disk(), output.parent, output.name)
-        writer.add("train.jsonl", _lines(generate("train", count, seed)))
-        writer.add("validation.jsonl", _lines(generate("validation", validation_count, seed)))
+        for name, lines in parts.items():
+            writer.add(f"{name}.jsonl", (json.dumps(line).encode() + b"\n" for line in lines))
         return writer.publish()
     except OSError as error:
         if writer is not None:
@@ -46,7 +81,7 @@ def write_shell_safety(output: Path, count: int, validation_count: int, seed: in
 
 
 def _check(output: Path) -> None:
-    """Let only an empty folder or an earlier corpus be replaced, never other files."""
+    """Check that only an empty folder or an earlier corpus is replaced, never other files."""
     if not output.exists():
         return
     if not output.is_dir():
@@ -60,8 +95,3 @@ def _check(output: Path) -> None:
             ours = {MANIFEST, *FILES}  # an earlier corpus with a damaged or edited file
     if not present <= ours or not ours <= {MANIFEST, *FILES}:
         raise InputError(f"{output}: holds other files, choose an empty or a new folder")
-
-
-def _lines(scripts: list[Script]) -> Iterator[bytes]:
-    for script in scripts:
-        yield json.dumps({"input": script.text, "label": script.label}).encode() + b"\n"

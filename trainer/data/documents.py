@@ -1,8 +1,8 @@
-"""A corpus: texts with numbers, the same on every machine that holds the same files.
+"""A corpus: numbered texts, the same on every machine with the same files.
 
-A file is one document, and a line of a `*.jsonl` file is one. Folders are read recursively, sorted
-by name; what is hidden, empty or not text is left out and counted. Only where each document lies
-is kept in memory.
+A file is one document, and so is a line of a `*.jsonl` file. Folders are read recursively, sorted
+by name; files that are hidden, empty or not text are left out and counted. Only the documents'
+positions are kept in memory.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ LINES = ".jsonl"
 
 
 class Documents(Sequence[Sample]):
-    """Numbered documents, read when they are asked for.
+    """Numbered documents, read on demand.
 
     Args:
         paths: files and folders; their order is the order of the documents.
 
     Raises:
-        DataError: lines of a `*.jsonl` file are bad; every one is counted, the first ones named.
-        InputError: a path is missing, a file that was named is no text, or nothing is left.
+        DataError: lines of a `*.jsonl` file are bad; all are counted, the first ones named.
+        InputError: a path is missing, a named file is not text, or nothing is left.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.left_out: Counter[str] = Counter()
-        """Files below the folders that are no documents, by reason: `hidden`, `empty`,
+        """Files below the folders that are not documents, by reason: `hidden`, `empty`,
         `not text`."""
         self._files: list[Path] = []
-        self._file = array("q")  # of each document: which of the files,
+        self._file = array("q")  # of each document: the number of its file,
         self._begin = array("q")  # where its line begins in bytes,
-        self._line = array("q")  # the line's number; 0: it is the whole file,
+        self._line = array("q")  # the line's number; 0: the whole file,
         self._marks = array("Q")  # and the first bytes of its digest
         hasher = blake3()
         for path in paths:
@@ -64,7 +64,7 @@ class Documents(Sequence[Sample]):
         """Read one document.
 
         Raises:
-            InputError: it is not any more what was hashed.
+            InputError: it has changed since it was hashed.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
@@ -81,7 +81,7 @@ class Documents(Sequence[Sample]):
         return (self[index] for index in range(len(self)))
 
     def source(self, index: int) -> str:
-        """Return where a document lies, as `file` or `file:line`."""
+        """Return a document's place, as `file` or `file:line`."""
         path, line = self._files[self._file[index]], self._line[index]
         return f"{path}:{line}" if line else str(path)
 
@@ -93,7 +93,7 @@ class Documents(Sequence[Sample]):
             folders[:] = sorted((name for name in folders if name[0] != "."), key=os.fsencode)
             for name in sorted((name for name in files if name[0] != "."), key=os.fsencode):
                 path = Path(parent, name)
-                if path.is_file():  # no sockets, no links that lead nowhere
+                if path.is_file():  # no sockets, no broken links
                     yield path
 
     def _add(self, path: Path, hasher: blake3, *, named: bool) -> None:
@@ -119,7 +119,7 @@ class Documents(Sequence[Sample]):
 
 
 class _NoDocumentError(Exception):
-    """Why a file is no document."""
+    """Why a file is not a document."""
 
 
 def _read_text(path: Path) -> str:

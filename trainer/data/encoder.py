@@ -1,4 +1,4 @@
-"""A tokenizer and how it lays out a sample, with the `tokenizers` library alone."""
+"""A tokenizer and its layout of a sample, with the `tokenizers` library alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.errors import InputError
 from trainer.model.safetensors_headers import read_config
 
 IGNORED = -100
-"""Marks a token that no loss is taken on, as in torch's cross-entropy."""
+"""Marks a token without loss, as in torch's cross-entropy."""
 
 
 def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
@@ -40,7 +40,7 @@ def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
 
 
 def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int | None:
-    """Return the id of the token that tokenizer_config.json gives a name, None without one."""
+    """Return the id of a token by its name in tokenizer_config.json, None without one."""
     path = tokenizer_dir / "tokenizer_config.json"
     try:
         settings: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -49,13 +49,13 @@ def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int |
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     token = settings.get(name) if isinstance(settings, dict) else None
-    if isinstance(token, dict):  # older files spell a token as an object
+    if isinstance(token, dict):  # older files store a token as an object
         token = token.get("content")
     return tokenizer.token_to_id(token) if isinstance(token, str) else None
 
 
 class Encoder:
-    """A tokenizer with the few ids that laying out a sample needs."""
+    """A tokenizer with the special ids that the layout of a sample needs."""
 
     def __init__(self, tokenizer_dir: Path) -> None:
         self.tokenizer = load_tokenizer(tokenizer_dir)
@@ -67,20 +67,20 @@ class Encoder:
         self.template = read_chat_template(tokenizer_dir, special)
         """The publisher's chat template, if the tokenizer has one."""
         self.format = chat_format(special)
-        """How one is laid out without a template."""
+        """The layout without a template."""
         self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS
         if self.end is not None and self.prefix[-1:] == [self.end]:
-            self.prefix = self.prefix[:-1]  # some put the end-of-text token last by themselves
+            self.prefix = self.prefix[:-1]  # some append the end-of-text token themselves
 
     @property
     def largest(self) -> int:
-        """The largest id that a text can become."""
+        """The largest id that a text can get."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
 
     def encode(self, sample: Sample) -> tuple[list[int], list[int]]:
         """Return ids and unshifted labels of a sample; of a class's text the labels are the ids.
 
-        A text that is learned ends with the tokenizer's end-of-text token.
+        A learned text ends with the tokenizer's end-of-text token.
         """
         if sample.messages:
             return self.conversation(sample)
@@ -93,11 +93,11 @@ class Encoder:
         return ids, ids
 
     def ended(self, ids: list[int]) -> list[int]:
-        """Return a text's tokens with the one that ends a text, where there is one."""
+        """Return a text's tokens with the end-of-text token, if there is one."""
         return ids if self.end is None or not ids or ids[-1] == self.end else [*ids, self.end]
 
     def _completion(self, sample: Sample) -> tuple[list[int], list[int]]:
-        """Encode the prompt alone, as it is when a model is asked, and then what follows it."""
+        """Encode the prompt alone, as in generation, and then its completion."""
         asked = self.prompt(sample)
         self.tokenizer.encode_special_tokens = False
         answer = self.ended(self.tokenizer.encode(sample.text, add_special_tokens=False).ids)
@@ -110,7 +110,7 @@ class Encoder:
         return [encoding.ids for encoding in batch]
 
     def conversation(self, sample: Sample) -> tuple[list[int], list[int]]:
-        """Return ids and labels; a person's text cannot forge markup.
+        """Return ids and labels; plain text cannot forge markup.
 
         Raises:
             ConversationError: the chat template cannot express it.
@@ -140,7 +140,7 @@ class Encoder:
     def _tokenise(self, layout: Layout) -> tuple[list[int], list[int]]:
         """Return ids and labels of a text as transformers gives them.
 
-        Where a special token is a person's text, the text is cut and that part is encoded alone.
+        If plain text looks like a special token, the text is cut and that part encoded alone.
         """
         learned = bytearray(len(layout.text))
         for begin, end in layout.learned:
@@ -159,10 +159,10 @@ class Encoder:
         return ids, labels
 
     def prompt(self, sample: Sample) -> list[int]:
-        """Return what a model is to continue: a text, or a conversation without its last answer.
+        """Return the ids that a model continues: a text, or a conversation without its last answer.
 
-        Of a conversation the markup that begins an answer comes last; of a line with a prompt its
-        completion is left out.
+        A conversation ends with the markup that begins an answer; the completion of a line with a
+        prompt is left out.
         """
         if not sample.messages:
             (ids,) = self.texts([Sample(sample.prompt or sample.text)])
@@ -194,7 +194,7 @@ class Encoder:
 
 
 def _known(model_dir: Path) -> int | None:
-    """Return how many tokens a model has embeddings for; None when it does not say."""
+    """Return how many tokens a model has embeddings for; None if unknown."""
     if not (model_dir / "config.json").is_file():
         return None
     known = read_config(model_dir).get("vocab_size")

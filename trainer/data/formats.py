@@ -1,6 +1,6 @@
-"""Data in another format than JSON Lines: what a file is by its first bytes, and the way in.
+"""Data in other formats than JSON Lines: recognised by the first bytes, with a conversion.
 
-Each way in is one command line that needs nothing but the program it begins with, or this Python.
+Each conversion is one command line that needs only the program that it begins with, or this Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainer.data.shapes import KEYS
 from trainer.errors import InputError
 
 HEAD_BYTES = 4096
-"""What `refuse_other_formats` looks at; a shorter head is a whole file."""
+"""Bytes that `refuse_other_formats` examines; a shorter head is a whole file."""
 
 _PACKED = {
     b"\x1f\x8b": ("gzip", "gzip -dc"),
@@ -56,7 +56,7 @@ def refuse_other_formats(path: Path, head: bytes) -> None:
 
 
 def _recognised(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return what a file is and the command that writes it as JSON Lines, when given its name."""
+    """Return a file's format and the command that writes the named file as JSON Lines."""
     for start, (name, command) in _PACKED.items():
         if head.startswith(start):
             return name, command
@@ -77,7 +77,7 @@ def _recognised(path: Path, head: bytes) -> tuple[str, str] | None:
 
 
 def _delimiter(path: Path, text: bytes) -> str | None:
-    """Return what separates the columns of a table; None for what is none."""
+    """Return the delimiter of a table; None if it is not a table."""
     header = text.splitlines()[0].decode("utf-8", "replace") if text else ""
     for delimiter in "\t;,":
         columns = {column.strip().strip('"').lower() for column in header.split(delimiter)}
@@ -87,13 +87,13 @@ def _delimiter(path: Path, text: bytes) -> str | None:
 
 
 def _python(code: str) -> str:
-    """Return a command that prints the `rows` that `code` makes of the file `sys.argv[1]`."""
+    """Return a command that prints the `rows` that `code` reads from `sys.argv[1]`."""
     whole = f"import json, sys; {code}; [print(json.dumps(row)) for row in rows]"
     return f"{shlex.quote(sys.executable)} -P -c {shlex.quote(whole)}"
 
 
 def _converted(path: Path) -> Path:
-    """Return a name beside a file for what it is converted to."""
+    """Return the name of a file's conversion, beside it."""
     bare = path.with_suffix("")
     found = bare if bare.suffix == ".jsonl" else bare.with_name(f"{bare.name}.jsonl")
     return found if found != path else bare.with_name(f"{bare.name}-utf8.jsonl")

@@ -1,7 +1,7 @@
-"""A share of a file's samples is held out for validation, the same on every machine.
+"""Hold out a share of a file's samples for validation, the same on every machine.
 
-Which samples these are follows from what they say: not from their order, nor from a seed. So
-samples that say the same, whatever their labels, are on one side together.
+The choice depends on the samples' texts alone: not on their order or on a seed. So samples with the
+same text, whatever their labels, are in the same part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainer.errors import InputError
 
 
 def hold_out(file: SampleFile, fraction: float) -> tuple[SampleFile, SampleFile]:
-    """Return what is left to train on and what is held out, each in the file's order.
+    """Return the training samples and the held-out ones, each in the file's order.
 
     Args:
         fraction: of the different samples, in (0, 1); at least one is held out.
@@ -23,7 +23,7 @@ def hold_out(file: SampleFile, fraction: float) -> tuple[SampleFile, SampleFile]
     """
     assert 0 < fraction < 1
     digests = [sample.digest() for sample in file.samples]
-    different = sorted(set(digests))  # digests are as good as drawn, so their order is random
+    different = sorted(set(digests))  # digests are random, so is their order
     if len(different) < 2:
         raise InputError(
             f"{file.path}: has one different sample, so none can be held out; give a validation"

@@ -1,4 +1,4 @@
-"""How long samples are in a model's tokens, measured on an even part of a file of any size."""
+"""The length of samples in a model's tokens, measured on an even part of a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainer.data.samples import MAX_LINE_BYTES
 from trainer.data.shapes import BadLineError, Sample, parse_sample
 
 MEASURED_BYTES = 1 << 19
-"""Of lines that are tokenised, in a quarter of a second; a smaller file is measured whole."""
+"""Bytes to tokenise, a quarter of a second; a smaller file is measured whole."""
 _PLACES = 1000
-_GOLDEN = (5**0.5 - 1) / 2  # its multiples, without their integers, are spread evenly at any count
+_GOLDEN = (5**0.5 - 1) / 2  # the fractions of its multiples are spread evenly at any count
 
 
 def measure_lengths(
@@ -25,7 +25,7 @@ def measure_lengths(
 ) -> list[int]:
     """Return the tokens of samples from evenly spaced places of a JSON Lines file.
 
-    A line that is no sample is skipped: the reader of all lines reports what is wrong with it.
+    A bad line is skipped: the reader of all lines reports it.
 
     Raises:
         InputError: the tokenizer cannot be used.
@@ -40,7 +40,7 @@ def measure_lengths(
 
 
 def _spread(path: Path, task: Task, num_classes: int | None) -> Iterator[Sample]:
-    """Yield all samples of a small file, else those that begin behind evenly spread bytes."""
+    """Yield all samples of a small file, else those after evenly spread bytes."""
     with path.open("rb") as file:
         for raw in _lines(file, path.stat().st_size):
             with contextlib.suppress(ValueError, RecursionError, BadLineError):

@@ -35,7 +35,7 @@ def matthews(confusion: Confusion) -> float:
 
 
 def mean_loss(loss_sum: float, weight: int) -> float:
-    """Return the loss per sample or token; NaN when nothing was counted."""
+    """Return the loss per sample or token; NaN if nothing was counted."""
     return loss_sum / weight if weight else math.nan
 
 

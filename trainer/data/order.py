@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WORD = (1 << 64) - 1
-_STREAM = int.from_bytes(b"order", "little")  # keeps these draws apart from initial weights
+_STREAM = int.from_bytes(b"order", "little")  # separates these draws from the initial weights'
 
 
 def epoch_order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:

@@ -1,13 +1,13 @@
-"""JSON Lines on disk become samples, or one error that names every bad line.
+"""Read JSON Lines as samples, or raise one error that names the bad lines.
 
-What a line may hold is said in `shapes.py`. Keys of no shape are ignored, blank lines are skipped,
-a leading byte order mark is dropped.
+`shapes.py` defines the lines. Other keys are ignored, blank lines are skipped, a leading byte order
+mark is dropped.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
@@ -23,7 +23,7 @@ from trainer.process.announcement import announced
 MAX_LINE_BYTES = 10 * 1024 * 1024
 """A longer line is reported, not parsed."""
 REPORTED_LINES = 10
-"""Bad lines that an error spells out; the others are counted."""
+"""Bad lines that an error lists; the others are counted."""
 
 
 class DataError(InputError):
@@ -32,7 +32,7 @@ class DataError(InputError):
 
 @dataclass(frozen=True)
 class SampleFile:
-    """All samples of one file and the BLAKE3 hex digest of the bytes that they were read from."""
+    """All samples of one file and the BLAKE3 hex digest of its bytes."""
 
     path: Path
     samples: list[Sample]
@@ -43,7 +43,7 @@ def read_samples(path: Path, task: Task, num_classes: int | None = None) -> list
     """Return the samples of a JSON Lines file, in the file's order.
 
     Raises:
-        DataError: lines are bad; every one is counted and the first ones are named.
+        DataError: lines are bad; all are counted and the first ones named.
         InputError: the file is missing, empty, or cannot be read.
     """
     return read_file(path, task, num_classes).samples
@@ -65,14 +65,33 @@ def read_file(path: Path, task: Task, num_classes: int | None = None) -> SampleF
     return SampleFile(path, samples, hasher.hexdigest())
 
 
+def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> blake3:
+    """Return the BLAKE3 hash of the bytes of files in their order; continues `hasher` if given.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    hasher = hasher or blake3()
+    for path in paths:
+        try:
+            with announced(f"hashing {path}"):
+                hasher.update_mmap(path)
+        except OSError as error:
+            # The library's own errors carry a text, not an errno.
+            reason = error.strerror or "no such file, or not readable"
+            raise InputError(f"{path}: cannot be read: {reason}") from None
+        hasher.update(b"\0")
+    return hasher
+
+
 def iterate(
     path: Path, task: Task, num_classes: int | None, hasher: blake3
 ) -> Iterator[tuple[int, Sample]]:
     """Yield each sample and the byte at which its line begins, and hash the file on the way.
 
     Raises:
-        DataError: after the last line, when lines are bad.
-        InputError: the file cannot be read, or is no JSON Lines.
+        DataError: after the last line, if lines are bad.
+        InputError: the file cannot be read, or is not JSON Lines.
     """
     problems: list[str] = []
     begin = 0
@@ -100,7 +119,7 @@ def read_line(path: Path, begin: int, number: int) -> Sample:
     """Return the `causal-lm` sample whose line begins at a byte that `iterate` gave.
 
     Raises:
-        DataError: the line is another one by now.
+        DataError: the line has changed.
         InputError: the file cannot be read.
     """
     try:
@@ -116,7 +135,7 @@ def read_line(path: Path, begin: int, number: int) -> Sample:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object with a key twice: json would take the last one, without a word."""
+    """Refuse an object with a duplicate key: json would silently take the last one."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -144,13 +163,13 @@ def _lines(file: BinaryIO, hasher: blake3) -> Iterator[tuple[int, bytes | None]]
 
 
 def _without_mark(raw: bytes, number: int) -> bytes:
-    """Drop the byte order mark that some editors put first in a file."""
+    """Drop the byte order mark that some editors write."""
     return raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
 
 
 def _parse(raw: bytes, number: int, task: Task, num_classes: int | None) -> Sample:
     try:
-        # Without its end, behind which a column would be one of the next line.
+        # Without the newline, after which a column would belong to the next line.
         tree: Any = _DECODER.decode(raw.rstrip(b"\r\n").decode("utf-8"))
     except UnicodeDecodeError as error:
         raise BadLineError(f"not valid UTF-8 at byte {error.start + 1}") from None

@@ -1,8 +1,8 @@
-"""What the JSON object of one line may look like, and the sample that it is.
+"""The allowed JSON objects of a line, and the samples that they become.
 
 - `classify`: `{input, label}`
-- `causal-lm`: one of `SHAPES`; an object of none or of two of them is refused, since it would train
-  on a part of what it holds
+- `causal-lm`: one of `SHAPES`; an object of none or of two of them is refused, since only a part of
+  it would be trained on
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ class Message:
 
     role: str
     content: str
-    """Empty where there is none, as in a turn that only calls tools."""
+    """Empty if there is none, as in a turn that only calls tools."""
     more: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further keys, such as `tool_calls`, for a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of a data file; `text` is empty when the line holds a conversation."""
+    """One line of a data file; `text` is empty for a conversation."""
 
     text: str
     label: int | None = None
     messages: tuple[Message, ...] = ()
     prompt: str = ""
-    """What stands before `text` and is not learned."""
+    """Precedes `text` and is not learned."""
     tools: tuple[dict[str, Any], ...] = ()
     """JSON schemas of the tools that a conversation may call."""
     line: int = 0
-    """Where it came from, counted from 1."""
+    """Its line, counted from 1."""
 
     def digest(self) -> bytes:
         """Return 32 bytes that identify its text, independent of its label and position."""
@@ -86,10 +86,10 @@ class Sample:
 
 
 def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) -> Sample:
-    """Return the sample that the JSON value of line `number` is.
+    """Return the JSON value of line `number` as a sample.
 
     Raises:
-        BadLineError: it is none.
+        BadLineError: it is not a sample.
     """
     if not isinstance(tree, dict):
         raise BadLineError(f"expected an object, got {_kind(tree)}")
@@ -117,13 +117,13 @@ def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) ->
 
 
 def _shape(tree: dict[str, Any]) -> str:
-    """Return the one shape that an object has.
+    """Return the shape of an object.
 
-    Keys of other shapes are only allowed beside a conversation, which is complete by itself.
+    Keys of other shapes are allowed only beside a conversation, which is complete.
     """
     shapes = [name for name, keys in SHAPES.items() if tree.keys() >= set(keys)]
     if "instruction" in shapes and "input" in shapes:
-        shapes.remove("input")  # of an instruction it is a part
+        shapes.remove("input")  # part of an instruction
     found = sorted(KEYS & tree.keys())
     if len(shapes) == 1:
         (shape,) = shapes
@@ -132,7 +132,9 @@ def _shape(tree: dict[str, Any]) -> str:
             return shape
     given = ", ".join(f"'{key[:40]}'" for key in found or [*tree][:5]) or "none"
     wrong = "are of several shapes" if len(shapes) > 1 else "are no known shape"
-    raise BadLineError(f"its keys ({given}) {wrong}; leave the keys of one of: {_SPELLED}")
+    raise BadLineError(
+        f"its keys ({given}) {wrong}; rename or remove keys until they are one of: {_SPELLED}"
+    )
 
 
 def _text(tree: dict[str, Any], key: str) -> str:
@@ -150,7 +152,7 @@ def _string(tree: dict[str, Any], key: str) -> str:
         raise BadLineError(f"'{key}' must be a string, got {_kind(value)}")
     try:
         value.encode("utf-8")
-    except UnicodeEncodeError:  # JSON can spell half a surrogate pair, a tokenizer cannot take it
+    except UnicodeEncodeError:  # JSON can have half a surrogate pair, a tokenizer cannot
         raise BadLineError(f"'{key}' holds a lone surrogate, which is not text") from None
     return value
 
@@ -159,7 +161,7 @@ def _label(tree: dict[str, Any], num_classes: int) -> int:
     if "label" not in tree:
         raise BadLineError("lacks the key 'label'")
     label = tree["label"]
-    if type(label) is not int:  # bool is an int to Python, not to people
+    if type(label) is not int:  # bool is an int in Python
         raise BadLineError(f"'label' must be an integer, got {_kind(label)}")
     if not 0 <= label < num_classes:
         raise BadLineError(f"'label' must be from 0 to {num_classes - 1}, got {label}")
@@ -172,7 +174,7 @@ def _messages(value: Any) -> tuple[Message, ...]:
 
 
 def _conversations(value: Any) -> tuple[Message, ...]:
-    """Read ShareGPT's turns; some data of that name has the usual ones."""
+    """Read ShareGPT's turns; some such data has the usual ones."""
     if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
         return _turns(value, "conversations", "role", "content", {role: role for role in ROLES})
     return _turns(value, "conversations", "from", "value", SHAREGPT_ROLES)

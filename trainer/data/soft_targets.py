@@ -1,4 +1,4 @@
-"""What a teacher expects at each position of a sample, as a student's loss reads it."""
+"""A teacher's predictions at each position of a sample, as a student's loss reads them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trainer.config.run import DistillationConfig
 class SoftTargets:
     """Sparse distributions over the student's vocabulary, one for each of T positions.
 
-    Position t holds the teacher's prediction of token t from the tokens before it:
-    it stands beside `labels[t]`. Position 0 has no entries, since nothing stands before it. The
-    entries of position t are those from `offsets[t]` to `offsets[t + 1]`.
+    Position t holds the teacher's prediction of token t from the tokens before it, as `labels[t]`
+    does. Position 0 has no entries, since nothing precedes it. The entries of position t are those
+    from `offsets[t]` to `offsets[t + 1]`.
     """
 
     offsets: NDArray[np.int64]
@@ -30,7 +30,7 @@ class SoftTargets:
     entropy: NDArray[np.float32]
     """`[T]` entropy of the teacher's distribution in nats: cross-entropy less this is the KL."""
     temperature: float
-    """At which the weights hold."""
+    """The temperature of the weights."""
 
     def window(self, start: int, stop: int) -> SoftTargets:
         """Return the positions from `start` to `stop`, without copying the entries."""

@@ -1,4 +1,4 @@
-"""What the data of a run holds, in lines for people: said before the run, not found after it."""
+"""A summary of a run's data, logged before the run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.fitting import encode_within
 from trainer.data.samples import SampleFile
 from trainer.data.shapes import Sample
 
 MEASURED_BYTES = 2 << 20
-"""Of text that is tokenised, in a second; of more an even part is, and the figures say `about`."""
+"""Bytes to tokenise, one second; of more data an even part is, and the figures say `about`."""
 
 
 def survey(
@@ -20,7 +21,7 @@ def survey(
     max_seq_len: int,
     num_classes: int | None,
 ) -> list[str]:
-    """Return what people want to know of the data before a run, a line for each matter.
+    """Return the lines of the summary.
 
     A run that learns from a teacher's logits has no `train`.
     """
@@ -40,12 +41,16 @@ def _lengths(samples: Sequence[Sample], encoder: Encoder, max_seq_len: int) -> I
     step = -(-size // MEASURED_BYTES)
     part = samples[::step]
     lengths: list[int] = []
+    cut: list[int] = []  # the tokens that each sample above the limit loses
     unlearned = 0
     for sample in part:
         ids, labels = encoder.encode(sample)
         lengths.append(len(ids))
-        # The first token is never a target: nothing stands before it.
-        unlearned += sample.label is None and set(labels[1:max_seq_len]) <= {IGNORED}
+        if len(ids) > max_seq_len:
+            kept, labels = encode_within(encoder, sample, max_seq_len)
+            cut.append(len(ids) - len(kept))
+        # The first token is never a target: nothing precedes it.
+        unlearned += sample.label is None and set(labels[1:]) <= {IGNORED}
     scale, about = len(samples) / len(part), "about " if step > 1 else ""
     tokens = round(sum(lengths) * scale)
     measured = f" ({len(part):,} samples measured)" if step > 1 else ""
@@ -53,7 +58,6 @@ def _lengths(samples: Sequence[Sample], encoder: Encoder, max_seq_len: int) -> I
         f"{_count(len(samples), 'sample')}, {about}{tokens:,} tokens{measured}, the longest has"
         f" {max(lengths):,}"
     )
-    cut = [length - max_seq_len for length in lengths if length > max_seq_len]
     if cut:
         count, lost = round(len(cut) * scale), round(sum(cut) * scale)
         yield (

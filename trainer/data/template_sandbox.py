@@ -1,9 +1,9 @@
-"""The Jinja in which a model's publisher writes how a conversation looks, as transformers runs it.
+"""The Jinja of chat templates, as transformers runs it.
 
 A template is untrusted code: it runs in Jinja's sandbox and sees plain JSON values.
 
-It is not told today's date: a template that asks whether `strftime_now` is there takes the date
-that it has itself, so that the same data is the same tokens tomorrow.
+`strftime_now` is not defined: a template that tests for it uses its own fixed date, so that the
+same data gives the same tokens on any day.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 LEARNED, LEARNED_END = "\ufdd3", "\ufdd4"
-"""Stand around what a template marks with `{% generation %}`; Unicode gives them to no text."""
+"""Around the parts that a template marks with `{% generation %}`; noncharacters of Unicode."""
 
 
 @lru_cache(maxsize=4)
@@ -42,7 +42,7 @@ def compile_template(source: str) -> Callable[..., str]:
 
 
 class _Generation(Extension):
-    """`{% generation %}`: what stands in it is what the assistant generates."""
+    """`{% generation %}`: contains what the assistant generates."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
@@ -68,7 +68,7 @@ class _Dict:
 class _Namespace(Namespace):
     """`namespace` without names that begin with an underscore, for the same reason."""
 
-    def __init__(*args: Any, **named: Any) -> None:  # `self` is a name that a template may give
+    def __init__(*args: Any, **named: Any) -> None:  # a template may pass a name `self`
         own, rest = args[0], args[1:]
         attributes = dict(*rest, **named)
         for name in attributes:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from trainer.config.run import Task
 from trainer.data.chat_template import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.fitting import encode_within
 from trainer.data.samples import SampleFile, read_file
 from trainer.data.shapes import Sample
 from trainer.data.soft_targets import SoftTargets
@@ -24,16 +25,16 @@ class Encoded:
     input_ids: NDArray[np.int32]
     """`[T]`, at least one token."""
     labels: int | NDArray[np.int32]
-    """The class, or `[T]` unshifted targets: `labels[t]` is `input_ids[t]`, predicted from what
-    stands before it, or `IGNORED`. `labels[0]` is always ignored, so the valid ones count."""
+    """The class, or `[T]` unshifted targets: `labels[t]` is `input_ids[t]`, predicted from the
+    tokens before it, or `IGNORED`. `labels[0]` is always ignored, so the valid ones count."""
     soft: SoftTargets | None = None
-    """What a teacher expected in the place of each token, beside `labels`."""
+    """A teacher's prediction of each token, beside `labels`."""
 
 
 class Dataset:
-    """The samples of a file in its order; each becomes token ids when it is first asked for.
+    """The samples of a file in its order, each encoded at its first use.
 
-    So a worker is ready when the file is read and checked: a shard is encoded in a millisecond or
+    So a worker is ready once the file is read and checked: a shard is encoded in a millisecond or
     two, a whole file in seconds to minutes.
     """
 
@@ -55,7 +56,7 @@ class Dataset:
         return row
 
     def check(self) -> None:
-        """Check that each conversation can be laid out, before a step meets it.
+        """Check before the first step that each conversation can be laid out.
 
         Raises:
             InputError: one cannot; names its line.
@@ -68,21 +69,21 @@ class Dataset:
                     raise InputError(f"{self._path}:{row.line}: {error}") from None
 
     def _encode(self, sample: Sample) -> Encoded:
-        """Encode one sample, cut to its first `max_seq_len` tokens.
+        """Encode one sample, cut to `max_seq_len` tokens.
 
         Raises:
             InputError: it has no token, or one that the model has no embedding for.
         """
         try:
-            ids, labels = self._encoder.encode(sample)
+            ids, labels = encode_within(self._encoder, sample, self._max_seq_len)
         except ConversationError as error:
             raise InputError(f"{self._path}:{sample.line}: {error}") from None
         if not ids:
-            raise InputError(f"{self._path}:{sample.line}: the tokenizer leaves no token of it")
-        input_ids = np.array(ids[: self._max_seq_len], dtype=np.int32)
+            raise InputError(f"{self._path}:{sample.line}: the tokenizer returns no token for it")
+        input_ids = np.array(ids, dtype=np.int32)
         known = self._encoder.known
         if known is not None and (largest := int(input_ids.max())) >= known:
-            # A device may not notice it.
+            # A device may not detect it.
             raise InputError(
                 f"{self._path}:{sample.line}: the tokenizer makes token {largest} of it, the model"
                 f" knows {known}; take the tokenizer that the model was trained with"
@@ -90,7 +91,7 @@ class Dataset:
         input_ids.flags.writeable = False
         if sample.label is not None:
             return Encoded(input_ids, sample.label)
-        targets = np.array(labels[: self._max_seq_len], dtype=np.int32)
+        targets = np.array(labels, dtype=np.int32)
         targets[0] = IGNORED
         targets.flags.writeable = False
         return Encoded(input_ids, targets)
@@ -102,7 +103,7 @@ def load_dataset(
     """Read and check a whole data file; see `make_dataset`.
 
     Raises:
-        DataError: lines are bad; every one is counted and the first ones are named.
+        DataError: lines are bad; all are counted and the first ones named.
         InputError: the file or the tokenizer cannot be used.
     """
     file = read_file(path, task, num_classes)
@@ -110,10 +111,11 @@ def load_dataset(
 
 
 def make_dataset(file: SampleFile, encoder: Encoder, task: Task, max_seq_len: int) -> Dataset:
-    """Return the samples of a file that has been read as a replica reads them.
+    """Return the samples of a file as a replica reads them.
 
-    Samples are cut to their first `max_seq_len` tokens. A `causal-lm` text ends with the
-    tokenizer's end-of-text token when it has one; a conversation is laid out by its chat template.
+    Conversations are cut to `max_seq_len` tokens as `fitting.py` says, other samples to their first
+    ones. A `causal-lm` text ends with the
+    tokenizer's end-of-text token if it has one; the chat template lays out conversations.
 
     Raises:
         InputError: the tokenizer leaves nothing to learn, or does not fit the model.
@@ -121,7 +123,7 @@ def make_dataset(file: SampleFile, encoder: Encoder, task: Task, max_seq_len: in
     assert max_seq_len > 0
     dataset = Dataset(file, encoder, max_seq_len)
     if encoder.known is not None and encoder.largest >= encoder.known:
-        for index in range(len(dataset)):  # now, not in the middle of a run
+        for index in range(len(dataset)):  # now, not during the run
             dataset[index]
     rows = (dataset[index] for index in range(len(dataset)))
     if task == "causal-lm" and not any(np.any(row.labels != IGNORED) for row in rows):

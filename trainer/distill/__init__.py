@@ -1,1 +1,1 @@
-"""Distillation: a teacher scores a corpus, a student trains on what it wrote."""
+"""Distillation: a teacher scores a corpus, a student trains on the scores."""

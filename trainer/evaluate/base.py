@@ -1,4 +1,4 @@
-"""The Task protocol: what a checkpoint is put to, and what comes of it."""
+"""The Task protocol: one kind of evaluation of a checkpoint, and its outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.config.run import Backend
 
 @dataclass(frozen=True)
 class Compute:
-    """What a task may compute on; where it cannot, it falls back as training does."""
+    """The device of a task; it falls back as training does."""
 
     backend: Backend = "auto"
     gpu: str = ""
@@ -21,26 +21,26 @@ class Compute:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task came to on one checkpoint."""
+    """The result of a task on one checkpoint."""
 
     figures: dict[str, float]
     rated_by: str | None = None
-    """The figure that compares checkpoints, None where a task has none."""
+    """The figure that ranks checkpoints, None if a task has none."""
     falling: bool = False
-    """A smaller one is better."""
+    """Whether smaller is better."""
     samples: list[dict[str, Any]] | None = None
     """Texts for people to read."""
 
     @property
     def rating(self) -> float | None:
-        """The figure to compare by, turned so that higher is better."""
+        """The ranking figure, negated if smaller is better."""
         if self.rated_by is None:
             return None
         figure = self.figures[self.rated_by]
         return -figure if self.falling else figure
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a record holds of it."""
+        """Return its part of a record."""
         tree: dict[str, Any] = {"figures": self.figures}
         return tree if self.samples is None else {**tree, "samples": self.samples}
 
@@ -57,6 +57,6 @@ class Task(Protocol):
         """Evaluate a model.
 
         Raises:
-            TrainerError: it cannot be evaluated so.
+            TrainerError: it cannot be evaluated.
         """
         ...

@@ -1,8 +1,8 @@
-"""What runs inside the two sandboxes of a trial; standard library only, and no import of ours.
+"""The code inside the two sandboxes of a trial; standard library only, nothing of Motley.
 
-One holds the program under test, the other its tests. What crosses between them is data, a line of
-JSON a message, so nothing that the program does to its own interpreter, to a class or to an object
-reaches the tests: they compare values of their own making.
+One runs the program under test, the other its tests. They exchange data alone, a line of JSON a
+message, so nothing that the program does to its own interpreter, to a class or to an object
+reaches the tests: they compare values that they decoded themselves.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _OF_ITEMS: dict[str, type] = {
 _MAKERS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter,
 }  # fmt: skip
-_LARGE = 2**63  # decimal texts of whole numbers are limited, and slow
+_LARGE = 2**63  # Python limits decimal texts of integers, and they are slow
 
 
 class Left(BaseException):
-    """The program under test is gone, or answers nonsense; no test can take that for an error."""
+    """The program under test has ended or answers nonsense; tests cannot catch this as an error."""
 
 
 def limit(cpu: int, memory: int, threads: int, size: int) -> None:
-    """Limit this process, and ask to be the first to go when the machine runs out of memory."""
+    """Limit this process, and make it the first to be killed if memory runs out."""
     with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         file.write("1000")
     r = resource
@@ -43,7 +43,7 @@ def limit(cpu: int, memory: int, threads: int, size: int) -> None:
 
 
 def encode(value: Any) -> Any:
-    """Return a value as JSON has it.
+    """Return a value in JSON's types.
 
     Raises:
         TypeError: it is not data.
@@ -72,10 +72,10 @@ def encode(value: Any) -> Any:
 
 
 def decode(tree: Any) -> Any:
-    """Return the value of what `encode` made.
+    """Return the value that `encode` was given.
 
     Raises:
-        ValueError, TypeError, KeyError, RecursionError: nobody's `encode` made that.
+        ValueError, TypeError, KeyError, RecursionError: it is not from `encode`.
     """
     if not isinstance(tree, list | dict):
         return tree
@@ -95,7 +95,7 @@ def decode(tree: Any) -> Any:
 
 
 def be_program() -> None:
-    """Run the program, then its function as often as the tests ask."""
+    """Run the program, then its function for each call of the tests."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -119,7 +119,7 @@ def be_program() -> None:
 
 
 def be_tests(requests: int, answers: int) -> None:
-    """Run the tests; coming to the end of this is what passing means."""
+    """Run the tests; they pass if this returns."""
     job = json.loads(sys.stdin.buffer.read())
     name = job["entry_point"]
     program = Program(name, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
@@ -131,7 +131,7 @@ def be_tests(requests: int, answers: int) -> None:
 
 
 class Program:
-    """Stands for the function under test, which is in another sandbox."""
+    """Proxy of the function under test, which is in the other sandbox."""
 
     def __init__(self, name: str, requests: IO[bytes], answers: IO[bytes]) -> None:
         self.__name__ = name
@@ -142,10 +142,10 @@ class Program:
         return self.ask({"args": encode(list(args)), "kwargs": encode(kwargs)})
 
     def ask(self, message: dict[str, Any]) -> Any:
-        """Send a message; return or raise what comes back.
+        """Send a message; return or raise the answer.
 
         Raises:
-            Left: nothing did, or nonsense.
+            Left: there is none, or it is nonsense.
         """
         try:
             self._requests.write(json.dumps(message).encode() + b"\n")
@@ -161,7 +161,7 @@ class Program:
                 return decode(answer["returned"])
             error = _error(str(answer["raised"]), str(answer["text"]))
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise Left("answered what is no answer") from None
+            raise Left("gave an invalid answer") from None
         raise error
 
 
@@ -172,7 +172,7 @@ def _error(name: str, text: str) -> Exception:
     if is_error and not issubclass(kind, StopIteration | StopAsyncIteration):
         try:
             return kind(text)
-        except TypeError:  # it takes other arguments
+        except TypeError:  # its arguments differ
             pass
     return RuntimeError(f"{name}: {text}")
 

@@ -1,13 +1,13 @@
-"""Claims: one runner scores a checkpoint, also on a share, and also when runners die.
+"""Claims: exactly one runner scores a checkpoint, also on a share, and also if runners die.
 
-What happens to a checkpoint is a chain of small files, `<digest>.0`, `<digest>.1` and so on, of
-which the last one counts. Who goes on from the last one creates the next, and O_EXCL grants that to
-exactly one, over NFS too (RFC 1813, 3.3.8). Taking over from a dead runner, giving back and
-delivering a result all compete for that one name, so a runner that comes back from a stall finds it
-taken and its result is void. Nothing is ever renamed or removed.
+The history of a checkpoint is a chain of small files, `<digest>.0`, `<digest>.1` and so on, of
+which the last one is valid. A change creates the next file, and with O_EXCL exactly one process
+succeeds, over NFS too (RFC 1813, 3.3.8). Taking over from a dead runner, releasing and delivering
+a result all compete for that name, so a runner that resumes after a stall finds it taken and its
+result is void. Nothing is ever renamed or removed.
 
 A living runner appends a newline to its file now and then. Others judge by that change and by
-their own clock, never by a time that another host wrote.
+their own clock, never by another host's time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Head:
     size: int
     """Bytes; a held one grows while its runner lives."""
     record: dict[str, Any] | None = None
-    """The result of one that is done."""
+    """The result, if done."""
 
 
 class Claims:
@@ -57,11 +57,11 @@ class Claims:
     ) -> None:
         self._folder, self._runner, self._timeout, self._clock = folder, runner, timeout, clock
         self._heads: dict[str, Head] = {}
-        self._held: dict[str, float] = {}  # since when a held one has not changed
+        self._held: dict[str, float] = {}  # the time since which a held claim has not changed
         self._looked = -float("inf")
 
     def look(self) -> dict[str, Head]:
-        """Return how each checkpoint stands, by its digest.
+        """Return the state of each checkpoint, by its digest.
 
         Call it several times within the timeout: silence counts only between calls, so an
         unreachable share or a suspended process does not make a live runner look dead.
@@ -72,7 +72,7 @@ class Claims:
         now = self._clock()
         if now - self._looked > self._timeout / 2:
             self._held.clear()
-        self._looked = -float("inf")  # until it succeeded
+        self._looked = -float("inf")  # until it succeeds
         heads = {
             digest: self._head(digest, generation)
             for digest, generation in self._generations().items()
@@ -86,9 +86,9 @@ class Claims:
         return heads
 
     def take(self, digest: str) -> Claim | None:
-        """Return a claim that this runner alone has; None when it is not to be had.
+        """Return a claim that only this runner holds; None if it is not available.
 
-        As of the last `look`.
+        By the last `look`.
 
         Raises:
             OSError: it cannot be written.
@@ -98,7 +98,7 @@ class Claims:
             return None
         for folder in (self._folder.parent, self._folder):
             with suppress(FileExistsError):
-                folder.mkdir()  # not with its parents: a share that is away stays away
+                folder.mkdir()  # without its parents: the share may be unreachable
         generation = head.generation + 1 if head else 0
         claim = Claim(self._folder, digest, generation, self._runner, self._timeout / 6)
         return claim if claim.begin() else None
@@ -124,7 +124,7 @@ class Claims:
             return known
         data = (self._folder / f"{digest}.{generation}").read_bytes()
         state, record = "held", None
-        # One that is being written, or was left half-written, is a held one that says nothing.
+        # One that is being written, or was left half-written, counts as held.
         with suppress(ValueError, KeyError, TypeError):
             tree = json.loads(data)
             if tree["schema"] == SCHEMA and tree["state"] in ("released", "done"):
@@ -133,7 +133,7 @@ class Claims:
 
 
 class Claim:
-    """What one runner holds."""
+    """One runner's claim."""
 
     def __init__(
         self, folder: Path, digest: str, generation: int, runner: str, interval: float
@@ -149,7 +149,7 @@ class Claim:
 
         def beat() -> None:
             while not over.wait(self._interval):
-                with suppress(OSError):  # the share may be back before the claim expires
+                with suppress(OSError):  # the share may return before the claim expires
                     self._show_life()
 
         keeper = threading.Thread(target=beat, name="claim", daemon=True)
@@ -160,10 +160,10 @@ class Claim:
             over.set()
 
     def begin(self) -> bool:
-        """Create the claim; False when another runner has.
+        """Create the claim; False if another runner has.
 
         Raises:
-            OSError: the folder is away, or the disk is full.
+            OSError: the folder is unreachable, or the disk is full.
         """
         return self._create(self._path, "held")
 
@@ -171,12 +171,12 @@ class Claim:
         """Replace the claim by a result; False if another runner has taken it over.
 
         Raises:
-            OSError: the folder is away, or the disk is full; may be tried again.
+            OSError: the folder is unreachable, or the disk is full; may be tried again.
         """
         return self._create(self._next, "done", record)
 
     def release(self) -> None:
-        """Give it back, for others to take at once."""
+        """Release it, so that others can take it at once."""
         with suppress(OSError):  # then it expires
             self._create(self._next, "released")
 

@@ -1,4 +1,4 @@
-"""pass@k: how often code that a model writes passes its tests (Chen et al., arXiv 2107.03374)."""
+"""pass@k: how often a model's code passes its tests (Chen et al., arXiv 2107.03374)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trainer.errors import InputError
 from trainer.evaluate.sandbox import Sandbox, Trial, TrialResult
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-"""Where a function is over: the paper's own, section 3.2."""
+"""The end of a function: the paper's own, section 3.2."""
 REPORTED = (1, 10, 100)
-"""The k for which pass@k is reported, as far as there are as many samples."""
+"""The k for which pass@k is reported, up to the number of samples."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Problem:
     prompt: str
     """Its head and docstring."""
     test: str
-    """Source that defines `check(candidate)`, which raises when the function is wrong."""
+    """Source that defines `check(candidate)`, which raises if the function is wrong."""
     entry_point: str
     """The function's name."""
 
     def trial(self, completion: str) -> Trial:
-        """Return what passes when the completion is right."""
+        """Return the trial of a completion."""
         return Trial(
             program=f"{self.prompt}{completion[: _end(completion)]}\n",
             entry_point=self.entry_point,
@@ -77,7 +77,7 @@ def read_problems(path: Path) -> list[Problem]:
 def judge(
     sandbox: Sandbox, trials: Sequence[Trial], threads: int | None = None
 ) -> list[TrialResult]:
-    """Run trials, several at a time; none outlives this call, whatever ends it."""
+    """Run trials, several at a time; none outlives this call, also on errors."""
     pool = ThreadPoolExecutor(threads or os.cpu_count())
     try:
         return list(pool.map(sandbox.run, trials))
@@ -98,10 +98,10 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def figures(passed: Iterable[int], samples: int) -> dict[str, float]:
-    """Return `pass@k` as the mean over problems, of which each has so many samples.
+    """Return `pass@k` as the mean over problems with `samples` samples each.
 
     Args:
-        passed: how many passed, by problem.
+        passed: the passed samples of each problem.
     """
     counts = list(passed)
     return {
@@ -112,7 +112,7 @@ def figures(passed: Iterable[int], samples: int) -> dict[str, float]:
 
 
 def _complete(prompt: str) -> str:
-    """Return the prompt up to where its last statement breaks off: tests may use what is there."""
+    """Return the prompt before its last, incomplete statement: tests may use it."""
     lines = prompt.splitlines(keepends=True)
     for count in range(len(lines), 0, -1):
         with suppress(SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""What a trained language model makes of prompts, on whichever backend there is."""
+"""Continue prompts with a trained language model, on the first usable backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Generator(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it runs, such as `cpu` or `wgpu:0`."""
+        """Its device, such as `cpu` or `wgpu:0`."""
         ...
 
     def generate(
@@ -53,16 +53,16 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class Completion:
-    """What a prompt was continued with."""
+    """The continuation of a prompt."""
 
     prompt: str
     """Its text, with the markup of a conversation."""
     text: str
     """Without the token that ended it."""
     tokens: int
-    """New ones, with the one that ended it."""
+    """New tokens, including the one that ended it."""
     ended: bool
-    """The model ended it; else it is as long as was asked for."""
+    """The model ended it; else it has the requested length."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what `trainer generate --json` prints of it."""
@@ -78,11 +78,13 @@ def complete(
     gpu: str = "",
     threads: int | None = None,
     on_open: Callable[[str, str], None] | None = None,
+    opener: Callable[[Trained], tuple[Generator, str]] | None = None,
 ) -> list[Completion]:
     """Continue texts and conversations, in their order.
 
     Args:
-        on_open: called with the device that was taken, and why not an earlier one.
+        on_open: called with the device, and why no earlier one was taken.
+        opener: returns the generator and why no earlier device was taken; None: of `backend`.
 
     Raises:
         InputError: the model, its tokenizer or the prompts cannot be used, or do not fit.
@@ -102,8 +104,11 @@ def complete(
                 f" the model knows {known}"
             )
     stop = encoder.stops | _stops(trained.base_dir)
-    longest = max(len(prompt) for prompt in prompts)
-    generator, reason = _open(trained, longest, max_new_tokens, backend, gpu, threads)
+    if opener is not None:
+        generator, reason = opener(trained)
+    else:
+        longest = max(len(prompt) for prompt in prompts)
+        generator, reason = _open(trained, longest, max_new_tokens, backend, gpu, threads)
     if on_open is not None:
         on_open(generator.device, reason)
     made = generator.generate(prompts, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
@@ -124,7 +129,7 @@ def _open(
     gpu: str,
     threads: int | None,
 ) -> tuple[Generator, str]:
-    """Return a generator on the first usable backend, and why not on an earlier one."""
+    """Return a generator on the first usable backend, and why no earlier one was taken."""
     from trainer.replica.backend import cuda_device, first_usable, vulkan_device
 
     def torch_on(device: str) -> Generator:
@@ -153,7 +158,7 @@ def _open(
 def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: int) -> Generator:
     """Load a model with positions for a prompt of `longest` tokens and the new ones.
 
-    A full model is loaded as a frozen one: in the floats that it is stored in, without gradients.
+    A full model is loaded frozen: in its stored floats, without gradients.
     """
     from trainer.replica.backend import UnusableError
     from trainer.replica.wgpu.generation.generator import WgpuGenerator, slots_for
@@ -179,7 +184,7 @@ def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: i
 
 
 def _stops(model_dir: Path) -> frozenset[int]:
-    """Return the tokens at which the model's publisher would end a text.
+    """Return the end tokens of the model's generation_config.json.
 
     Raises:
         InputError: generation_config.json cannot be read.

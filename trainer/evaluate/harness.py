@@ -1,7 +1,7 @@
 """Tasks of EleutherAI's lm-evaluation-harness, on a model that transformers has loaded.
 
-An extra: `pip install motley[lm-eval]`. Only torch computes here, on CUDA or the CPU. Tasks that
-would run a model's code are refused by the harness itself, since they are never confirmed.
+An extra: `pip install motley[lm-eval]`. Torch alone computes it, on CUDA or the CPU. The harness
+refuses tasks that would run a model's code, since they are never confirmed.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Harness:
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
         self._task, self._limit = task, limit
-        for defaults in (False, True):  # a user's own few first: all take seconds to read
+        for defaults in (False, True):  # a user's own few first: reading all takes seconds
             self._tasks = _catalogue(folder, defaults)
             if task in self._tasks.all_tasks:
                 return
         raise InputError(f"task {self.name}: lm-eval knows no {task!r}; see `lm-eval ls tasks`")
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
-        """Return the harness's own figures; those of a group's parts bear the parts' names."""
+        """Return the harness's figures; those of a group's parts have the parts' names."""
         if trained.config.task != "causal-lm":
             raise InputError(f"{trained.path}: is a classifier, lm-eval takes language models")
         results: Any = _import("lm_eval").simple_evaluate(
@@ -64,7 +64,7 @@ class Harness:
         return Outcome(found, first, falling=rising is False)
 
     def _figures(self, results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
-        """Yield figures by their names, `acc` or, where a filter was at work, `acc,filter`."""
+        """Yield figures by their names, `acc` or, with a filter, `acc,filter`."""
         for task, metrics in sorted(results.items(), key=lambda item: item[0] != self._task):
             for key, value in metrics.items():
                 metric, _, by = key.partition(",")
@@ -80,7 +80,7 @@ def _catalogue(folder: Path | None, defaults: bool) -> Any:
 
 
 def _import(module: str) -> Any:
-    """Import a part of the harness, which takes seconds and is no part of Motley."""
+    """Import a part of the harness, which takes seconds and is not part of Motley."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -92,7 +92,7 @@ def _import(module: str) -> Any:
 
 
 def _load(trained: Trained, compute: Compute) -> Any:
-    """Return the harness's view of the model on the first usable device."""
+    """Return the harness's wrapper of the model on the first usable device."""
     with announced("importing torch and transformers"):
         import torch
         import transformers

@@ -1,7 +1,7 @@
-"""What eval runners found out: a list of records, TensorBoard, and a link to the best checkpoint.
+"""The results of eval runners: a list of records, TensorBoard, and a link to the best checkpoint.
 
-`evaluations.jsonl` has one line for each checkpoint, whatever happened to its runner. The lines
-repeat what the claims hold, so one that a runner did not live to write is written by another.
+`evaluations.jsonl` has one line for each checkpoint, even if its runner died: the lines repeat the
+claims' records, so another runner writes a missing one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Results:
 
     Args:
         folder: `evaluations` in the output folder.
-        runner: names the curves of this runner: TensorBoard follows one file a folder.
+        runner: names this runner's curves: TensorBoard follows one file a folder.
     """
 
     def __init__(self, folder: Path, runner: str) -> None:
@@ -45,7 +45,7 @@ class Results:
         self._board = Board(self._curves / runner, logger.warning)
 
     def publish(self, record: Record) -> bool:
-        """Add a record, unless the list has it; say whether it was added.
+        """Add a record, unless the list has it; return whether it was added.
 
         Raises:
             OSError: it cannot be written.
@@ -64,9 +64,9 @@ class Results:
         return True
 
     def point_to_best(self, store: Path, rated_by: str) -> None:
-        """Let `best-evaluated` show the checkpoint with the best rating by this figure.
+        """Point `best-evaluated` at the checkpoint with the best rating by this figure.
 
-        Looks again after each change: of several runners the last to look has seen all records.
+        Reads again after each change: of several runners the last one has read all records.
 
         Raises:
             OSError: the link or the records cannot be read or written.
@@ -75,7 +75,7 @@ class Results:
         while (best := self._best(store, rated_by)) is not None:
             if link.is_symlink() and link.readlink().name == best.name:
                 return
-            with suppress(FileNotFoundError):  # the run tidied the folder in between
+            with suppress(FileNotFoundError):  # the run cleaned the folder meanwhile
                 atomic_folder.point(atomic_folder.Disk(), store, BEST_EVALUATED, best.name)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Results:
         self._path.parent.mkdir(exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with os.fdopen(os.open(self._path, flags, 0o644), "r+b", buffering=0) as file:
-            # Over NFS a lock also makes that two hosts append one after the other.
+            # Over NFS a lock also makes two hosts append one after the other.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             known = file.read() or b""
@@ -95,7 +95,7 @@ class Results:
             torn = known != b"" and not known.endswith(b"\n")
             line = (b"\n" if torn else b"") + json_text(record).encode() + b"\n"
             if file.write(line) != len(line):
-                raise OSError("the disk took half a line")
+                raise OSError("the disk wrote half a line")
             os.fsync(file.fileno())
         return True
 
@@ -124,7 +124,7 @@ def read_evaluations(path: Path) -> list[Record]:
 
 def _by_digest(data: bytes) -> Mapping[str, Record]:
     records: dict[str, Record] = {}
-    for line in data.split(b"\n"):  # not splitlines: a text may hold other ends of lines
+    for line in data.split(b"\n"):  # not splitlines: a text may have other line ends
         with suppress(ValueError, KeyError, TypeError):
             record = json.loads(line)
             if record["schema"] == SCHEMA:

@@ -1,7 +1,7 @@
-"""The eval runner: scores a run's checkpoints as they appear, each by one runner and once.
+"""The eval runner: scores a run's checkpoints as they appear, each once, by one runner.
 
-The newest comes first, since its figures are wanted most; older ones follow while there is time. A
-checkpoint that pruning takes before anybody scored it is recorded as skipped.
+The newest comes first, since its figures matter most; older ones follow while there is time. A
+checkpoint that is pruned before it was scored is recorded as skipped.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Manner:
-    """How a runner goes about it."""
+    """The options of a runner."""
 
     name: str
     """Of the runner, in records and TensorBoard."""
     every: float = 10.0
-    """Seconds between two looks at the folder."""
+    """Seconds between two checks of the folder."""
     claim_timeout: float = 60.0
     """Seconds of silence after which another runner's claim is void; the same for all runners."""
     once: bool = False
-    """Score what is there and end; else go on until the run is over."""
+    """Score the existing ones and end; else continue until the run is over."""
     base: str | None = None
     """The base model of an adapter, if it is not at the adapter's stored path."""
     max_seq_len: int | None = None
@@ -51,7 +51,7 @@ class _GoneError(Exception):
 
 
 class Runner:
-    """One eval runner over one run's folder, which need not be there yet."""
+    """One eval runner over one run's folder, which need not exist yet."""
 
     def __init__(
         self, output: Path, tasks: Sequence[Task], compute: Compute, manner: Manner
@@ -62,18 +62,18 @@ class Runner:
         self._claims = Claims(folder / "claims", manner.name, manner.claim_timeout)
         self._results = Results(folder, manner.name)
         self._interruption = Interruption()
-        self._pause = min(manner.every, manner.claim_timeout / 4)  # claims want to be looked at
+        self._pause = min(manner.every, manner.claim_timeout / 4)  # claims must be checked often
         self._unsettled: dict[str, Checkpoint] = {}
         self._damaged: set[str] = set()
         self._published: set[str] = set()
-        self._rated_by: str | None = None  # of results that the link may not know yet
+        self._rated_by: str | None = None  # of results that the link may not reflect yet
         self._said = ""
 
     def run(self) -> None:
         """Score until the run is over and all its checkpoints have a result, or until SIGTERM.
 
         Raises:
-            InputError: what the checkpoints need, such as an adapter's base, is not here.
+            InputError: something that the checkpoints need, such as an adapter's base, is missing.
             TrainerError: the device was lost.
         """
         with self._interruption.installed():
@@ -86,7 +86,7 @@ class Runner:
 
     def _watch(self) -> None:
         while True:
-            over = self._run.over  # asked first: what was saved before the end is then found
+            over = self._run.over  # read first, so that all checkpoints before the end are found
             if self._score_one():
                 continue
             if self._manner.once or (over and not self._unsettled):
@@ -94,7 +94,7 @@ class Runner:
             self._interruption.wait(self._pause)
 
     def _score_one(self) -> bool:
-        """Settle the newest checkpoint that is to be had; False when there is none."""
+        """Score the newest available checkpoint; False if there is none."""
         try:
             found = self._run.checkpoints()
             if not found:
@@ -125,13 +125,13 @@ class Runner:
 
     def _settle(self, claim: Claim, checkpoint: Checkpoint) -> None:
         try:
-            # What is read stays where it is until its result is safe and the link may show it.
+            # The checkpoint is pinned until its result is safe and the link may point to it.
             with claim.kept(), ExitStack() as pins:
                 record = self._examine(checkpoint, pins)
                 if record is not None:
                     self._deliver(claim, record)
         finally:
-            claim.release()  # changes nothing once there is a result
+            claim.release()  # no effect once there is a result
 
     def _examine(self, checkpoint: Checkpoint, pins: ExitStack) -> Record | None:
         """Return the record of a checkpoint, None for a damaged one."""
@@ -153,7 +153,7 @@ class Runner:
         return self._record(checkpoint, outcomes, began)
 
     def _outcome(self, checkpoint: Checkpoint, task: Task, trained: Trained) -> Outcome | str:
-        """Return what a task came to, or why it came to nothing: the others go on."""
+        """Return a task's result, or why it failed: the others continue."""
         try:
             return self._reading(checkpoint, lambda: task.run(trained, self._compute))
         except _GoneError:
@@ -162,14 +162,14 @@ class Runner:
             raise
         except TrainerError as error:
             reason = str(error)
-        except Exception as error:  # of a library, or a defect: the others' figures still count
+        except Exception as error:  # a library's, or a defect: the other tasks' figures still count
             logger.exception("%s: task %s failed", checkpoint.path.name, task.name)
             return f"{type(error).__name__}: {error}"
         logger.warning("%s: task %s failed: %s", checkpoint.path.name, task.name, reason)
         return reason
 
     def _reading(self, checkpoint: Checkpoint, read: Callable[[], _Value]) -> _Value:
-        """Run what reads a checkpoint; again when it failed, and when the folder was away.
+        """Run `read`; again if it fails, and if the folder was unreachable.
 
         Raises:
             _GoneError: the checkpoint was removed.
@@ -185,7 +185,7 @@ class Runner:
                     raise _GoneError from None
                 if fate == "here" and again:
                     raise
-            again = fate == "here"  # once more: the folder may have been away for a moment only
+            again = fate == "here"  # once more: the folder may have been unreachable for a moment
             if fate == "away":
                 self._say(f"{self._output}: unreachable, waiting")
                 self._interruption.wait(self._pause)
@@ -232,14 +232,14 @@ class Runner:
         logger.info("%s: %s", name, _told(record))
         try:
             self._publish({record["digest"]: Head(0, "done", 0, record)})
-        except OSError as error:  # any runner's next look makes good for it
+        except OSError as error:  # the next check of any runner repeats it
             self._say(f"{name}: not listed yet: {error.strerror or error}")
 
     def _publish(self, heads: dict[str, Head]) -> None:
-        """List the results that are not listed yet, this runner's or a dead one's."""
+        """Add the results that are not listed yet, this runner's or a dead one's."""
         fresh = [head.record for digest, head in heads.items() if digest not in self._published]
         for record in filter(None, fresh):
-            with self._interruption.allowed():  # it may have to wait for a lock
+            with self._interruption.allowed():  # it may wait for a lock
                 self._results.publish(record)
             self._published.add(record["digest"])
             self._rated_by = record["rated_by"] or self._rated_by
@@ -248,14 +248,14 @@ class Runner:
             self._rated_by = None
 
     def _say(self, message: str) -> None:
-        """Log what keeps the runner waiting, once."""
+        """Log once what the runner waits for."""
         if message != self._said:
             logger.info("%s", message)
             self._said = message
 
 
 def _told(record: Record) -> str:
-    """Return a record's figures, or why there are none, in a line."""
+    """Return a line with a record's figures, or why there are none."""
     parts = [
         f"{task}/{name} {value:.4f}"
         for task, outcome in record["tasks"].items()

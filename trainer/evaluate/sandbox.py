@@ -1,14 +1,14 @@
-"""Judges untrusted programs: bubblewrap's namespaces around limits of the kernel.
+"""Runs untrusted programs: bubblewrap's namespaces with limits of the kernel.
 
-A trial has two sandboxes. One runs the program, the other its tests, and data alone crosses between
-them (`trainer.evaluate.boxed`), so the program cannot reach what decides about it: that the tests
-come to their end. Neither the tests nor what they expect are ever in the program's sandbox.
+A trial has two sandboxes. One runs the program, the other its tests, and they exchange data alone
+(`trainer.evaluate.boxed`), so the program cannot influence the verdict: that the tests finish.
+Neither the tests nor their expected values are ever in the program's sandbox.
 
-A sandbox shows a read-only system and a Python with its standard library: no network, not even this
-machine's own, no home folder, no place to write, no other process, no variable. It is one process
-with threads. CPU time, time, address space, files and output are limited, and system calls that
-take memory of another kind are refused (`trainer.evaluate.syscalls`). So its limits are those of
-the whole, for an ordinary user too.
+A sandbox has a read-only system and a Python with its standard library: no network, not even
+loopback, no home folder, no writable folder, no other process, no variable. It is one process with
+threads. CPU time, time, address space, files and output are limited, and system calls that take
+other kinds of memory are refused (`trainer.evaluate.syscalls`). So the process's limits are the
+sandbox's, for an ordinary user too.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ _BOXED = Path(__file__).with_name("boxed.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What each of a trial's two sandboxes may use up."""
+    """The limits of each of a trial's two sandboxes."""
 
     cpu_seconds: int = 10
     seconds: float = 30.0
-    """On the clock; then all of it is killed."""
+    """Wall-clock time, after which all is killed."""
     memory: int = 512 * 1024**2
-    """Bytes of address space; buffers of pipes and pairs of sockets are at most 60 MiB more."""
+    """Bytes of address space; buffers of pipes and socket pairs add at most 60 MiB."""
     threads: int = 16
-    """With bubblewrap's own process outside."""
+    """Including bubblewrap's own process outside."""
     output: int = 1024**2
     """Bytes of stderr."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A program and what it is put to."""
+    """A program and its tests."""
 
     program: str
     """Untrusted source; defines the function."""
     entry_point: str
     """The function's name."""
     test: str
-    """Trusted source that calls the function by its name, and raises when it is wrong."""
+    """Trusted source that calls the function by its name, and raises if it is wrong."""
     given: str = ""
-    """Trusted source that the tests may use as well."""
+    """Further trusted source for the tests."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class TrialResult:
     """How a trial ended."""
 
     passed: bool
-    """The tests came to their end without an exception."""
+    """The tests finished without an exception."""
     reason: str = ""
-    """Why not, in a line."""
+    """Why not, in one line."""
 
 
 class Sandbox:
-    """Where programs are tried, one by one or in several threads.
+    """Runs trials, one by one or in several threads.
 
-    As root, programs run as nobody, since the kernel limits no threads of root.
+    As root, programs run as the user nobody, since the kernel does not limit root's threads.
 
     Raises:
         InputError: bubblewrap is missing, or cannot make a sandbox on this machine.
@@ -92,7 +92,9 @@ class Sandbox:
             )
         own = Path(sys.base_prefix) / "bin" / "python3"
         reasons: list[str] = []
-        for python in dict.fromkeys((own, Path("/usr/bin/python3"))):  # nobody may not reach ours
+        for python in dict.fromkeys(
+            (own, Path("/usr/bin/python3"))
+        ):  # the user nobody may not reach ours
             self._bwrap = _bwrap(bwrap, python)
             self._python = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _BOXED.read_text()]
             try:
@@ -108,7 +110,7 @@ class Sandbox:
         )
 
     def run(self, trial: Trial) -> TrialResult:
-        """Put a program to its tests."""
+        """Run a program's tests."""
         job = json.dumps(vars(trial)).encode()
         with tempfile.TemporaryFile() as errors, ExitStack() as stack:
             pipes = [os.pipe(), os.pipe()]
@@ -123,7 +125,7 @@ class Sandbox:
                 for end in ends:
                     os.close(end)
             try:
-                with suppress(BrokenPipeError):  # then its exit code and stderr tell more
+                with suppress(BrokenPipeError):  # its exit code and stderr tell more
                     tests.communicate(job, timeout=self._limits.seconds)
             except subprocess.TimeoutExpired:
                 return TrialResult(False, f"ran for more than {self._limits.seconds:g} s")
@@ -150,7 +152,7 @@ class Sandbox:
         numbers = limits.cpu_seconds, limits.memory, limits.threads, limits.output, *ends
         source, fill = os.pipe()
         try:
-            os.write(fill, self._filter)  # far smaller than a pipe
+            os.write(fill, self._filter)  # far smaller than a pipe's buffer
             os.close(fill)
             user = _NOBODY if os.geteuid() == 0 else None
             process = subprocess.Popen(
@@ -172,7 +174,7 @@ class Sandbox:
         return process
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()  # with it the first process of its namespace, and so all in it
+        process.kill()  # and so the first process of its namespace, with all others in it
         process.wait()
         if process.stdin:
             with suppress(BrokenPipeError):
@@ -183,7 +185,7 @@ class Sandbox:
 def _bwrap(bwrap: str, python: Path) -> list[str]:
     nobody = str(_NOBODY)
     command = [bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
-    # As process 1: bubblewrap's own one would be a second process, and free of our limits.
+    # As process 1: bubblewrap's own would be a second process without our limits.
     command += [
         "--as-pid-1",
         "--new-session",
@@ -204,7 +206,7 @@ def _bwrap(bwrap: str, python: Path) -> list[str]:
     home = python.parents[1]
     if not home.is_relative_to("/usr"):
         command += ["--ro-bind", str(home), str(home)]
-    # Nowhere to write: empty files alone would fill the memory, a tmpfs limits their size only.
+    # Nothing is writable: a tmpfs limits sizes only, and empty files alone would fill the memory.
     command += ["--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]  # noqa: S108
     return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]  # noqa: S108
 

@@ -1,30 +1,38 @@
-"""How good a trained model is on a data file, as one object."""
+"""Figures of a trained model on a data file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
 from trainer.config.run import Backend
+from trainer.data.encoder import Encoder
+from trainer.data.holdout import hold_out
 from trainer.data.metrics import accuracy, add_confusion, matthews, mean_loss
-from trainer.data.tokens import load_dataset
+from trainer.data.samples import SampleFile, hash_files, read_file
+from trainer.data.tokens import make_dataset
+from trainer.errors import InputError
+from trainer.replica.base import EvalResult
+
+if TYPE_CHECKING:
+    from trainer.data.tokens import Encoded
 
 _PORTION = 256  # samples between two reports of progress
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Figures over a whole file; those of another task are None."""
+    """Figures over a whole file; those of other tasks are None."""
 
     task: str
     count: int
     """Samples."""
     weight: int
-    """What the loss is a mean over: samples, or valid target tokens."""
+    """The number of loss terms: samples, or valid target tokens."""
     loss: float
     accuracy: float | None = None
     mcc: float | None = None
@@ -33,7 +41,7 @@ class Scores:
     perplexity: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `trainer evaluate --json` prints, without figures of another task.
+        """Return what `trainer evaluate --json` prints, without other tasks' figures.
 
         A loss that is not finite becomes null: JSON has no NaN.
         """
@@ -62,6 +70,19 @@ class Scores:
         ]
 
 
+class Evaluator(Protocol):
+    """A trained model that computes losses; see `Replica`."""
+
+    @property
+    def device(self) -> str:
+        """Its device."""
+        ...
+
+    def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
+        """Run forward alone."""
+        ...
+
+
 def score(
     trained: Trained,
     data: Path,
@@ -70,28 +91,37 @@ def score(
     threads: int | None = None,
     on_open: Callable[[str, str], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    *,
+    held_out: bool = False,
+    opener: Callable[[Trained], tuple[Evaluator, str]] | None = None,
 ) -> Scores:
     """Evaluate a trained model on a JSON Lines file.
 
     Args:
-        on_open: called with the device that was taken, and why not an earlier one.
+        held_out: only on the part of its training data that its run held out.
+        on_open: called with the device, and why no earlier one was taken.
         on_progress: called with the samples done and all of them.
+        opener: returns what evaluates and why no earlier device was taken; None: of `backend`.
 
     Raises:
         InputError: the data, the tokenizer or the model cannot be used.
     """
     config = trained.config
-    tokenizer_dir = trained.base_dir
-    samples = load_dataset(
-        data, tokenizer_dir, config.task, config.num_classes, config.data.max_seq_len
-    )
-    from trainer.replica.backend import choose  # seconds of import, after the cheap checks
+    file = read_file(data, config.task, config.num_classes)
+    if held_out:
+        file = _held_out(trained, file)
+    encoder = Encoder(trained.base_dir)
+    samples = make_dataset(file, encoder, config.task, config.data.max_seq_len)
+    if opener is not None:
+        replica, reason = opener(trained)
+    else:
+        from trainer.replica.backend import choose  # seconds of import, after the cheap checks
 
-    choice = choose(backend, gpu, trained.base_dir, config, trained.layout, threads)
-    replica = choice.replica
-    replica.write_trainable(trained.weights)
+        choice = choose(backend, gpu, trained.base_dir, config, trained.layout, threads)
+        replica, reason = choice.replica, choice.reason
+        choice.replica.write_trainable(trained.weights)
     if on_open is not None:
-        on_open(replica.device, choice.reason)
+        on_open(replica.device, reason)
     loss_sum, weight = 0.0, 0
     confusion: list[list[int]] | None = None
     for start in range(0, len(samples), _PORTION):
@@ -115,6 +145,28 @@ def score(
         mcc=matthews(confusion),
         confusion=confusion,
     )
+
+
+def _held_out(trained: Trained, file: SampleFile) -> SampleFile:
+    """Return the part of a run's training data that it held out, by what its checkpoint records."""
+    progress = trained.progress
+    if progress is None:
+        raise InputError(
+            f"{trained.path}: is no checkpoint, and only one records what its run held out; give"
+            " the run's output folder"
+        )
+    fraction = (progress.config.get("data") or {}).get("validation_fraction")
+    if not fraction:
+        raise InputError(
+            f"{trained.path}: its run held nothing out (data.validation_fraction is 0); give data"
+            " that it was not trained on, without --held-out"
+        )
+    if hash_files([file.path]).hexdigest() != progress.data_digest:
+        raise InputError(
+            f"{file.path}: is not the file that the run was trained on, so what it held out is"
+            " not known; give that file, unchanged"
+        )
+    return hold_out(file, fraction)[1]
 
 
 def _exp(loss: float) -> float:

@@ -1,8 +1,8 @@
-"""Which system calls a sandboxed program is refused: a BPF program for seccomp, as bwrap takes it.
+"""The system calls refused to a sandboxed program: a BPF program for seccomp, as bwrap takes it.
 
-Refused is what takes memory or starts work beyond the limits of one process, and what reaches into
-other processes or into rarely used parts of the kernel. A refused call fails with EPERM. The
-program is a table of numbers, too short for a library that hosts would have to install.
+Refused are calls that take memory or start work beyond the limits of one process, and calls that
+reach into other processes or rarely used parts of the kernel. A refused call fails with EPERM. The
+program is a table of numbers, too short to need a library on the hosts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.errors import InputError
 
 _ABSENT = -1
 _REFUSED: dict[str, tuple[int, int]] = {
-    # Further processes, each of which would have the memory limit once more.
+    # Further processes, each with a memory limit of its own.
     "fork": (57, _ABSENT), "vfork": (58, _ABSENT),
     # Memory that belongs to no process: shared memory, message queues, semaphores, watches, pages
     # that a pipe keeps alive, buffers of network connections. (Pairs of sockets stay, for asyncio.)
@@ -33,7 +33,7 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "pivot_root": (155, 41), "open_tree": (428, 428), "move_mount": (429, 429),
     "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
     "mount_setattr": (442, 442), "open_by_handle_at": (304, 265),
-    # The rest of what only attacks ask for.
+    # Other calls that only attacks use.
     "bpf": (321, 280), "userfaultfd": (323, 282), "perf_event_open": (298, 241),
     "personality": (135, 92),
 }  # fmt: skip
@@ -70,10 +70,10 @@ def seccomp_filter() -> bytes:
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _OTHER_ABI),
         (_RETURN, 0, 0, _KILL),
-        # Its flags lie in memory, out of sight. The C library then falls back to clone.
+        # Its flags are in memory, which a filter cannot read. The C library then uses clone.
         (_EQUAL, 0, 1, _CLONE3),
         (_RETURN, 0, 0, _FAIL | errno.ENOSYS),
-        # A thread shares the memory and the limits of its process, a process would not.
+        # A thread shares the memory and limits of its process; a new process would not.
         (_EQUAL, 0, 4, clone),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_ANY_BIT, 0, 1, _CLONE_THREAD),

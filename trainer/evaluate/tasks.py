@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.trained_model import Trained
+from trainer.data.encoder import Encoder
 from trainer.data.samples import read_samples
 from trainer.data.shapes import Sample
 from trainer.errors import InputError
@@ -16,14 +17,18 @@ from trainer.evaluate.code import Problem, figures, judge, read_problems
 from trainer.evaluate.generation import complete
 from trainer.evaluate.sandbox import Sandbox
 from trainer.evaluate.scoring import score
+from trainer.evaluate.summaries import compare, read_references, shortened
+from trainer.evaluate.summaries import figures as minutes_figures
 from trainer.replica.sampling import Sampling
 
 HARNESS = "lm-eval:"
+_SHOWN = 8
+"""Answers in a record, for people to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What the tasks are made of; each needs its own part."""
+    """The data and options of the tasks; each uses its own part."""
 
     data: Sequence[Path] = ()
     prompts: Path | None = None
@@ -43,7 +48,7 @@ def make_tasks(names: str, material: Material) -> list[Task]:
     """Return the tasks of a list such as `loss,generate,lm-eval:arc_easy`, in its order.
 
     Raises:
-        InputError: a name is unknown or repeated, or a task lacks what it needs.
+        InputError: a name is unknown or repeated, or a task lacks an option.
     """
     chosen = [name.strip() for name in names.split(",")]
     if repeated := {name for name in chosen if chosen.count(name) > 1}:
@@ -58,13 +63,16 @@ def _make(name: str, material: Material) -> Task:
         return Generate(material)
     if name == "code":
         return Code(material)
+    if name == "summaries":
+        return Summaries(material)
     if name.startswith(HARNESS):
         from trainer.evaluate.harness import Harness
 
         task = name.removeprefix(HARNESS)
         return Harness(task, material.harness_tasks, material.harness_limit)
     raise InputError(
-        f"--tasks: {name!r} is not known; there are loss, generate, code and {HARNESS}NAME"
+        f"--tasks: {name!r} is not known; there are loss, generate, code, summaries and"
+        f" {HARNESS}NAME"
     )
 
 
@@ -84,7 +92,7 @@ class Loss:
         self._data = data
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
-        """Return the figures of each file; those of several bear the file's name."""
+        """Return the figures of each file, with the file's name if there are several."""
         found: dict[str, float] = {}
         rated_by = ""
         for path in self._data:
@@ -93,13 +101,13 @@ class Loss:
             for name in ("loss", "perplexity", "accuracy", "mcc"):
                 if (value := getattr(scores, name)) is not None:
                     found[prefix + name] = value
-            # As a run rates its own validation.
+            # As a run ranks its own validations.
             rated_by = rated_by or prefix + ("loss" if scores.accuracy is None else "accuracy")
         return Outcome(found, rated_by, falling=rated_by.endswith("loss"))
 
 
 class Generate:
-    """What a language model makes of a few prompts, for people to read."""
+    """Continuations of a few prompts, for people to read."""
 
     name = "generate"
 
@@ -111,7 +119,7 @@ class Generate:
         self._sampling = Sampling(material.temperature)
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
-        """Return the texts, their mean length and how many of them the model ended itself."""
+        """Return the texts, their mean length and how many the model ended itself."""
         made = complete(
             trained,
             self._prompts,
@@ -147,7 +155,7 @@ class Code:
         self._sampling = Sampling(material.temperature)
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
-        """Return pass@k, and for each problem one try and why it failed."""
+        """Return pass@k, and for each problem one sample and why it failed."""
         asked = [problem for problem in self._problems for _ in range(self._samples)]
         made = complete(
             trained,
@@ -176,3 +184,41 @@ class Code:
             for first, count in zip(firsts, passed, strict=True)
         ]
         return Outcome(figures(passed, self._samples), "pass@1", samples=shown)
+
+
+class Summaries:
+    """ROUGE-L and action items of the minutes that a model writes of meetings."""
+
+    name = "summaries"
+
+    def __init__(self, material: Material) -> None:
+        if not material.data:
+            raise InputError("task summaries: give --data FILE")
+        self._references = [each for path in material.data for each in read_references(path)]
+        self._tokens = material.max_new_tokens
+        self._sampling = Sampling(material.temperature)
+
+    def run(self, trained: Trained, compute: Compute) -> Outcome:
+        """Return the figures, and some texts with their references."""
+        length = trained.config.data.max_seq_len
+        if length <= self._tokens:
+            raise InputError(
+                f"--max-new-tokens {self._tokens} leaves no room for a prompt in max_seq_len"
+                f" {length}; lower it, or raise --max-seq-len"
+            )
+        made = complete(
+            trained,
+            shortened(self._references, Encoder(trained.base_dir), length - self._tokens),
+            self._tokens,
+            self._sampling,
+            compute.backend,
+            compute.gpu,
+            compute.threads,
+        )
+        pairs = list(zip(made, self._references, strict=True))
+        scores = [compare(completion.text, reference) for completion, reference in pairs]
+        shown = [
+            {"text": completion.text, "reference": reference.answer, **vars(score)}
+            for (completion, reference), score in zip(pairs[:_SHOWN], scores, strict=False)
+        ]
+        return Outcome(minutes_figures(scores), "rouge_l", samples=shown)

@@ -1,4 +1,4 @@
-"""The folder of a run that trains: which checkpoints it holds, and what became of one."""
+"""The folder of a run that trains: its checkpoints and their fate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fate = Literal["here", "gone", "away"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete one, as it was when it was found."""
+    """A complete checkpoint, as it was found."""
 
     path: Path
     digest: str
@@ -31,7 +31,7 @@ class Checkpoint:
 
 
 class WatchedRun:
-    """A run's output folder, or only the folder of its checkpoints; it need not be there yet."""
+    """A run's output folder, or only the folder of its checkpoints; it need not exist yet."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
@@ -39,7 +39,7 @@ class WatchedRun:
 
     @property
     def store(self) -> Path:
-        """Where the step folders lie."""
+        """The folder of the step folders."""
         below = self._output / FOLDER
         return below if below.is_dir() else self._output
 
@@ -55,21 +55,21 @@ class WatchedRun:
                 read_manifest(path)
                 found.append(Checkpoint(path, checkpoint_digest(path)))
             except StorageError as error:
-                # Without a manifest it is still on its way here, or already on its way out.
+                # Without a manifest it is still being written, or already being removed.
                 if (path / MANIFEST).is_file():
                     self.left_out(str(error))
         return found
 
     def left_out(self, reason: str) -> None:
-        """Say once why a checkpoint is not scored."""
+        """Log once why a checkpoint is not scored."""
         if reason not in self._damaged:
             self._damaged.add(reason)
             logger.error("checkpoint left out: %s", reason)
 
     def fate(self, checkpoint: Checkpoint) -> Fate:
-        """Return whether a checkpoint is still here, or gone, or the whole folder is away.
+        """Return whether a checkpoint exists, is gone, or the whole folder is unreachable.
 
-        A run always keeps its newest one, so a folder without any is not there as a whole.
+        A run always keeps its newest one, so a folder without any is unreachable as a whole.
         """
         try:
             if checkpoint_digest(checkpoint.path) == checkpoint.digest:
@@ -84,5 +84,5 @@ class WatchedRun:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended for good; unknown, and so False, without its status."""
+        """Whether the run has ended for good; False without its status."""
         return says_over(self._output / STATUS_FILE)

@@ -194,6 +194,7 @@ def result_message(
     weight: int,
     tokens: int,
     seconds: float,
+    overlap: float = 0.0,
     confusion: list[list[int]] | None = None,
 ) -> ShardResult:
     """Return the result of a shard as a message; JSON cannot carry a loss that is not finite."""
@@ -203,5 +204,6 @@ def result_message(
         weight=weight,
         tokens=tokens,
         seconds=seconds,
+        overlap=min(overlap, seconds),
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
     )

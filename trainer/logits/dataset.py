@@ -1,9 +1,9 @@
-"""A folder of teacher logits: what it will hold, said before anything is scored, and its shards.
+"""A folder of teacher logits: its description, written before anything is scored, and its shards.
 
-OUT/dataset.json              what was agreed on: teacher, tokenizer, corpus, scheme, the shards
-OUT/shard-00000/              logits.parquet and manifest.json, whole or not there
+OUT/dataset.json              the description: teacher, tokenizer, corpus, scheme, the shards
+OUT/shard-00000/              logits.parquet and manifest.json, complete or absent
 OUT/teachers/NAME.json        heartbeats (`trainer.logits.heartbeat`)
-OUT/requests/shard-00003.json shards that a student wants once more
+OUT/requests/shard-00003.json shards that a student requests again
 OUT/quarantine/               shards that a student found damaged
 """
 
@@ -62,7 +62,7 @@ class LogitsFolder:
 
     @property
     def description(self) -> Description:
-        """What the folder will hold.
+        """The contents of the complete folder.
 
         Raises:
             InputError: there is no usable dataset.json.
@@ -81,11 +81,11 @@ class LogitsFolder:
 
     @property
     def digest(self) -> str:
-        """BLAKE3 of what a student and its teachers must agree on."""
+        """BLAKE3 of everything that a student and its teachers must agree on."""
         return self.description.digest
 
     def describe(self, wanted: Description, disk: Disk | None = None) -> Description:
-        """Write dataset.json, or compare with the one that is there; of two writers one wins.
+        """Write dataset.json, or compare with the existing one; of two writers one wins.
 
         Raises:
             RefusedError: its contents differ; names both values.
@@ -109,19 +109,19 @@ class LogitsFolder:
 
     @property
     def is_described(self) -> bool:
-        """Whether a teacher has begun here."""
+        """Whether a teacher has begun."""
         return _exists(self.path / DATASET)
 
     def shard_path(self, number: int) -> Path:
-        """Return where a shard is, or will be."""
+        """Return the path of a shard."""
         return self.path / self.description.shards[number].name
 
     def is_there(self, number: int) -> bool:
-        """Whether a shard was published, whole or not; its manifest comes last."""
+        """Whether a shard exists, complete or not; its manifest comes last."""
         return _exists(self.shard_path(number) / atomic_folder.MANIFEST)
 
     def is_complete(self, number: int) -> bool:
-        """Whether a shard is there and every file has the size that its manifest names."""
+        """Whether a shard exists and every file has its manifest's size."""
         try:
             return SHARD_FILE in atomic_folder.read_manifest(self.shard_path(number))
         except StorageError:
@@ -133,19 +133,19 @@ class LogitsFolder:
         return [shard.number for shard in shards if not self.is_complete(shard.number)]
 
     def verify(self, number: int) -> None:
-        """Read every byte of a shard, and see that each token is there once.
+        """Read every byte of a shard, and check that each token occurs once.
 
         Raises:
-            StorageError: it differs from its manifest or its plan; says where.
+            StorageError: it differs from its manifest or its plan; names the place.
         """
         found = faults(self.description.shards[number], self.read(number))
         if found:
             raise StorageError(f"{self.shard_path(number)}: {found[0]}")
 
     def write(self, number: int, windows: Iterable[Window], disk: Disk | None = None) -> Path:
-        """Write a shard, which appears whole or not at all, and drop the request for it.
+        """Write a shard, which appears whole or not at all, and remove the request for it.
 
-        One that is there and whole stays, a damaged one goes to quarantine.
+        An intact existing shard stays, a damaged one goes to quarantine.
 
         Raises:
             InputError: the windows are not those of the shard's plan.
@@ -161,10 +161,10 @@ class LogitsFolder:
                 f"{self.shard_path(number)}: {found[0]}; has the corpus or tokenizer changed?"
             )
         if self.is_there(number):
-            self.quarantine(number, "written anew")
+            self.quarantine(number, "written again")
         if not self.is_there(number):
             self._publish(plan, encode(self.description, plan, windows), disk or Disk())
-        with suppress(OSError):  # a request that stays is looked at, and found fulfilled
+        with suppress(OSError):  # a request that stays is found fulfilled
             (self.path / REQUESTS / f"{plan.name}.json").unlink(missing_ok=True)
         return self.shard_path(number)
 
@@ -172,7 +172,7 @@ class LogitsFolder:
         """Return a shard's windows after comparing its bytes with the manifest.
 
         Raises:
-            StorageError: it is missing or damaged; nothing of it was used.
+            StorageError: it is missing or damaged; none of it is returned.
         """
         from trainer.logits.shard import decode
 
@@ -192,7 +192,7 @@ class LogitsFolder:
             raise StorageError(f"{folder / SHARD_FILE}: {error}") from None
 
     def quarantine(self, number: int, reason: str) -> Path | None:
-        """Move a damaged shard away and ask for it again.
+        """Move a damaged shard away and request it again.
 
         Returns its new path; None if another process moved it, or a teacher has replaced it.
 
@@ -208,7 +208,7 @@ class LogitsFolder:
         plan = self.description.shards[number]
         aside = self.path / QUARANTINE / f"{plan.name}-{secrets.token_hex(4)}"
         try:
-            for part in (QUARANTINE, REQUESTS):  # a copied folder may lack what was empty
+            for part in (QUARANTINE, REQUESTS):  # a copied folder may lack empty folders
                 (self.path / part).mkdir(exist_ok=True)
             self.shard_path(number).rename(aside)
         except FileNotFoundError:
@@ -222,25 +222,25 @@ class LogitsFolder:
         return aside
 
     def request(self, number: int, reason: str) -> None:
-        """Ask the teachers for a shard."""
+        """Request a shard from the teachers."""
         plan = self.description.shards[number]
         text = json.dumps({"shard": number, "reason": reason}) + "\n"
         path = self.path / REQUESTS / f"{plan.name}.json"
         try:
             replace_file(path, text)
         except OSError as error:
-            if not path.exists():  # else another student asks for the same
+            if not path.exists():  # else another student requested it
                 raise StorageError(f"{path}: not written: {error.strerror}") from None
 
     def requests(self) -> list[int]:
-        """Return the shards that students ask for, in order."""
+        """Return the requested shards, in order."""
         names = {path.stem for path in (self.path / REQUESTS).glob("shard-*.json")}
         return [shard.number for shard in self.description.shards if shard.name in names]
 
     def _publish(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
         writer: FolderWriter | None = None
         try:
-            sweep(disk, self.path, plan.name)  # what an attempt that died left behind
+            sweep(disk, self.path, plan.name)  # left by an attempt that died
             writer = FolderWriter(disk, self.path, plan.name)
             writer.add(SHARD_FILE, [content])
             writer.publish()
@@ -253,7 +253,7 @@ class LogitsFolder:
             raise
 
     def _create(self, content: bytes, disk: Disk) -> None:
-        """Let dataset.json appear whole, unless another process was first."""
+        """Create dataset.json whole, unless another process was first."""
         path = self.path / DATASET
         fresh = self.path / f".{DATASET}-{secrets.token_hex(4)}"
         try:
@@ -270,25 +270,25 @@ class LogitsFolder:
         except OSError as error:
             raise StorageError(f"{path}: not written: {error.strerror}") from None
         finally:
-            # Once it exists the others are not needed; a killed process left its own.
+            # Now the temporary files of killed processes are not needed.
             for left in self.path.glob(f".{DATASET}-*") if path.exists() else [fresh]:
                 left.unlink(missing_ok=True)
 
     def _link(self, fresh: Path, disk: Disk) -> None:
-        """Give a file the name dataset.json; unlike a rename this never replaces one."""
+        """Link a file as dataset.json; unlike a rename this never replaces one."""
         try:
             os.link(fresh, self.path / DATASET)
-        except (FileExistsError, FileNotFoundError):  # another process's is there
+        except (FileExistsError, FileNotFoundError):  # another process was first
             pass
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP):
                 raise
-            # No hard links here (exFAT): of two that start in the same moment the later one wins.
+            # No hard links here (exFAT): of two simultaneous writers the later one wins.
             disk.rename(fresh, self.path / DATASET)
 
 
 def _exists(path: Path) -> bool:
-    """Whether a path is there; a share that is gone answers with errors instead."""
+    """Whether a path exists; an unreachable share raises errors instead."""
     try:
         return path.exists()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a folder of logits will hold, agreed on before anything is scored."""
+"""The description of a folder of logits, fixed before anything is scored."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class TeacherInfo:
     """The model that scores."""
 
     name: str
-    """For people; not compared, since the same model lies elsewhere on another host."""
+    """For people; not compared, since its path differs between hosts."""
     digest: str
     dtype: str
-    """Of the forward: `bfloat16` and `float32` do not give the same scores."""
+    """Of the forward: `bfloat16` and `float32` give different scores."""
     vocab_size: int
     """Rows of its output layer, padding included."""
     tokenizer_size: int
@@ -33,7 +33,7 @@ class TeacherInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerInfo:
-    """The student's tokenizer: its ids are what the shards hold."""
+    """The student's tokenizer, whose ids the shards hold."""
 
     digest: str
     size: int
@@ -41,7 +41,7 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusInfo:
-    """What is scored."""
+    """The scored texts."""
 
     digest: str
     documents: int
@@ -49,7 +49,7 @@ class CorpusInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """A range of documents, and how many windows and tokens it makes."""
+    """A range of documents, with its number of windows and tokens."""
 
     number: int
     first_document: int
@@ -65,7 +65,7 @@ class ShardPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a folder of logits will hold when it is complete.
+    """The contents of a complete folder of logits.
 
     Raises:
         ValueError: the shards do not cover the corpus, each document once and in order.
@@ -76,7 +76,7 @@ class Description:
     corpus: CorpusInfo
     scheme: Scheme
     values: Values
-    """How probabilities are stored."""
+    """The stored form of probabilities."""
     max_seq_len: int
     """Tokens of the longest window."""
     seed: int
@@ -142,7 +142,7 @@ _description = TypeAdapter(Description)
 
 
 def difference(there: Description, here: Description) -> tuple[str, Any, Any] | None:
-    """Return the first field that differs, and both values; None when they are the same work."""
+    """Return the first field that differs, and both values; None if all are equal."""
     left, right = (_description.dump_python(each, mode="json") for each in (there, here))
     for section, value in left.items():
         if section == "shards":

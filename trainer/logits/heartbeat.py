@@ -1,7 +1,7 @@
-"""How a student knows a slow teacher from one that is done or dead.
+"""Heartbeats distinguish a slow teacher from one that is done or dead.
 
-A teacher replaces a small file every few seconds, also while one forward takes minutes. Readers
-judge by change alone, on their own clock: the clocks of two hosts need not agree.
+A teacher replaces a small file every few seconds, also during a long forward. Readers judge by
+changes alone, on their own clock: the clocks of two hosts need not agree.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Heartbeat:
     """Why it failed."""
     shards_done: int = 0
     shards: int = 0
-    """How many are this teacher's."""
+    """The number of this teacher's shards."""
     tokens_per_second: float | None = None
 
 
 class TeacherHeartbeat:
-    """Keeps a teacher's heartbeat going in a thread of its own, until `done` or `failed`.
+    """Writes a teacher's heartbeat in a separate thread, until `done` or `failed`.
 
-    A disk that refuses a beat raises an alarm in the log and stops nothing. As a context manager
-    it says `failed` when an exception leaves the block.
+    A failed write is an alarm in the log and stops nothing. As a context manager it reports
+    `failed` if an exception leaves the block.
     """
 
     def __init__(self, folder: LogitsFolder, name: str, interval: float = INTERVAL) -> None:
@@ -84,7 +84,7 @@ class TeacherHeartbeat:
         tokens_per_second: float | None = None,
         state: Literal["running", "waiting"] = "running",
     ) -> None:
-        """Say how far the teacher is; `waiting` is for requests, when its pass is over."""
+        """Report the teacher's progress; `waiting` is for requests, after its pass."""
         self._beat = replace(
             self._beat,
             state=state,
@@ -95,11 +95,11 @@ class TeacherHeartbeat:
         self._write()
 
     def done(self) -> None:
-        """Say that nothing more comes from this teacher, and end."""
+        """Report that this teacher is done, and end."""
         self._finish(replace(self._beat, state="done"))
 
     def failed(self, reason: str) -> None:
-        """Say why nothing more comes from this teacher, and end."""
+        """Report why this teacher failed, and end."""
         self._finish(replace(self._beat, state="failed", reason=reason))
 
     def _finish(self, last: Heartbeat) -> None:
@@ -145,11 +145,11 @@ class TeacherWatch:
         self._seen: dict[str, tuple[bytes, Heartbeat, float]] = {}
 
     def look(self) -> list[TeacherStatus]:
-        """Return every teacher that ever wrote here, by name."""
+        """Return every teacher that ever wrote to the folder, by name."""
         now = self._clock()
         try:
             paths = list(self._folder.glob("*.json"))
-        except OSError:  # a share that is gone
+        except OSError:  # an unreachable share
             paths = []
         for path in paths:
             try:
@@ -158,14 +158,14 @@ class TeacherWatch:
                 if old is None or old[0] != content:
                     self._seen[path.name] = content, _parse(content), now
             except (OSError, ValueError, TypeError, KeyError):
-                continue  # what cannot be read has not changed
+                continue  # an unreadable file counts as unchanged
         return [
             TeacherStatus(beat=beat, silent=now - changed)
             for _, (_, beat, changed) in sorted(self._seen.items())
         ]
 
     def quiet(self) -> float:
-        """Return the seconds without a sign of a living teacher, counted from the first look on."""
+        """Return the seconds without a sign of a living teacher, counted from the first look."""
         silences = [
             status.silent for status in self.look() if status.beat.state in ("running", "waiting")
         ]

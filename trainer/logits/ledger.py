@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def faults(plan: ShardPlan, windows: Iterable[Window]) -> list[str]:
-    """Return what is missing, doubled or out of order in a shard, in words; empty when nothing is.
+    """Return descriptions of what is missing, doubled or out of order in a shard.
 
-    Windows of a document follow each other without a gap. What a plan does not know is how long
-    each document is: tokens that are missing at a document's end show in the shard's totals.
+    Windows of a document follow each other without a gap. A plan does not contain the documents'
+    lengths: tokens missing at a document's end show in the shard's totals.
     """
     found: list[str] = []
     document, stop, count, tokens = plan.first_document, 0, 0, 0
@@ -26,7 +26,7 @@ def faults(plan: ShardPlan, windows: Iterable[Window]) -> list[str]:
         if not plan.first_document <= window.document < plan.stop_document:
             found.append(f"{name} is not of this shard")
         elif window.document < document:
-            found.append(f"{name} comes behind document {document}")
+            found.append(f"{name} comes after document {document}")
         elif begin > expected:
             found.append(f"{name}: tokens {expected} to {begin} are missing")
         elif begin < expected:
@@ -35,6 +35,6 @@ def faults(plan: ShardPlan, windows: Iterable[Window]) -> list[str]:
         count, tokens = count + 1, tokens + length
     if (count, tokens) != (plan.windows, plan.tokens):
         found.append(
-            f"{count} windows of {tokens} tokens, planned were {plan.windows} of {plan.tokens}"
+            f"{count} windows of {tokens} tokens, expected {plan.windows} of {plan.tokens}"
         )
     return found

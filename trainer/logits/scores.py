@@ -1,4 +1,4 @@
-"""What a teacher said of a window of tokens, in one form for every scheme."""
+"""A teacher's scores of a window of tokens, in one form for every scheme."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Kind = Literal["topk", "sampled", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How much of a teacher's distribution is kept.
+    """The part of a teacher's distribution that is kept.
 
-    `topk` keeps the most likely tokens exactly and draws some of the others, so that no part of
-    the distribution is left out on average; `sampled` keeps draws alone (random-sampling KD,
+    `topk` keeps the most likely tokens exactly and draws some of the others, so that on average
+    nothing is left out; `sampled` keeps draws alone (random-sampling KD,
     arXiv 2503.16870); `full` keeps every token, for small vocabularies.
     """
 
@@ -24,19 +24,18 @@ class Scheme:
     top_k: int = 64
     """Tokens kept exactly at a position, of `topk`."""
     tail_samples: int = 8
-    """Draws with replacement from the tokens below the top k, of `topk`; with 0 only their mass is
-    kept."""
+    """Draws with replacement from tokens below the top k, of `topk`; 0 keeps their mass alone."""
     samples: int = 50
     """Draws with replacement at a position, of `sampled`."""
     temperature: float = 1.0
-    """Of the distribution that is kept: softmax(logits / temperature)."""
+    """Of the kept distribution: softmax(logits / temperature)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """A teacher's distributions over the student's vocabulary at T positions.
 
-    Position t is what the teacher expected in the place of token t, as in `SoftTargets`; position 0
+    Position t is the teacher's prediction of token t, as in `SoftTargets`; position 0
     has no entries and zeros in every other field. A position's kept tokens come first, the most
     likely one first, then its draws by id; `full` keeps all tokens by id.
     """
@@ -49,25 +48,25 @@ class Scores:
     """`[E]` natural logarithm of the teacher's probability, at the scheme's temperature, over the
     teacher's whole vocabulary; None where only draws are kept (`sampled`)."""
     counts: NDArray[np.int32]
-    """`[E]`: how often an entry was drawn; 0 for one that is kept exactly."""
+    """`[E]`: how often an entry was drawn; 0 for one kept exactly."""
     tail: NDArray[np.float32]
-    """`[T]` probability of everything that is not kept exactly, dropped tokens included."""
+    """`[T]` probability of everything not kept exactly, dropped tokens included."""
     dropped: NDArray[np.float32]
     """`[T]` probability of teacher tokens that the student's vocabulary lacks."""
     entropy: NDArray[np.float32]
-    """`[T]` in nats, of the distribution over the student's vocabulary that the scores stand for:
+    """`[T]` in nats, of the distribution over the student's vocabulary that the scores represent:
     `topk` spreads the dropped mass over the student's tokens below the top k, in proportion;
     `sampled` and `full` over all of the student's tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Consecutive tokens of one document, and what the teacher expected in their place."""
+    """Consecutive tokens of one document, and the teacher's predictions of them."""
 
     document: int
     """Its number in the corpus."""
     start: int
-    """Where the window begins, in tokens of the document."""
+    """The window's start, in tokens of the document."""
     tokens: NDArray[np.int32]
     """`[T]` student token ids."""
     scores: Scores

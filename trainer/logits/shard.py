@@ -25,14 +25,14 @@ _ENTRY_KINDS = {"ids": pa.int32(), "logprobs": pa.float32(), "counts": pa.int16(
 _HALF = ("logprobs", *_POSITION_FIELDS)
 _MOST_ENTRIES = 2**31 - 1
 LEVEL = 3
-"""Of zstd, its own default: smaller than 1, and 9 is much slower for little."""
+"""Of zstd, its default: smaller than 1, and 9 is much slower for little gain."""
 
 
 def encode(description: Description, plan: ShardPlan, windows: Sequence[Window]) -> memoryview:
     """Return the Parquet file of a shard.
 
     Raises:
-        InputError: there is more in it than lists of one column can hold.
+        InputError: it has more than the lists of one column can hold.
     """
     schema = shard_schema(description, plan)
     if sum(int(window.scores.offsets[-1]) for window in windows) > _MOST_ENTRIES:
@@ -46,7 +46,7 @@ def encode(description: Description, plan: ShardPlan, windows: Sequence[Window])
     for name in schema.names[len(columns) :]:
         parts = [getattr(window.scores, name) for window in windows]
         if half and name in _HALF:
-            # As float32 with zeros behind: as small as float16 when compressed, read everywhere.
+            # float32 with trailing zeros: compressed as small as float16, read everywhere.
             parts = [part.astype(np.float16).astype(np.float32) for part in parts]
         if name in _ENTRY_KINDS:
             offsets = [window.scores.offsets for window in windows]
@@ -73,9 +73,9 @@ def decode(description: Description, plan: ShardPlan, content: bytes) -> Sequenc
         ValueError: it is not Parquet, or not this shard of this folder.
     """
     try:
-        # In this thread alone, and not through pq.read_table: its threads keep a reference to our
-        # bytes for a moment after it has returned. One that lets go of it while the interpreter
-        # ends is ended inside a C++ destructor, and that aborts the process (exit code -6).
+        # In this thread alone, not through pq.read_table: its threads keep a reference to our bytes
+        # for a moment after it has returned. If one releases it while the interpreter exits, the
+        # thread is ended inside a C++ destructor, and the process aborts (exit code -6).
         table = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     except pa.ArrowException as error:
         raise ValueError(f"not usable Parquet: {error}") from None
@@ -89,12 +89,12 @@ def decode(description: Description, plan: ShardPlan, content: bytes) -> Sequenc
                 f"{key.decode()} is {metadata.get(key)!r}, not {wanted.metadata[key]!r}"
             )
     if table.num_rows != plan.windows:
-        raise ValueError(f"{table.num_rows} windows, planned were {plan.windows}")
+        raise ValueError(f"{table.num_rows} windows, expected {plan.windows}")
     return ShardWindows(description.tokenizer.size, table.combine_chunks())
 
 
 class ShardWindows(Sequence[Window]):
-    """The windows of a shard; one is copied out of the columns when it is asked for."""
+    """The windows of a shard, copied out of the columns on demand."""
 
     def __init__(self, vocabulary: int, table: pa.Table) -> None:
         self._vocabulary = vocabulary
@@ -152,7 +152,7 @@ class ShardWindows(Sequence[Window]):
 
 
 def shard_schema(description: Description, plan: ShardPlan) -> pa.Schema:
-    """Return the columns of a shard and the metadata that goes with them."""
+    """Return the columns of a shard and their metadata."""
     scheme = description.scheme
     fields = [("document", pa.int64()), ("start", pa.int32()), ("tokens", pa.list_(pa.int32()))]
     entries = {

@@ -21,7 +21,7 @@ Order = Callable[[int, int, int], NDArray[np.int64]]
 """(seed, epoch, length) -> a permutation of range(length), as `trainer.data.order.epoch_order`."""
 
 POLL = 1.0
-"""Seconds between two looks for a shard that is not there yet."""
+"""Seconds between two checks for a shard that is not there yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class Position:
 
     epoch: int = 0
     group: int = 0
-    """Of shards; those behind the last one are the postponed shards, one each."""
+    """Of shards; after the last one, each postponed shard is a group."""
     index: int = 0
-    """Places of the group's order that were passed."""
+    """Consumed places of the group's order."""
     postponed: tuple[int, ...] = ()
-    """Shards that were damaged when their group was read: they come at the end of the epoch."""
+    """Shards that were damaged when read: they come at the end of the epoch."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "postponed", tuple(self.postponed))  # JSON has lists
@@ -43,8 +43,8 @@ class Position:
 class ShardStream:
     """Yields windows in an order that depends on seed, epoch, and the shards' plan alone.
 
-    The first epoch takes the shards as the teachers write them, later ones in a drawn order;
-    windows are mixed within groups of `group` shards, which are held in memory.
+    The first epoch takes the shards in the teachers' order, later ones in a random order; windows
+    are mixed within groups of `group` shards, which are held in memory.
 
     Args:
         folder: the logits.
@@ -53,7 +53,7 @@ class ShardStream:
         group: shards that are mixed with each other.
         timeout: seconds without a living teacher after which a missing shard is an error.
         on_wait: called about once a second while a shard is missing; may raise to end the wait.
-        on_damage: told of each damaged shard that was moved away.
+        on_damage: called for each damaged shard that was moved away.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class ShardStream:
         self._shards = [shard for shard in folder.description.shards if shard.windows]
 
     def epoch(self, position: Position | None = None) -> Iterator[tuple[Window, Position]]:
-        """Yield the rest of an epoch: each window with the position behind it.
+        """Yield the rest of an epoch: each window with the position after it.
 
-        The position behind the last window is the beginning of the next epoch.
+        The position after the last window is the beginning of the next epoch.
 
         Raises:
-            UnreachableError: a shard is missing and no teacher lives.
+            UnreachableError: a shard is missing and no teacher is alive.
             InputError: a shard is missing and the teachers are done.
             StorageError: a damaged shard cannot be moved away.
         """
@@ -93,7 +93,7 @@ class ShardStream:
             for number in numbers:
                 if not late and number in postponed:
                     continue
-                # What was begun is finished in place, so that no window comes twice.
+                # A group that was begun is finished, so that no window comes twice.
                 windows = self._load(number, patient=late or index > 0)
                 if windows is None:
                     postponed += (number,)
@@ -126,14 +126,14 @@ class ShardStream:
         """Return shard and row of a group's windows in the order of the epoch."""
         plans = self._folder.description.shards
         rows = [(number, row) for number in numbers for row in range(plans[number].windows)]
-        # A postponed shard has the same order whenever it comes.
+        # A postponed shard's order does not depend on when it comes.
         own = group if group < groups else groups + numbers[0]
         return [
             rows[int(i)] for i in self._order(self._seed, self._draw(epoch, 1 + own), len(rows))
         ]
 
     def _draw(self, epoch: int, use: int) -> int:
-        """Return a number of its own for every order that is drawn: shards, groups, postponed."""
+        """Return a distinct number for every drawn order: shards, groups, postponed."""
         return epoch * (2 * len(self._folder.description.shards) + 1) + use
 
     def _next_group(self, behind: Position, groups: int) -> Position:
@@ -142,14 +142,14 @@ class ShardStream:
         return Position(epoch=behind.epoch, group=behind.group + 1, postponed=behind.postponed)
 
     def _load(self, number: int, *, patient: bool) -> Sequence[Window] | None:
-        """Return a shard's windows; None when it is damaged and `patient` is off."""
+        """Return a shard's windows; None if it is damaged and `patient` is off."""
         while True:
             self._wait_for(number)
             try:
                 return self._folder.read(number)
             except StorageError as error:
                 if not self._folder.is_there(number):
-                    continue  # gone with its share, or to the quarantine of another student
+                    continue  # its share is gone, or another student moved it to quarantine
                 aside = self._folder.quarantine(number, str(error))
                 if aside is not None:
                     self._on_damage(f"{error}; moved to {aside} and asked for again")
@@ -188,4 +188,6 @@ class ShardStream:
             for each in teachers
             if each.beat.state != "done"
         )
-        raise UnreachableError(f"{path}: {name} is missing and no teacher lives ({what}); {again}")
+        raise UnreachableError(
+            f"{path}: {name} is missing and no teacher is alive ({what}); {again}"
+        )

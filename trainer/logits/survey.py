@@ -1,4 +1,4 @@
-"""What a folder of logits holds so far, in figures."""
+"""Figures of the present contents of a folder of logits."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from trainer.logits.dataset import QUARANTINE, SHARD_FILE, LogitsFolder
 from trainer.logits.scores import Scheme, Window
 
 BINS = 10
-"""Of the histogram of kept mass, each a tenth wide."""
+"""Of the histogram of kept mass, each 0.1 wide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What the distributions of some shards look like; means are over positions."""
+    """Figures of the distributions of some shards; means are over positions."""
 
     shards: int
-    """Read for this."""
+    """The number read."""
     positions: int
     entries: float
     """Tokens with a value at a position."""
     kept: float
-    """Probability of the tokens that are kept exactly; of `sampled`, which keeps none: of the
-    student's vocabulary."""
+    """Probability of the tokens kept exactly; of `sampled`, which keeps none, of the student's
+    vocabulary."""
     dropped: float
-    """Probability of what the student's vocabulary lacks."""
+    """Probability of tokens that the student's vocabulary lacks."""
     entropy: float
     """Nats."""
     histogram: tuple[int, ...]
@@ -38,7 +38,7 @@ class Contents:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a folder holds so far."""
+    """The present contents of a folder."""
 
     shards: int
     """Complete ones."""
@@ -51,7 +51,7 @@ class Survey:
     damaged: list[str]
     """Shards that could not be read for `contents`, and why."""
     contents: Contents | None
-    """None as long as nothing is there."""
+    """None if there is nothing yet."""
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -60,7 +60,7 @@ class Survey:
 
 
 def survey(folder: LogitsFolder, sample: int) -> Survey:
-    """Measure a folder; distributions are read from up to `sample` shards, evenly taken.
+    """Measure a folder; distributions are read from up to `sample` evenly spread shards.
 
     Raises:
         InputError: the folder has no usable dataset.json.
@@ -93,7 +93,7 @@ def _positions(scheme: Scheme, windows: Sequence[Window]) -> NDArray[np.float64]
         scores = window.scores
         lost = scores.tail if scheme.kind == "topk" else scores.dropped
         figures = [np.diff(scores.offsets), 1 - lost, scores.dropped, scores.entropy]
-        rows.append(np.array(figures, np.float64)[:, 1:])  # before the first token nothing is said
+        rows.append(np.array(figures, np.float64)[:, 1:])  # the first token has no prediction
     return np.concatenate(rows, axis=1) if rows else np.empty((4, 0))
 
 

@@ -1,6 +1,6 @@
-"""From what a teacher said to what a student's loss compares with.
+"""Convert a teacher's scores to the targets of a student's loss.
 
-A teacher's mass outside the student's vocabulary goes to the tokens that are not kept exactly, in
+A teacher's mass outside the student's vocabulary is spread over the tokens not kept exactly, in
 proportion, so every position's weights (and the rest) sum to 1.
 """
 
@@ -16,22 +16,22 @@ from trainer.logits.scores import Scheme, Scores
 
 _NO_TAIL = 2.0**-10
 """Share of the tail inside the student's vocabulary below which no token can receive it;
-twice the rounding of what is stored."""
+twice the rounding of the stored values."""
 _NEVER = -200.0
-"""A logarithm whose fp32 power is 0: what has no probability must not make 0 x Inf."""
+"""A logarithm whose fp32 power is 0: a probability of 0 must not give 0 x Inf."""
 
 
 def targets(
     scores: Scores, scheme: Scheme, temperature: float, divergence: Divergence
 ) -> SoftTargets:
-    """Return what a student's loss compares with, at its temperature.
+    """Return the targets of a student's loss, at its temperature.
 
-    `forward` uses everything that is kept: draws stand for the tail in proportion to how often
-    they were drawn (unbiased, arXiv:2503.16870). `reverse` and `jsd` need probabilities and not
-    estimates: of `topk` they use the kept tokens, and all others as one.
+    `forward` uses everything that is kept: draws represent the tail in proportion to their counts
+    (unbiased, arXiv:2503.16870). `reverse` and `jsd` need probabilities, not estimates: of `topk`
+    they use the kept tokens, and all others as one.
 
     Raises:
-        InputError: the scheme does not hold what the temperature or divergence needs.
+        InputError: the scheme lacks what the temperature or divergence needs.
     """
     check(scheme, temperature, divergence)
     exponent = scheme.temperature / temperature
@@ -45,7 +45,7 @@ def targets(
 
 
 def check(scheme: Scheme, temperature: float, divergence: Divergence) -> None:
-    """See that `targets` can be made, before anything is read.
+    """Check that `targets` can be computed, before anything is read.
 
     Raises:
         InputError: names what the logits lack.
@@ -65,7 +65,7 @@ def check(scheme: Scheme, temperature: float, divergence: Divergence) -> None:
 
 
 def has_bare_rest(scheme: Scheme) -> bool:
-    """Return whether all that is not kept is known as one number alone."""
+    """Return whether everything not kept is stored as one number."""
     return scheme.kind == "topk" and scheme.tail_samples == 0
 
 
@@ -76,7 +76,7 @@ def _sampled(scores: Scores, temperature: float) -> SoftTargets:
 
 
 def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
-    """Return all tokens: so many that the step notices, hence in fp32 and mostly in place."""
+    """Return all tokens: so many that it costs time, hence in fp32 and mostly in place."""
     assert scores.logprobs is not None
     rows = len(scores.tail) - 1  # position 0 has no entries
     log_w = scores.logprobs.reshape(rows, len(scores.ids) // max(1, rows)) * exponent
@@ -91,9 +91,9 @@ def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
 
 
 def _drawn(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
-    """Return the kept tokens, and draws in the place of the tail."""
+    """Return the kept tokens, and draws in place of the tail."""
     weights, entropy = _kept_and_drawn(scores, exponent, has_tail=_draws(scores) > 0)
-    if exponent == 1:  # exactly known, where the tail was drawn from
+    if exponent == 1:  # stored exactly where the tail was drawn
         entropy = np.where(_draws(scores) > 0, scores.entropy, entropy)
     return _result(scores.offsets, scores.ids, weights, None, entropy, temperature)
 
@@ -120,8 +120,8 @@ def _kept_and_drawn(
     """Return the weights of all entries at another temperature, and the entropy.
 
     With s the stored distribution and r the exponent, a kept token has s^r, and the draws from the
-    tail have importance weights: the tail is the mean of s^(r - 1) over them, times its mass. What
-    there is of both sums to 1 where r is not 1, and to 1 less an undrawn tail where it is.
+    tail have importance weights: the tail is the mean of s^(r - 1) over them, times its mass. Both
+    together sum to 1 if r is not 1, and to 1 less an undrawn tail if it is.
     """
     assert scores.logprobs is not None
     at, drawn = _positions(scores), scores.counts > 0

@@ -1,4 +1,4 @@
-"""Every byte of a folder of logits, read and judged shard by shard."""
+"""Check every byte of a folder of logits, shard by shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardVerdict:
-    """What became of one shard."""
+    """The result for one shard."""
 
     number: int
     name: str

@@ -66,7 +66,7 @@ class Architecture:
 
 
 def module_of(linear: str) -> str:
-    """Return where a linear lies below its layer, such as `self_attn.q_proj`."""
+    """Return a linear's path below its layer, such as `self_attn.q_proj`."""
     part = "self_attn" if linear in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
     return f"{part}.{linear}"
 
@@ -81,7 +81,7 @@ def read_architecture(model_dir: Path) -> Architecture:
 
 
 def read_positions(model_dir: Path) -> int | None:
-    """Return how many tokens in a row a model knows; None where its config does not say.
+    """Return a model's maximal sequence length in tokens; None if its config has none.
 
     Raises:
         InputError: no usable config.json.
@@ -91,17 +91,17 @@ def read_positions(model_dir: Path) -> int | None:
     known = [config.get("max_position_embeddings")]
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
     if isinstance(original, int) and isinstance(factor, int | float):
-        known.append(int(original * factor))  # YaRN's, which the first need not follow
+        known.append(int(original * factor))  # YaRN's, which the first may lack
     return max((count for count in known if isinstance(count, int)), default=None)
 
 
 def fit_length(config: RunConfig, model_dir: Path) -> RunConfig:
-    """Return the config with a `data.max_seq_len` that a model knows.
+    """Return the config with a `data.max_seq_len` that the model supports.
 
     A default that is too long is lowered.
 
     Raises:
-        InputError: what was asked for is too long.
+        InputError: the given length is too long.
     """
     length, limit = config.data.max_seq_len, read_positions(model_dir)
     if limit is None or length <= limit:

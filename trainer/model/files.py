@@ -1,4 +1,4 @@
-"""Where a model lies on this machine, and whether two machines hold the same one."""
+"""A model's folder on this machine, and its digest to compare machines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DIGESTED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_tem
 def resolve_model(name: str) -> Path:
     """Return the folder of a model: a local one, or a hub name such as `Qwen/Qwen3-0.6B`.
 
-    A hub model is downloaded into the Hugging Face cache unless it is there already.
+    A hub model is downloaded into the Hugging Face cache unless it is there.
 
     Raises:
-        InputError: there is no such folder, or the hub cannot give the model.
+        InputError: there is no such folder, or the hub does not serve the model.
     """
     local = Path(name).expanduser()
     if local.is_dir():
@@ -38,7 +38,7 @@ def resolve_model(name: str) -> Path:
 def model_digest(model_dir: Path) -> str:
     """Return the BLAKE3 hex digest of a model folder: config, weights and tokenizer.
 
-    The tokenizer counts, since another one would turn the same data into other samples.
+    It includes the tokenizer: another one makes other samples of the same data.
 
     Raises:
         InputError: a file is missing or cannot be read.

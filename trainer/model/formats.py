@@ -1,4 +1,4 @@
-"""Folders and files that are no model, and the command that makes one of them."""
+"""Folders and files that are not a model, and the command that converts them to one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONVERT = (
 
 
 def way_in(path: Path) -> str | None:
-    """Return what a folder or file is and how it becomes a model; None for nothing known."""
+    """Return what a folder or file is and how it becomes a model; None if unknown."""
     if path.is_dir():
         return _folder(path)
     if path.suffix == ".gguf":
@@ -29,7 +29,7 @@ def way_in(path: Path) -> str | None:
 def _folder(folder: Path) -> str | None:
     if (folder / ADAPTER_CONFIG).is_file():
         return _adapter(folder, folder)
-    # Of an output folder of `trainer finetune` the best checkpoint is meant.
+    # An output folder of `trainer finetune` stands for its best checkpoint.
     if (folder / "checkpoints" / "best" / ADAPTER_CONFIG).is_file():
         return _adapter(folder, folder / "checkpoints" / "best")
     if any(folder.glob("*.safetensors")):

@@ -1,7 +1,7 @@
-"""How a checkpoint looks to Hugging Face libraries, written without any of them.
+"""Write a checkpoint in the form of Hugging Face libraries, without importing any of them.
 
-`lora` gives a PEFT adapter, `full` a transformers model. The tensors already carry the names that
-those libraries save, so what is left is the safetensors framing and the JSON files beside it.
+`lora` gives a PEFT adapter, `full` a transformers model. The tensors already have the names that
+those libraries save, so only the safetensors framing and the JSON files are added.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def weights_file(config: RunConfig) -> str:
 
 
 def companions(config: RunConfig, model_dir: Path) -> dict[str, bytes | Path]:
-    """Return the files that lie beside the weights: their bytes, or the file to copy.
+    """Return the files beside the weights: their bytes, or the file to copy.
 
     Raises:
         InputError: the model directory has no usable config.json.
@@ -60,7 +60,7 @@ def companions(config: RunConfig, model_dir: Path) -> dict[str, bytes | Path]:
 
 
 def tokenizer_files(model_dir: Path) -> dict[str, Path]:
-    """Return the files that a model's tokenizer and `generate()` are read from, by name."""
+    """Return the files of a model's tokenizer and of `generate()`, by name."""
     return {name: model_dir / name for name in _TOKENIZER_FILES if (model_dir / name).is_file()}
 
 
@@ -76,7 +76,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "lora_alpha": config.lora.lora_alpha,
         "lora_dropout": 0.0,
         "target_modules": sorted(config.lora.target_modules),
-        # The head is trained whole; without this PEFT would keep the base's random one.
+        # The head is trained fully; without this PEFT would keep the base's random one.
         "modules_to_save": ["score"] if classify else None,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -88,7 +88,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
 
 
 def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
-    """Return the base's config.json, changed to what was trained: task, classes, fp32."""
+    """Return the base's config.json with the trained task, classes and fp32."""
     tree = read_config(model_dir)
     family = _CLASS_PREFIX.get(tree.get("model_type", ""))
     if family is None:
@@ -106,7 +106,7 @@ def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "id2label": labels,
         "label2id": {label: int(index) for index, label in labels.items()},
         "problem_type": "single_label_classification",
-        # Without one, transformers classifies a batch of one only.
+        # Without one, transformers classifies only batches of one.
         "pad_token_id": _pad_token(model_dir) if (pad := tree.get("pad_token_id")) is None else pad,
     }
 
@@ -125,8 +125,8 @@ def safetensors_pieces(
 ) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file of fp32 tensors piece by piece, without a copy of them.
 
-    Not `safetensors.numpy.save_file`: that opens the path itself, so the bytes could be neither
-    hashed in the same pass nor synced and failed at will.
+    Not `safetensors.numpy.save_file`: that opens the path itself, so the bytes could not be hashed
+    in the same pass, and tests could not fail the write.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0

@@ -1,4 +1,4 @@
-"""The trainable weights that a run starts from, the same on every machine.
+"""A run's initial trainable weights, the same on every machine.
 
 Drawn by the coordinator in NumPy, never by a backend. Only the integers of Philox (Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3", SC11) are random, and they reach fp32 by exact and
@@ -22,10 +22,10 @@ HEAD_STD = 0.02
 
 
 def initial_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) -> np.ndarray:
-    """Return the flat fp32 vector `[layout.size]` that step 0 starts from.
+    """Return the flat fp32 vector `[layout.size]` of step 0.
 
-    LoRA: A is U(-1/sqrt(in), 1/sqrt(in)) as PEFT draws it, B is zero. Everything that the model
-    directory stores is read from there; a head that it lacks is uniform with `HEAD_STD`.
+    LoRA: A is U(-1/sqrt(in), 1/sqrt(in)) as in PEFT, B is zero. Everything that the model
+    directory stores is read from it; a missing head is uniform with `HEAD_STD`.
     """
     headers = read_headers(model_dir)
     flat = np.zeros(layout.size, dtype=np.float32)
@@ -44,10 +44,10 @@ def initial_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) 
 
 
 def uniform(seed: int, name: str, size: int, bound: float) -> np.ndarray:
-    """Return fp32 `[size]` of U(-bound, bound), a stream of its own for each seed and name."""
+    """Return fp32 `[size]` of U(-bound, bound), a separate stream for each seed and name."""
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
     integers = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(size)
-    # 24 bits are what an fp32 mantissa holds, so the conversion is exact.
+    # An fp32 mantissa holds 24 bits, so the conversion is exact.
     unit = (integers >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23)
     return (unit - np.float32(1.0)) * np.float32(bound)
 

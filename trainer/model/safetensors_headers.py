@@ -1,4 +1,4 @@
-"""What a model directory holds, read from its config.json and safetensors headers alone.
+"""The contents of a model directory, from its config.json and safetensors headers alone.
 
 The safetensors format: eight bytes of little-endian header length, a JSON header of that length,
 then the tensors' bytes (https://huggingface.co/docs/safetensors). Nothing here reads a weight.
@@ -28,7 +28,7 @@ _POSITIONS = (
     "max_sequence_length",
     "n_ctx",
 )
-"""What families call the tokens that a model can read at once: most, GPT-2, MPT, ..."""
+"""The families' names of the maximal length in tokens: most, GPT-2, MPT, ..."""
 _ELEMENT_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -100,7 +100,7 @@ def read_file_headers(path: Path) -> dict[str, TensorHeader]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            # Checked before the read: the length is the file's claim, the size is a fact.
+            # Before the read: the length is only the file's claim.
             if size < 8 or length > min(size - 8, _MAX_HEADER):
                 raise InputError(f"{path}: damaged or truncated safetensors file")
             raw = file.read(length)
@@ -135,7 +135,7 @@ def _tensor(path: Path, name: str, entry: Any, origin: int, file_size: int) -> T
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a model of this config.json reads at once; None: it does not say."""
+    """Return the maximal length in tokens by a config.json; None if it has none."""
     trees: list[Any] = [config, config.get("text_config")]
     for tree in trees:
         for name in _POSITIONS:

@@ -1,1 +1,1 @@
-"""What a process does for itself: being stopped, forking workers, saying what takes long."""
+"""Process management: signals, forked and local workers, long operations, nvidia-smi."""

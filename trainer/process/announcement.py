@@ -1,4 +1,4 @@
-"""A line for what takes long: `importing torch ...`, once it has taken more than a second."""
+"""A line for a long operation: `importing torch ...`, after one second."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 log = logging.getLogger(__name__)
 
 PATIENCE = 1.0
-"""Seconds without a word."""
+"""Seconds before the line."""
 
 
 @contextmanager
 def announced(what: str, say: Callable[[str], None] = log.info) -> Iterator[None]:
-    """Log `what` once the block has taken longer than a second; a quick one logs nothing.
+    """Log `what` once the block has taken longer than a second.
 
-    It goes to the log, so to stderr, as a line: stdout is data, and logs of units have no
-    carriage returns. `say` prints it for a program without a log.
+    It goes to the log, so to stderr, as a line: stdout is data, and units' logs have no carriage
+    returns. `say` prints it for a program without a log.
     """
     timer = threading.Timer(PATIENCE, say, (f"{what} ...",))
     timer.daemon = True
@@ -27,4 +27,4 @@ def announced(what: str, say: Callable[[str], None] = log.info) -> Iterator[None
         yield
     finally:
         timer.cancel()
-        timer.join()  # the caller may fork next, or hand stderr to a view
+        timer.join()  # the caller may fork next, or pass stderr to a view

@@ -1,4 +1,4 @@
-"""How SIGTERM ends a computation of minutes at once, but never between the halves of something."""
+"""SIGTERM ends a long computation at once, but never in the middle of a write."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """SIGTERM and SIGINT, which interrupt the main thread only where they are let in.
+    """SIGTERM and SIGINT, which interrupt the main thread only inside `allowed`.
 
-    A forward ends between two of its operations. What must be finished, such as writing a shard,
-    stands outside or belongs into another thread.
+    A forward ends between two of its operations. Work that must be finished, such as writing a
+    shard, is done outside or in another thread.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Interruption:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Take the signals, and give them back at the end; in the main thread."""
+        """Handle the signals, and restore the handlers at the end; in the main thread."""
         before = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGTERM, signal.SIGINT)
@@ -40,7 +40,7 @@ class Interruption:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Let a signal, or one that came before, raise `Interrupted` in here."""
+        """Let a signal, also an earlier one, raise `Interrupted` in the block."""
         self._open = True
         try:
             self.check()
@@ -53,13 +53,13 @@ class Interruption:
         """Sleep.
 
         Raises:
-            Interrupted: a signal came.
+            Interrupted: by a signal.
         """
         with self.allowed():
             self._asked.wait(seconds)
 
     def check(self) -> None:
-        """Raise `Interrupted` if a signal came: finalisers and callbacks may have swallowed it."""
+        """Raise `Interrupted` after a signal: finalisers and callbacks may have swallowed it."""
         if self._asked.is_set():
             raise Interrupted(self._reason)
 
@@ -68,5 +68,5 @@ class Interruption:
         self._reason = self._reason or f"stopped by {signal.Signals(number).name}"
         self._asked.set()
         if self._open:
-            self._open = False  # the second signal must not disturb what the first one began
+            self._open = False  # a second signal must not disturb the handling of the first
             raise Interrupted(self._reason)

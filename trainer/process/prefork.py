@@ -1,13 +1,13 @@
 """A process that imports once and forks a worker for each attempt of its supervisor.
 
-The imports are most of a start, so a worker that was killed is back at once. What makes the fork
-sound: nothing but imports has happened. There is one thread, no device was opened, no random number
-was drawn, and the environment, the folder and the command line are already the worker's.
+The imports are most of a start, so a killed worker restarts at once. The fork is safe because
+nothing but imports has happened: there is one thread, no device was opened, no random number was
+drawn, and the environment, the folder and the command line are already the worker's.
 
 The supervisor's side is `launcher/supervisor/prefork.py`: $MOTLEY_PARENT is `PID:DESCRIPTOR` of
-the supervisor and of a socket to it. A descriptor of a log arrives for each attempt, the worker's
-pid goes back, and an answer lets it run. The worker is forked twice, so that the supervisor, which
-adopts orphans, becomes its parent.
+the supervisor and of a socket to it. For each attempt the descriptor of a log arrives, the worker's
+pid is returned, and an answer lets it run. The worker is forked twice, so that the supervisor,
+which adopts orphans, becomes its parent.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FALLBACK_VARIABLE = "MOTLEY_GPU_FALLBACK"
-"""Lets a process go on with another device than it was told: set for one that is started again,
-whose device may have been lost, and by the launcher for a device that it chose itself."""
+"""Lets a process use another device than requested: set for a restarted one, whose device may have
+been lost, and by the launcher for a device that it chose itself."""
 _VARIABLE = "MOTLEY_PARENT"
 _PR_SET_PDEATHSIG = 1
 
@@ -34,8 +34,8 @@ _PR_SET_PDEATHSIG = 1
 def fork_workers(load: Callable[[], None]) -> None:
     """Import by `load`, then fork a worker for each attempt; returns in every worker.
 
-    Without a supervisor that asks for it, or where a fork would not be sound, it returns in this
-    very process, which then is the worker: on other systems than Linux, and beside a second thread.
+    Without a supervisor that asks for it, or if a fork would be unsafe (not on Linux, or with a
+    second thread), it returns in this process, which then is the worker.
     """
     keeper, _, descriptor = os.environ.pop(_VARIABLE, "").partition(":")
     if sys.platform != "linux" or keeper != str(os.getppid()):
@@ -44,7 +44,7 @@ def fork_workers(load: Callable[[], None]) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     load()
     if (threads := sum(1 for _ in Path("/proc/self/task").iterdir())) > 1:
-        log.info("%d threads run after the imports: each attempt starts from nothing", threads)
+        log.info("%d threads run after the imports: each attempt starts a new interpreter", threads)
         return
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page
@@ -53,12 +53,12 @@ def fork_workers(load: Callable[[], None]) -> None:
         while True:
             request, descriptors, _, _ = socket.recv_fds(requests, 16, 1)
             if not request:
-                sys.exit(0)  # the supervisor needs no more
+                sys.exit(0)  # the supervisor wants no more workers
             (output,) = descriptors
             if _is_worker(requests, int(keeper), output):
                 return
             os.close(output)
-            os.environ[FALLBACK_VARIABLE] = "1"  # the next one is this one started again
+            os.environ[FALLBACK_VARIABLE] = "1"  # the next one is a restart
 
 
 def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
@@ -68,7 +68,7 @@ def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
     if middle == 0:
         worker = os.fork()
         if worker:
-            os.setpgid(worker, worker)  # before anyone hears of it and signals the group
+            os.setpgid(worker, worker)  # before its pid is known and the group is signalled
             os.write(pids[1], str(worker).encode())
             os._exit(0)
         _begin(begin, keeper, output)
@@ -76,7 +76,7 @@ def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
             os.close(end)
         return True
     os.waitpid(middle, 0)
-    # From here on the worker is the supervisor's, which writes that down before it runs.
+    # From here on the worker is the supervisor's, which records it before it runs.
     requests.send(os.read(pids[0], 64))
     if requests.recv(16):
         os.write(begin[1], b"!")

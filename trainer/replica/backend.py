@@ -1,9 +1,9 @@
-"""Which backend a worker takes: CUDA, else wgpu, else the CPU, each proved before it is used.
+"""Select a worker's backend: CUDA, else wgpu, else the CPU, each tested before it is used.
 
-A backend that is there but computes nonsense is passed over like one that is not (F-DP-004). The
-chain of `auto` always ends in a replica, and says which one and why. A backend or device that was
-asked for is had or refused. The exception is a process in the middle of a run, which goes on with
-what is left (`FALLBACK_VARIABLE`).
+A backend that computes nonsense is skipped like a missing one (F-DP-004). The chain of `auto`
+always ends in a replica, and reports which one and why. A requested backend or device is used or
+refused, except by a process that is restarted during a run: it continues with what is left
+(`FALLBACK_VARIABLE`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UnusableError(Exception):
 
 @dataclass(frozen=True)
 class Choice:
-    """A replica, the backend that it runs on, and why not an earlier one."""
+    """A replica, its backend, and why no earlier one was taken."""
 
     replica: Replica
     backend: Backend
@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class BackendRequest:
-    """What is to be opened."""
+    """The replica to open."""
 
     model_dir: Path
     config: RunConfig
@@ -59,9 +59,11 @@ class BackendRequest:
     """An index, UUID, PCI address or name; empty for the first."""
     threads: int | None
     named: bool
-    """This very backend was requested."""
-    rest: bool = False
-    """What a teacher expected is known in parts as a sum only."""
+    """Whether this backend was requested by name."""
+    rest: bool
+    """A teacher's predictions are stored in part only as a sum."""
+    moments: bool
+    """The caller keeps the optimizer's moments on the device."""
 
 
 Opener = Callable[[BackendRequest], Replica]
@@ -77,20 +79,24 @@ def choose(
     openers: dict[Backend, Opener] | None = None,
     *,
     rest: bool = False,
+    moments: bool = False,
 ) -> Choice:
     """Open the first backend that works and that the request allows (`first_usable`).
 
-    `gpu` is an index, UUID, PCI address or name; empty for the first. With `rest` a teacher's
-    logits are known in parts as a sum only.
+    Args:
+        gpu: an index, UUID, PCI address or name; empty for the first.
+        rest: a teacher's predictions are stored in part only as a sum.
+        moments: the caller keeps the optimizer's moments on the device, as a student does.
 
     Raises:
-        InputError: what was asked for cannot be had, or the model cannot be used on any backend.
+        InputError: the request cannot be met, or the model cannot be used on any backend.
     """
     openers = openers or OPENERS
 
     def opener(backend: Backend) -> Callable[[], Replica]:
-        wish = BackendRequest(model_dir, config, layout, gpu, threads, backend == wanted, rest)
-        return lambda: openers[backend](wish)
+        named = backend == wanted
+        request = BackendRequest(model_dir, config, layout, gpu, threads, named, rest, moments)
+        return lambda: openers[backend](request)
 
     return Choice(*first_usable(wanted, gpu, {backend: opener(backend) for backend in CHAIN}))
 
@@ -100,11 +106,11 @@ def first_usable(
 ) -> tuple[Opened, Backend, str]:
     """Return what the first usable backend opens, of those that the request allows.
 
-    With it come the backend's name and why not an earlier one. What an opener cannot open it tells
-    by `UnusableError`.
+    Also return the backend's name and why no earlier one was taken. An opener raises
+    `UnusableError` if it cannot open.
 
     Raises:
-        InputError: the backend or the device that was asked for cannot be had.
+        InputError: the requested backend or device is not available.
     """
     reasons: list[str] = []
     for backend in _allowed(wanted, gpu):
@@ -119,8 +125,8 @@ def first_usable(
         return opened, backend, reason
     asked = f"the device {gpu}" if wanted == "auto" else f"--gpu-backend {wanted}"
     raise InputError(
-        f"{asked} cannot be had: {'; '.join(reasons)}; --gpu-backend auto without a device takes "
-        "what works"
+        f"{asked} is not available: {'; '.join(reasons)}; --gpu-backend auto without a device "
+        "takes what works"
     )
 
 
@@ -134,17 +140,17 @@ def _allowed(wanted: Backend, gpu: str) -> tuple[Backend, ...]:
 
 
 def cuda_device(gpu: str) -> str:
-    """Return torch's name of a CUDA device that computes.
+    """Return torch's name of a working CUDA device.
 
     Raises:
         UnusableError: there is none.
     """
-    try:  # what torch would open, without the seconds of its import
+    try:  # what torch opens, without its import of seconds
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         raise UnusableError("there is no NVIDIA driver (libcuda.so.1)") from None
     if gpu and not gpu.isdecimal():
-        # Before torch looks at the devices: it then sees this one alone, as number 0.
+        # Before torch lists the devices: it then sees this one alone, as number 0.
         os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
     with announced("importing torch"):
         import torch
@@ -190,34 +196,45 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
     return device
 
 
-def _open_cuda(wish: BackendRequest) -> Replica:
-    device = cuda_device(wish.gpu)
-    from trainer.replica.torch.replica import TorchReplica
-
-    return TorchReplica(wish.model_dir, wish.config, wish.layout, device, wish.threads)
+def _open_cuda(request: BackendRequest) -> Replica:
+    device = cuda_device(request.gpu)
+    return _torch_replica(request, device)
 
 
-def _open_wgpu(wish: BackendRequest) -> Replica:
+def _open_wgpu(request: BackendRequest) -> Replica:
     """Open our engine; a software adapter is opened only if wgpu was requested.
 
-    What it refuses, such as a model beyond the card's memory, torch may still do.
+    Torch may still run what it refuses, such as a model beyond the card's memory.
     """
-    if wish.rest:
+    if request.moments:
+        raise UnusableError("students are trained by torch")
+    if request.rest:
         raise UnusableError("it does not compute logits whose tail is one number (tail_samples 0)")
-    device = vulkan_device(wish.gpu, allow_software=wish.named)
+    device = vulkan_device(request.gpu, allow_software=request.named)
     from trainer.replica.wgpu.gpu.errors import DeviceError
     from trainer.replica.wgpu.replica import WgpuReplica
 
     try:
-        return WgpuReplica(wish.model_dir, wish.config, wish.layout, device)
+        return WgpuReplica(request.model_dir, request.config, request.layout, device)
     except (DeviceError, InputError) as error:
         raise UnusableError(str(error)) from None
 
 
-def _open_cpu(wish: BackendRequest) -> Replica:
+def _open_cpu(request: BackendRequest) -> Replica:
+    return _torch_replica(request, "cpu")
+
+
+def _torch_replica(request: BackendRequest, device: str) -> Replica:
     with announced("importing torch"):
         from trainer.replica.torch.replica import TorchReplica
-    return TorchReplica(wish.model_dir, wish.config, wish.layout, "cpu", wish.threads)
+    return TorchReplica(
+        request.model_dir,
+        request.config,
+        request.layout,
+        device,
+        request.threads,
+        moments=request.moments,
+    )
 
 
 OPENERS: dict[Backend, Opener] = {"cuda": _open_cuda, "wgpu": _open_wgpu, "cpu": _open_cpu}

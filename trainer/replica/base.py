@@ -23,12 +23,12 @@ OnBlock = Callable[[int, np.ndarray], None]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one shard's forward and backward came to."""
+    """The result of one shard's forward and backward."""
 
     loss_sum: float
     """Sum of the loss over samples (classify) or valid target tokens (causal-lm)."""
     weight: int
-    """How many samples or valid target tokens that sum is over."""
+    """The number of samples or valid target tokens in that sum."""
     tokens: int
     """Input tokens without padding."""
     seconds: float
@@ -40,10 +40,10 @@ class StepResult:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What a forward without gradients came to; sums, so that results add up."""
+    """The result of a forward without gradients; sums, so that results add up."""
 
     loss_sum: float
-    """Of the cross-entropy, also where samples have soft targets."""
+    """Of the cross-entropy, also if samples have soft targets."""
     weight: int
     confusion: list[list[int]] | None
     """Counts as `confusion[label][prediction]`; None for causal-lm."""
@@ -59,7 +59,7 @@ class Replica(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it runs, such as `cpu` or `cuda:0`."""
+        """Its device, such as `cpu` or `cuda:0`."""
         ...
 
     def forward_backward(
@@ -68,8 +68,8 @@ class Replica(Protocol):
         """Run one shard and hand out each block's gradient as soon as it is final.
 
         Gradients are sums over the whole shard, not means. `on_block` is called once a block, in
-        `layout.send_order`, while backward still runs where the backend can; what it raises
-        surfaces here. An empty batch gives zeros. NaN and Inf are passed on as they are.
+        `layout.send_order`, during backward if the backend can; its exceptions are raised here.
+        An empty batch gives zeros. NaN and Inf are passed on.
 
         Samples with soft targets have the loss of `distillation`, with `alpha` as the divergence's
         share, or that of the config.
@@ -81,5 +81,5 @@ class Replica(Protocol):
         ...
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
-        """Run forward alone; later gradients are as if it had not happened."""
+        """Run forward alone, without an effect on later gradients."""
         ...

@@ -1,4 +1,4 @@
-"""A shard becomes micro-batches: of like lengths, several to a row where wanted, in a limit."""
+"""Split a shard into micro-batches of similar lengths, optionally with several samples a row."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 FIXED_COST = 1 / 16
-"""What a micro-batch costs beside its tokens, as a share of a full one: 50 to 80 of 1,024 tokens on
-a CPU, for a model of 0.7 M weights."""
+"""A micro-batch's fixed cost as a share of a full one: 50 to 80 of 1,024 tokens on a CPU, for a
+model of 0.7 M weights."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much one micro-batch may hold; padding counts as tokens."""
+    """The limit of one micro-batch; padding counts as tokens."""
 
     samples: int
-    """Rows, where several samples share one."""
+    """Rows, if several samples share one."""
     tokens: int
 
     def halved(self, samples: int, tokens: int) -> Limit | None:
-        """Return half of what did not fit, or None when that was a single sample."""
+        """Return half of what did not fit, or None if that was a single sample."""
         if samples <= 1:
             return None
         return Limit(max(1, samples // 2), max(1, tokens // 2))
 
 
 def split(lengths: Sequence[int], limit: Limit) -> list[list[int]]:
-    """Return sample indices by micro-batch, longest first: the split that costs least.
+    """Return sample indices by micro-batch, longest first: the cheapest split.
 
     Every sample of a micro-batch costs as many tokens as its longest, and a micro-batch costs
-    `FIXED_COST` besides. A sample above the token limit stands alone.
+    `FIXED_COST` more. A sample above the token limit is alone.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     widths = [max(1, lengths[index]) for index in order]

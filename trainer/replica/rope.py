@@ -20,7 +20,7 @@ _SUPPORTED = ("default", "linear", "llama3")
 
 
 def is_computed_here(config: Mapping[str, Any]) -> bool:
-    """Return whether `frequencies` knows the scaling that a config.json asks for."""
+    """Return whether `frequencies` supports the scaling of a config.json."""
     settings = _settings(config)
     return _kind(settings) in _SUPPORTED and settings.get("partial_rotary_factor", 1.0) == 1.0
 
@@ -41,7 +41,7 @@ def rope_tables(
 
 
 def frequencies(config: Mapping[str, Any], head_dim: int, where: str) -> NDArray[np.float32]:
-    """Return the radians that each pair of a head turns by a position, fp32 `[head_dim / 2]`.
+    """Return the radians by which each pair of a head turns per position, fp32 `[head_dim / 2]`.
 
     Raises:
         InputError: a scaling that is not computed here.

@@ -1,7 +1,7 @@
-"""Which token comes next: the likeliest, or one drawn, the same on every backend.
+"""Choose the next token: the likeliest, or a random one, the same on every backend.
 
-Drawn in NumPy and never by a backend: a draw depends on seed, sample and place alone, so neither
-batches nor devices change it, as far as their logits agree.
+NumPy draws, never a backend: a draw depends on seed, sample and place alone, so neither batches
+nor devices change it, as far as their logits agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """The choice of tokens.
 
     Raises:
         InputError: a setting is out of its range.
@@ -29,7 +29,7 @@ class Sampling:
     temperature: float = 0.0
     """Logits are divided by it; 0 always takes the likeliest token."""
     top_k: int | None = None
-    """Only so many of the likeliest tokens may be drawn."""
+    """Only this many of the likeliest tokens may be drawn."""
     top_p: float | None = None
     """Only the fewest likeliest tokens that together have at least this probability may be drawn
     (nucleus sampling, Holtzman et al., arXiv 1904.09751); after `top_k`."""
@@ -75,7 +75,7 @@ class Sampling:
         if self.top_p is not None:
             sums = sums[: int(np.searchsorted(sums, self.top_p * sums[-1])) + 1]
         point = _uniform(self.seed, sample, place) * sums[-1]
-        # A product that rounds up to the last sum would fall off its end.
+        # A product that rounds up to the last sum would be beyond the end.
         return int(order[min(int(np.searchsorted(sums, point, side="right")), len(sums) - 1)])
 
 

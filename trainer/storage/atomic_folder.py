@@ -1,8 +1,7 @@
 """Folders that appear whole or not at all: temporary -> fsync -> manifest -> rename -> pointer.
 
-A reader trusts the manifest (size and BLAKE3 of every file), never existence. The order of the
-writes is what makes a power cut harmless: nothing is named by something durable before it is
-durable itself.
+A reader trusts the manifest (size and BLAKE3 of every file), never existence. The order of writes
+makes a power cut harmless: a durable name never points to anything that is not yet durable.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _PIECE = 4 * 1024 * 1024
 
 
 class Disk:
-    """Every operation of a save, one method each, so that a test can fail or die at any of them."""
+    """Every operation of a save, one method each, so that a test can fail at any of them."""
 
     def make_folder(self, path: Path) -> None:
         """Create a folder that must not exist."""
@@ -68,7 +67,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a manifest says of one file."""
+    """A manifest's entry for one file."""
 
     size: int
     blake3: str
@@ -77,12 +76,12 @@ class FileRecord:
 class FolderWriter:
     """Writes one folder under a temporary name; `publish` makes it appear, `abandon` removes it.
 
-    The temporary folder is locked (flock) as long as its writer lives, and bears its host's name,
-    so that `removal.sweep` can tell what a dead process left behind from what is being written.
+    The temporary folder is locked (flock) while its writer lives, and its name contains the host,
+    so that `removal.sweep` can tell remains of dead processes from folders being written.
 
     Args:
-        workspace: where the temporary folder lies, on the same file system; None for `parent`.
-            Nothing can be published any more once it is gone (`trainer.storage.lease`).
+        workspace: the parent of the temporary folder, on the same file system; None for `parent`.
+            Once it is removed nothing can be published (`trainer.storage.lease`).
     """
 
     def __init__(self, disk: Disk, parent: Path, name: str, workspace: Path | None = None) -> None:
@@ -95,7 +94,7 @@ class FolderWriter:
         disk.make_folder(self.temporary)
         try:
             self._lock = open_folder(self.temporary)
-            with suppress(OSError):  # a file system without locks: one writer is the rule anyway
+            with suppress(OSError):  # a file system without locks; there is one writer anyway
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             self.abandon()
@@ -118,6 +117,10 @@ class FolderWriter:
         self.records[name] = FileRecord(size, hasher.hexdigest())
         return self.records[name]
 
+    def adopt(self, name: str, record: FileRecord) -> None:
+        """List a file that another process has written into the temporary folder, and synced."""
+        self.records[name] = record
+
     def publish(self) -> Path:
         """Make the folder durable and visible, the manifest last; return its path."""
         self._sync_files()
@@ -135,13 +138,13 @@ class FolderWriter:
             raise
         sync_folder(self._disk, self.target.parent)
         if replaced is not None:
-            with suppress(OSError):  # the new one is safe; a sweep comes back to the old one
+            with suppress(OSError):  # the new one is safe; a sweep removes the old one
                 self._disk.remove_tree(replaced)
         self._unlock()
         return self.target
 
     def abandon(self) -> None:
-        """Remove what was written so far; a disk that refuses even that is left to a sweep."""
+        """Remove what was written so far; if that fails, a later sweep does."""
         for descriptor in self._files:
             with suppress(OSError):
                 os.close(descriptor)
@@ -156,7 +159,7 @@ class FolderWriter:
             self._disk.close(self._files.pop())
 
     def _set_aside(self) -> Path | None:
-        """Move an older folder of the same name away; it is brought back after a crash."""
+        """Rename an older folder of the same name; after a crash it is restored."""
         if not self.target.exists():
             return None
         aside = self.temporary.with_name(hidden_name("old", self.target.name))
@@ -191,7 +194,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def point(disk: Disk, folder: Path, pointer: str, name: str, workspace: Path | None = None) -> None:
-    """Let the symbolic link `folder/pointer` show `name`, atomically and durably."""
+    """Point the symbolic link `folder/pointer` at `name`, atomically and durably."""
     fresh = (workspace or folder) / f".link-{pointer}-{secrets.token_hex(4)}"
     disk.link(name, fresh)
     try:
@@ -204,7 +207,7 @@ def point(disk: Disk, folder: Path, pointer: str, name: str, workspace: Path | N
 
 
 def read_manifest(folder: Path) -> dict[str, FileRecord]:
-    """Return what a folder should hold, after a look at the sizes.
+    """Return a folder's manifest after checking the sizes.
 
     Raises:
         StorageError: no usable manifest, or a file is missing or has another size.
@@ -243,17 +246,31 @@ def verify(folder: Path) -> dict[str, FileRecord]:
     records = read_manifest(folder)
     with announced(f"hashing {folder}"):
         for name, record in records.items():
-            try:
-                digest = _hash_file(folder / name)
-            except OSError as error:
-                raise StorageError(f"{folder / name}: cannot be read: {error.strerror}") from None
-            if digest != record.blake3:
-                raise StorageError(f"{folder / name}: its bytes are not those in the manifest")
+            verify_file(folder / name, record)
     return records
 
 
+def verify_file(path: Path, record: FileRecord) -> None:
+    """Compare a file's bytes with a manifest's entry.
+
+    Raises:
+        StorageError: they differ, or cannot be read.
+    """
+    try:
+        digest = _hash_file(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
+    if digest != record.blake3:
+        raise StorageError(f"{path}: its bytes are not those in the manifest")
+
+
+def record_of(path: Path) -> FileRecord:
+    """Return a manifest's entry for a file as it is."""
+    return FileRecord(path.stat().st_size, _hash_file(path))
+
+
 def hidden_name(kind: str, name: str) -> str:
-    """Return a new name for a folder that is not to be seen: `.tmp-NAME-HOST.RANDOM`."""
+    """Return a new name for a hidden folder: `.tmp-NAME-HOST.RANDOM`."""
     return f".{kind}-{name}-{host_identity()}.{secrets.token_hex(4)}"
 
 
@@ -272,7 +289,7 @@ def sync_folder(disk: Disk, folder: Path) -> None:
 
 
 def open_folder(path: Path) -> int:
-    """Return a descriptor of a folder, to sync or to lock it."""
+    """Return a descriptor of a folder, to sync or lock it."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 

@@ -1,6 +1,6 @@
-"""Small files that others read while a run writes them: JSON lines, and JSON that is replaced.
+"""Small files that are read while a run writes them: JSON lines, and JSON that is replaced.
 
-None of them is worth a run: what cannot be written raises one alarm and is tried again.
+A failed write never ends the run: it raises one alarm and is tried again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Outage:
-    """Raises one alarm when writing begins to fail, and not again before it works steadily."""
+    """Raises one alarm when writes begin to fail, and no other until they succeed steadily."""
 
     _STEADY = 100
 
@@ -36,7 +36,7 @@ class Outage:
         """Note a success."""
         if self._successes is None:
             return
-        # A disk that is nearly full fails and works by turns: that is one outage.
+        # On a nearly full disk writes fail and succeed in turn: that is one outage.
         self._successes += 1
         if self._successes == self._STEADY:
             self._successes = None
@@ -44,7 +44,7 @@ class Outage:
 
 
 class LineFile:
-    """Appends whole lines: one write a line, so that nothing ever lands inside another line."""
+    """Appends whole lines: one write a line, so that lines never mix."""
 
     def __init__(self, path: Path, on_alarm: Callable[[str], None]) -> None:
         self._path = path
@@ -53,16 +53,16 @@ class LineFile:
         self._torn = False
 
     def write(self, line: str) -> None:
-        """Append one line, given without its end."""
+        """Append one line, given without a newline."""
         try:
             if self._descriptor < 0:
                 self._open()
-            # What a cut or a full disk left of a line must not swallow this one.
+            # A line that a power cut or full disk tore must not swallow this one.
             data = (("\n" if self._torn else "") + line + "\n").encode()
             written = os.write(self._descriptor, data)
             self._torn = written < len(data)
             if self._torn:
-                self._outage.begin("the disk took half a line")
+                self._outage.begin("the disk wrote half a line")
             else:
                 self._outage.end()
         except OSError as error:
@@ -86,10 +86,10 @@ class LineFile:
 def replace_file(path: Path, text: str) -> None:
     """Replace a small file so that a reader sees the old or the new one; not synced.
 
-    One writer at a time: the temporary name is fixed, so that killed writers leave no litter.
+    One writer at a time: the temporary name is fixed, so killed writers leave one file at most.
 
     Raises:
-        OSError: the old one is still there.
+        OSError: the old file is unchanged.
     """
     fresh = path.with_name(f".{path.name}.tmp")
     try:
@@ -102,7 +102,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return JSON as the standard has it: NaN and infinities become null."""
+    """Return standard JSON: NaN and infinities become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 

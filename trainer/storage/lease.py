@@ -1,14 +1,14 @@
-"""A lease: the right to write a folder, which one process at a time has, also on a share.
+"""A lease: the right of one process at a time to write a folder, also on a share.
 
-The folder of a lease is also the workspace of its holder: what the holder publishes is written in
-there and renamed out of it. That is the fence. A process that takes over removes the workspaces of
-all lower numbers before it reads anything. From then on its predecessor, wherever it was stopped or
-cut off, cannot publish: what it would rename is gone, and there is no place to write it again. This
+The folder of a lease is also its holder's workspace: what the holder publishes is written there
+and renamed out of it. This is the fence. A process that takes over removes the workspaces of all
+lower numbers before it reads anything. From then on its predecessor, wherever it was stopped or
+cut off, cannot publish: the source of its rename is gone, with the place to write it again. This
 needs no check in the predecessor, so none can come too late.
 
-On its own host the lock of a lease tells whether its holder lives, and a killed one is followed at
+On the same host the lock of a lease shows whether its holder lives, so a killed one is replaced at
 once. On other hosts signs of life do, a few seconds apart. Silence is measured by the observer's
-own clock, so nothing depends on clocks that agree.
+own clock, so clocks need not agree.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ log = logging.getLogger(__name__)
 
 
 def leave(reason: str) -> None:
-    """End this process here and now: what it still had to write is another one's business."""
+    """End this process at once: another one writes the folder now."""
     log.error("%s", reason)
     os._exit(InUseError.exit_code)
 
 
 class Lease:
-    """What one process holds on one folder; made by `take`."""
+    """One process's lease of one folder; made by `take`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Lease:
         silence: float,
     ) -> None:
         self.workspace = lease_path(folder, number)
-        """A folder on the same file system, for what is not published yet."""
+        """A folder on the same file system for unpublished files."""
         self._folder, self._number, self._descriptor = folder, number, descriptor
         self._on_lost, self._silence = on_lost, silence
         self._beats, self._beaten_at = 0, _now()
@@ -73,22 +73,22 @@ class Lease:
         threading.Thread(target=self._keep, name="lease", daemon=True).start()
 
     def check(self, *, at_once: bool = False) -> None:
-        """See that the lease is still this process's; costs nothing while signs of life arrive.
+        """Check that this process still holds the lease; free while signs of life are recent.
 
-        To be called before anything is written that no rename out of the workspace protects, and
-        `at_once` after such a rename failed. A folder that cannot be reached is no reason to end:
-        it cannot be written either.
+        Call it before every write that is not a rename out of the workspace, and with `at_once`
+        after such a rename failed. An unreachable folder does not end the process: it cannot be
+        written either.
         """
         if at_once or _now() - self._beaten_at > self._silence / 2:
             self._beat()
 
     def release(self) -> None:
-        """Give it back, for the next process to take at once."""
+        """Release the lease, so that the next process can take it at once."""
         with self._lock:
             if self._over.is_set():
                 return
             self._over.set()
-            with suppress(OSError, ValueError):  # then the lock shows it, or the silence
+            with suppress(OSError, ValueError):  # then the lock or the silence shows it
                 mark_released(self.workspace)
             os.close(self._descriptor)
 
@@ -105,7 +105,7 @@ class Lease:
                 write_beat(self.workspace, self._beats + 1)
             except OSError as error:
                 successor = self._successor() if error.errno in _GONE else None
-                if successor is None:  # the folder is away, or was unmounted
+                if successor is None:  # the folder is unreachable or unmounted
                     return
                 self._over.set()
             else:
@@ -133,13 +133,13 @@ def take(
     on_lost: Callable[[str], None] = leave,
     silence: float = SILENCE,
 ) -> Lease:
-    """Return the lease of a folder, which is made if need be; waits where its last holder may live.
+    """Return a folder's lease, creating the folder; waits if its last holder may be alive.
 
     Args:
-        on_lost: called once, from any thread, with the reason why nothing may be written any more.
+        on_lost: called once, from any thread, with the reason if the lease is lost.
 
     Raises:
-        InUseError: a living process has it; names it.
+        InUseError: a living process holds it; names the process.
         InputError: the folder cannot be made or written.
         StorageError: the disk failed.
     """
@@ -161,14 +161,14 @@ def take(
 
 
 def refuse_if_held(folder: Path) -> None:
-    """See that no living process of this host has a folder, without touching it.
+    """Check that no living process of this host holds a folder, without changing it.
 
-    Only `take` makes sure. This is for a command whose own preparations take long, or write.
+    Only `take` is certain. This is for commands that prepare for long, or write, before.
 
     Raises:
-        InUseError: a process has it; names it.
+        InUseError: a process holds it; names the process.
     """
-    with suppress(OSError):  # there is no such folder yet, or its lease was just followed
+    with suppress(OSError):  # no such folder yet, or its lease was just taken over
         number = newest_lease(folder)
         if number is None:
             return
@@ -181,7 +181,7 @@ def refuse_if_held(folder: Path) -> None:
 
 
 def _is_free(folder: Path, number: int, silence: float) -> bool:
-    """Whether a lease may be followed by the next; False when it changed and wants another look.
+    """Whether a lease may be taken over; False if it changed and must be checked again.
 
     Raises:
         InUseError: its holder lives.
@@ -198,14 +198,14 @@ def _is_free(folder: Path, number: int, silence: float) -> bool:
             if locked is False:
                 return True
         return _is_silent(folder, number, silence)
-    except FileNotFoundError:  # it was followed and removed in between
+    except FileNotFoundError:  # taken over and removed meanwhile
         if newest_lease(folder) == number:
             raise
         return False
 
 
 def _is_silent(folder: Path, number: int, silence: float) -> bool:
-    """Listen for signs of life; only time counts in which the folder could be read."""
+    """Wait for signs of life; only time in which the folder was readable counts."""
     path = lease_path(folder, number)
     holder, _ = read_holder(path)
     told = f"{holder or 'another process'} may still write here"
@@ -218,7 +218,7 @@ def _is_silent(folder: Path, number: int, silence: float) -> bool:
             return False
         if read_beat(path) != first:
             raise _in_use(folder, holder)
-        # A machine that slept, or waited long for the share, has not listened.
+        # Time asleep, or waiting for the share, does not count.
         listened += min(_now() - before, silence / 10)
     return True
 

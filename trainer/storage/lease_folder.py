@@ -1,7 +1,7 @@
 """A lease on disk: the folder `.lease-000007/`, with its holder, sign of life and workspace.
 
-It appears whole, by a rename that the file system grants to exactly one process, and the highest
-number counts. The folder with the highest number is never removed, so the numbers only grow.
+It appears whole, by a rename that succeeds for exactly one process, and the highest number is
+valid. The folder with the highest number is never removed, so the numbers only grow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.storage.jsonl import json_text, replace_file
 
 SCHEMA = "motley.lease/1"
 _PREFIX, _HOLDER, _BEAT = ".lease-", "holder.json", "beat"
-_LOST_RACE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)  # ENOENT: the winner swept it away
+_LOST_RACE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)  # ENOENT: the winner removed it
 
 State = Literal["held", "released"]
 
@@ -44,39 +44,39 @@ class Holder:
 
 
 def lease_path(folder: Path, number: int) -> Path:
-    """Return where the lease of a number is, or will be."""
+    """Return the path of the lease of a number."""
     return folder / f"{_PREFIX}{number:06d}"
 
 
 def newest_lease(folder: Path) -> int | None:
-    """Return the number that counts, None when the folder never had a lease."""
+    """Return the valid number, None if the folder never had a lease."""
     names = (path.name for path in folder.iterdir())
     found = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
     return max((int(number) for number in found if number.isdecimal()), default=None)
 
 
 def claim(folder: Path, number: int, run_id: str) -> int | None:
-    """Let the lease of this number appear; return a descriptor that locks it, None for a loser.
+    """Create the lease of this number; return a descriptor that locks it, None if another won.
 
     Raises:
-        OSError: the folder is away, or the disk is full.
+        OSError: the folder is unreachable, or the disk is full.
     """
     place = folder / hidden_name("tmp", "lease")
     place.mkdir()
     descriptor, won = -1, False
     try:
-        # A file, opened for writing: over NFS folders have no locks.
+        # A file opened for writing: NFS has no locks on folders.
         descriptor = os.open(place / _BEAT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with suppress(OSError):  # a file system without locks: the signs of life count
+        with suppress(OSError):  # a file system without locks: signs of life decide
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_beat(place, 0)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         holder = Holder(run_id, os.getpid(), socket.gethostname(), host_identity(), since)
         tree = {"schema": SCHEMA, "state": "held", **vars(holder)}
         (place / _HOLDER).write_text(json_text(tree) + "\n", encoding="utf-8")
-        # A folder that holds something is never replaced, so one process gets the number.
+        # A non-empty folder is never replaced, so one process gets the number.
         place = place.rename(lease_path(folder, number))
-        won = newest_lease(folder) == number  # else it was free because it is long over
+        won = newest_lease(folder) == number  # else it was free because it is outdated
     except OSError as error:
         if error.errno not in _LOST_RACE:
             raise
@@ -89,9 +89,9 @@ def claim(folder: Path, number: int, run_id: str) -> int | None:
 
 
 def dissolve(workspace: Path, folder: Path) -> None:
-    """Remove the lease of a predecessor; what it had set aside, and not replaced, comes back.
+    """Remove the lease of a predecessor; restore what it had set aside and not replaced.
 
-    The predecessor may be writing in there. Once the folder is gone it cannot any more.
+    The predecessor may be writing in it; once the folder is gone it cannot.
 
     Raises:
         OSError: it cannot be removed.
@@ -124,7 +124,7 @@ def read_holder(path: Path) -> tuple[Holder | None, State]:
 
 
 def mark_released(path: Path) -> None:
-    """Say that a lease may be followed at once.
+    """Mark that a lease may be taken over at once.
 
     Raises:
         OSError: it cannot be written.
@@ -134,10 +134,10 @@ def mark_released(path: Path) -> None:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process of this host has a lease; None where there are no locks.
+    """Whether a process of this host holds a lease; None if there are no locks.
 
     Raises:
-        OSError: there is no such lease any more.
+        OSError: the lease no longer exists.
     """
     descriptor = os.open(path / _BEAT, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -152,15 +152,15 @@ def is_locked(path: Path) -> bool | None:
 
 
 def read_beat(path: Path) -> bytes:
-    """Return the sign of life, which is another one each time that the holder gave one."""
+    """Return the sign of life, which changes with each one that the holder gives."""
     return (path / _BEAT).read_bytes()
 
 
 def write_beat(path: Path, count: int) -> None:
-    """Give a sign of life; never creates the file, so that a lease that is over stays so.
+    """Give a sign of life; never creates the file, so that an ended lease stays ended.
 
     Raises:
-        OSError: ENOENT or ESTALE where the lease is over, or the folder is away.
+        OSError: ENOENT or ESTALE if the lease has ended or the folder is unreachable.
     """
     descriptor = os.open(path / _BEAT, os.O_WRONLY | os.O_CLOEXEC)
     try:

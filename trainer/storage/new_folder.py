@@ -1,4 +1,4 @@
-"""An output folder that is new, and appears whole or not at all."""
+"""A new output folder, which appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.storage.atomic_folder import Disk, FolderWriter
 
 
 def check_new(output: Path) -> None:
-    """Let nothing be written over: an output must not exist, or be an empty folder.
+    """Check that an output does not exist or is an empty folder.
 
     Raises:
         InputError: it holds something.
@@ -23,7 +23,7 @@ def write_new(output: Path, files: Mapping[str, Iterable[bytes | memoryview]]) -
     """Write a folder from the pieces of its files, with a manifest, and return its path.
 
     Raises:
-        StorageError: the disk refused; nothing is left behind.
+        StorageError: the write failed; nothing is left.
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""What keeps a folder from being removed, and what removes it: pins, and sweeping up.
+"""Removal of folders: pins prevent it, a sweep removes what dead writers left.
 
-A writer that lives holds a lock (flock) on its temporary folder, and so does a reader on what it
-reads. On many network file systems such a lock is seen on its own host alone. So the name of a
-temporary folder names its host: there the lock decides, elsewhere its age.
+A living writer holds a lock (flock) on its temporary folder, and a reader on what it reads. On many
+network file systems such a lock is visible on its own host alone. So the name of a temporary folder
+contains its host: there the lock decides, elsewhere its age.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from trainer.storage.atomic_folder import Disk, hidden_name, open_folder, origin
 from trainer.storage.host_identity import host_identity
 
 FORGOTTEN = 3600.0
-"""Seconds after which what another host began to write, and did not touch again, is litter."""
+"""Seconds without a change after which another host's unfinished folder may be removed."""
 
 
 @contextmanager
 def pin(folder: Path) -> Iterator[Path]:
-    """Keep a folder from being removed while it is read, by this or another process.
+    """Prevent this and other processes from removing a folder while it is read.
 
     Raises:
-        StorageError: it was removed already.
+        StorageError: it was already removed.
     """
     try:
         descriptor = open_folder(folder)
     except OSError as error:
         raise StorageError(f"{folder}: cannot be read: {error.strerror}") from None
     try:
-        with suppress(OSError):  # without locks a reader meets a missing file, and says so
+        with suppress(OSError):  # without locks a reader finds a missing file and reports it
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # The lock may have been granted on a folder that was removed while we waited.
+        # The lock may be on a folder that was removed meanwhile.
         if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise StorageError(f"{folder}: was removed, take a newer one")
         yield folder
@@ -47,7 +47,7 @@ def pin(folder: Path) -> Iterator[Path]:
 def remove(disk: Disk, folder: Path, workspace: Path | None = None) -> bool:
     """Remove a folder unless a process of this host holds it; return whether it is gone.
 
-    It disappears by a rename first (into `workspace`), so that no reader finds half of it.
+    It is first renamed (into `workspace`), so that no reader finds half of it.
     """
     descriptor = _lock(folder)
     if descriptor is None:
@@ -64,9 +64,9 @@ def remove(disk: Disk, folder: Path, workspace: Path | None = None) -> bool:
 
 
 def sweep(disk: Disk, parent: Path, name: str = "*") -> None:
-    """Remove what dead writers left behind; bring back what one of them had just set aside.
+    """Remove what dead writers left; restore what one of them had just set aside.
 
-    `name` narrows it to one folder. What a writer on another host may still be at work on stays.
+    `name` limits it to one folder. What a writer on another host may still be using stays.
     """
     litter = _Litter(parent)
     for path in sorted(parent.glob(f".old-{name}-*")):
@@ -86,24 +86,24 @@ def sweep(disk: Disk, parent: Path, name: str = "*") -> None:
 
 
 class _Litter:
-    """Tells what a dead writer left from what is being written; a lock has the last word."""
+    """Tells remains of dead writers from folders being written; a lock decides."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
         self._now: float | None = None
 
     def holds(self, path: Path) -> bool:
-        """Whether a hidden folder is this host's, or was not touched for a long time."""
+        """Whether a hidden folder is this host's, or has not changed for a long time."""
         owner = path.name.rpartition("-")[2].partition(".")[0]
         if owner == host_identity():
             return True
         try:
             return self._file_server_time() - _last_touched(path) > FORGOTTEN
-        except OSError:  # it is being removed or published, or cannot be judged
+        except OSError:  # being removed or published, or unreadable
             return False
 
     def _file_server_time(self) -> float:
-        """Return the time by the clock that also dates what other hosts write here."""
+        """Return the file server's time, which also dates other hosts' files."""
         if self._now is None:
             probe = self._parent / f".probe-{secrets.token_hex(4)}"
             probe.touch()
@@ -119,10 +119,9 @@ def _last_touched(folder: Path) -> float:
 
 
 def _lock(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder alone, or None when another process has it.
+    """Return a descriptor with an exclusive lock, or None if another process holds the folder.
 
-    Where the file system has no locks none can be held: a reader then meets missing files, and
-    takes the next checkpoint.
+    Without locks on the file system, a reader finds missing files and takes the next checkpoint.
     """
     try:
         descriptor = open_folder(folder)

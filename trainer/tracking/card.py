@@ -1,6 +1,6 @@
-"""The card of a run that has ended: what came of it, what it took, and what to do next.
+"""The card of a run that has ended: its result, its cost, and the next commands.
 
-Everything in it is read from what the run has recorded: `metrics.jsonl` and the checkpoints.
+Everything in it comes from the run's records: `metrics.jsonl` and the checkpoints.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _STARTS = ("listening", "resumed")
 
 
 def make_card(config: RunConfig) -> list[str]:
-    """Return the card of the run in a config's output folder, a line for each matter.
+    """Return the lines of the card of the run in a config's output folder.
 
-    What cannot be read is left out: a card is never worth a run.
+    Unreadable parts are left out: a card never fails a run.
     """
     output = Path(config.output)
     try:
@@ -70,7 +70,7 @@ def losses(records: Sequence[Record]) -> list[str]:
 
 
 def seconds_of(records: Sequence[Record]) -> float:
-    """Return how long a run was at work; the time between an end and the next start is none."""
+    """Return how long a run worked, without the time between an end and the next start."""
     total = 0.0
     for before, after in pairwise(records):
         if before.get("event") not in _ENDS and after.get("event") not in _STARTS:
@@ -79,7 +79,7 @@ def seconds_of(records: Sequence[Record]) -> float:
 
 
 def _lost(events: Sequence[Record]) -> Iterator[int]:
-    """Yield the rank of each loss; a worker that leaves a run which is stopped is none."""
+    """Yield the rank of each loss; a worker that leaves a stopped run is not lost."""
     stopping = False
     for event in events:
         if event.get("event") in ("stopping", *_STARTS):
@@ -97,13 +97,13 @@ def _took(records: Sequence[Record]) -> list[str]:
 
 
 def _scores(records: Sequence[Record], checkpoint: Path) -> str:
-    """Return the step of a checkpoint and what its validation said."""
+    """Return the step of a checkpoint and its validation's figures."""
     try:
         step = read_progress(checkpoint).step
     except StorageError:
         return checkpoint.name
     rated = [r for r in records if r.get("kind") == "validation" and r.get("step") == step]
-    rated = [r for r in rated if r.get("loss") is not None]  # what is not finite is null
+    rated = [r for r in rated if r.get("loss") is not None]  # null: not finite
     return ", ".join([f"step {step}", *(figures(rated[-1]) if rated else ())])
 
 
@@ -118,11 +118,12 @@ def _repeated(records: Sequence[Record]) -> int:
 
 
 def _next(config: RunConfig) -> list[str]:
-    """Return what a user does next, as commands for a shell in this folder."""
+    """Return the next commands, for a shell in this folder."""
     output, commands = config.output, list[list[str]]()
     data = config.data.validation or config.data.train
     if Path(data).is_file():  # not a folder of a teacher's logits
-        commands.append(["evaluate", output, "--data", data])
+        held_out = ["--held-out"] if config.data.validation_fraction else []
+        commands.append(["evaluate", output, "--data", data, *held_out])
     if config.task == "causal-lm":
         commands.append(["generate", output, "--prompt", "Hello"])
     if config.method == "lora":
@@ -131,7 +132,7 @@ def _next(config: RunConfig) -> list[str]:
 
 
 def _program() -> list[str]:
-    """Return how a shell calls this very program."""
+    """Return the command that calls this program."""
     script = Path(sys.executable).with_name("trainer")
     if not script.exists():
         return [sys.executable, "-P", "-m", "trainer.cli"]

@@ -1,7 +1,7 @@
-"""What a run measured: one JSON object a line, and the same numbers for TensorBoard.
+"""A run's metrics: one JSON object a line, and the same numbers for TensorBoard.
 
-A record that cannot be written never stops training: a full disk raises one alarm, and writing
-goes on when there is room again.
+A failed write never stops training: a full disk raises one alarm, and writing resumes when there
+is space again.
 """
 
 from __future__ import annotations
@@ -67,19 +67,23 @@ class StepMetrics:
     """Before clipping."""
     tokens_per_second: float
     exchange_ms: float
+    """From the slowest worker's first gradient to the commit."""
     exchange_bytes: int
     worker_tokens_per_second: Mapping[int, float] = field(default_factory=dict[int, float])
     shares: Mapping[int, int] = field(default_factory=dict[int, int])
     """Samples by rank."""
+    exchange_exposed_ms: float | None = None
+    """Of `exchange_ms`, what was not hidden behind backward: the step's time beyond the slowest
+    worker's computing."""
     samples: Sequence[Sequence[int]] = ()
-    """What counted, as [rank, start, stop] in the epoch's order: the ledger of samples."""
+    """The samples that counted, as [rank, start, stop] in the epoch's order: the ledger."""
     ce: float | None = None
     """Mean cross-entropy of a student with the text, in nats."""
     kl: float | None = None
     """Mean divergence of a student from its teacher, in nats."""
     alpha: float | None = None
     waited_seconds: float | None = None
-    """What a student waited for its teacher before this step."""
+    """How long a student waited for its teacher before this step."""
 
 
 class MetricsLog:
@@ -87,7 +91,7 @@ class MetricsLog:
 
     Lines have a `kind`: `step` (the fields of StepMetrics), `validation`, or `event` (an `event`
     of EventKind with `rank`, `reason` and more where they apply). After a `resumed` event of step
-    k, earlier lines of later steps belong to an abandoned future; they stay, marked by it.
+    k, earlier lines of later steps are void, but stay in the file.
     """
 
     def __init__(
@@ -124,7 +128,7 @@ class MetricsLog:
             self._board.scalars(step, self._clock(), scalars)
 
     def event(self, event: EventKind, step: int, **details: Any) -> None:
-        """Record what happened to the run or to one of its members."""
+        """Record an event of the run or of one member."""
         self._write("event", {"event": event, "step": step, **details})
         if self._board:
             if event == "resumed":
@@ -167,9 +171,9 @@ def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]
 class Board:
     """TensorBoard event files, through tensorboard's own framing and messages.
 
-    Not its EventFileWriter: that writes in a thread, whose failure on a full disk is a traceback on
-    the terminal, and it loads TensorFlow where that happens to be installed. A failed record makes
-    the rest of a file unreadable, so writing goes on in a fresh one.
+    Not its EventFileWriter: its thread prints a traceback on a full disk,
+    and it loads TensorFlow if that is installed. A failed record makes the rest of a file
+    unreadable, so writing continues in a new one.
     """
 
     def __init__(self, folder: Path, on_alarm: Callable[[str], None]) -> None:
@@ -198,7 +202,7 @@ class Board:
         self._write({"wall_time": now, "step": step, "summary": {"value": [value]}})
 
     def restarted(self, step: int, now: float) -> None:
-        """Tell TensorBoard to drop what it has of the steps after `step`."""
+        """Tell TensorBoard to drop the steps after `step`."""
         self._write({"wall_time": now, "step": step + 1, "session_log": {"status": "START"}})
 
     def close(self) -> None:
@@ -212,7 +216,7 @@ class Board:
         if not self._available:
             return
         try:
-            # Here, not above: a quarter of a second that readers of metrics need not spend.
+            # Imported here: a quarter of a second that readers of metrics do not need.
             from tensorboard.compat.proto import event_pb2
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
@@ -237,7 +241,7 @@ class Board:
             self._outage.begin(error.strerror or str(error))
 
     def _open(self) -> Any:
-        self._folder.mkdir(exist_ok=True)  # not what it lies in: a share may be away
+        self._folder.mkdir(exist_ok=True)  # not its parent: a share may be unreachable
         self._files += 1
         stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{self._files}"
         return _WholeWrites((self._folder / f"events.out.tfevents.{stamp}").open("xb", buffering=0))
@@ -251,7 +255,7 @@ class _WholeWrites:
 
     def write(self, data: bytes) -> None:
         if self._file.write(data) != len(data):
-            raise OSError("the disk took half a record")
+            raise OSError("the disk wrote half a record")
 
     def flush(self) -> None:
         """Nothing is buffered."""

@@ -1,7 +1,7 @@
-"""The progress of a run for people: a live view on a terminal, plain lines elsewhere.
+"""A run's progress: a live view on a terminal, plain lines elsewhere.
 
-Both read the dictionaries that status.json and metrics.jsonl hold, and nothing else. A view that
-fails (a closed pipe, an odd terminal) is dropped; training never stops for it.
+Both show only the dictionaries of status.json and metrics.jsonl. A view that fails (a closed pipe,
+an unusual terminal) is dropped; training continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ProgressView(Protocol):
 
 
 def open_view(stream: TextIO | None = None, *, interval: float = 5.0) -> ProgressView:
-    """Return the view that fits a stream (stderr): live on a terminal, else lines.
+    """Return the view for a stream (stderr): live on a terminal, else lines.
 
     `interval` is the least time in seconds between plain lines of moving numbers.
     """
@@ -65,7 +65,7 @@ def choose_view(
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Print lines below a view that is closed, as they are: commands in them are to be copied."""
+    """Print lines below a closed view, unwrapped: their commands are to be copied."""
     if sys.stderr is not None:  # a detached process may have none
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write("".join(f"{line}\n" for line in lines))
@@ -73,7 +73,7 @@ def show_lines(lines: Iterable[str]) -> None:
 
 
 class GuardedView:
-    """Passes everything on until the view fails for the first time."""
+    """Forwards everything until the view first fails."""
 
     def __init__(self, view: ProgressView | None) -> None:
         self._view = view
@@ -96,15 +96,15 @@ class GuardedView:
             return
         try:
             action(self._view)
-        except Exception as error:  # a view is never worth a run, whatever its terminal does
+        except Exception as error:  # a view's failure never ends a run
             view, self._view = self._view, None
-            logger.warning("no progress is shown any more: %s", error or type(error).__name__)
+            logger.warning("progress is no longer shown: %s", error or type(error).__name__)
             with contextlib.suppress(Exception):
                 view.close()
 
 
 class StepTimes:
-    """Seconds a step over the last steps, for the time that is left."""
+    """Seconds a step over the last steps, for the remaining time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, window: int = 50) -> None:
         self._clock = clock
@@ -113,7 +113,7 @@ class StepTimes:
     def seen(self, step: int) -> None:
         """Note that `step` updates are applied."""
         if self._seen and step < self._seen[-1][1]:
-            self._seen.clear()  # a resumed run stepped back
+            self._seen.clear()  # a resumed run is at an earlier step
         if not self._seen or step > self._seen[-1][1]:
             self._seen.append((self._clock(), step))
 
@@ -145,7 +145,7 @@ class PlainView:
     def update(self, status: Status) -> None:
         """See ProgressView."""
         step, state = status["step"], status["state"]
-        if state == "running":  # waiting for workers says nothing about the pace
+        if state == "running":  # waiting for workers is not part of the pace
             self._pace.seen(step)
         now = self._clock()
         validation = status.get("validation")
@@ -173,7 +173,7 @@ class PlainView:
 
 
 class ViewConsole(Console):
-    """A console whose broken pipe is an error; rich would end the process."""
+    """A console that raises on a broken pipe; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         """Raise instead of ending the process."""
@@ -189,8 +189,8 @@ class LiveView:
         self._pace = StepTimes(clock)
         self._status: Status | None = None
         self._events: deque[str] = deque(maxlen=5)
-        # Drawn on update only: no thread that could fail out of sight.
-        # Log lines on stderr are drawn above it; stdout is data and stays what it is.
+        # Drawn on update only: a thread could fail unnoticed.
+        # Log lines on stderr are drawn above it; stdout is data.
         self._live = Live(
             console=self.console, auto_refresh=False, transient=False, redirect_stdout=False
         )
@@ -272,7 +272,7 @@ def _summary(status: Status, left: float | None) -> str:
 
 
 def figures(validation: Mapping[str, Any]) -> list[str]:
-    """Return what a validation found, each figure with its name."""
+    """Return a validation's figures, each with its name."""
     parts = [f"validation loss {validation['loss']:.4f}"]
     if validation.get("accuracy") is not None:
         parts.append(f"accuracy {validation['accuracy']:.3f}")

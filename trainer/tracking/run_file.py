@@ -1,4 +1,4 @@
-"""run.yaml: the settings of a run, complete, beside its results; `--config` takes it."""
+"""run.yaml: the complete settings of a run, beside its results; `--config` takes it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ _MARK = "# The settings of a run, as Motley wrote them"
 def write_run_file(config: RunConfig, run_id: str) -> None:
     """Write the settings into the run's output folder; a file that Motley did not write is kept.
 
+    A `checkpoint.folder` named after the run is left out, as it serves this run alone: the launcher
+    gives each run such a folder on a share, and so the next run from this file too.
+
     Raises:
         StorageError: the disk failed.
     """
@@ -22,6 +25,10 @@ def write_run_file(config: RunConfig, run_id: str) -> None:
     path = folder / RUN_FILE
     model_on_hub = not Path(config.model.path).expanduser().is_dir()
     whole = config.anchored(Path.cwd(), model_on_hub=model_on_hub)
+    checkpoint = whole.checkpoint
+    if Path(checkpoint.folder or "").name == run_id != config.name:  # the name is its default
+        checkpoint = checkpoint.model_copy(update={"folder": None})
+        whole = whole.model_copy(update={"checkpoint": checkpoint})
     text = f"{_MARK} when {run_id} began; every one: docs/config.md\n{whole.to_yaml()}"
     try:
         if path.exists() and not path.read_bytes().startswith(_MARK.encode()):

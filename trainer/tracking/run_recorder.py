@@ -1,4 +1,4 @@
-"""The record of a run: its events become metrics, status and a view; its saves, checkpoints."""
+"""The record of a run: events become metrics, status and a view; saves become checkpoints."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.store import CheckpointStore, Restored, RunProgress
+from trainer.checkpoint.reader import Resumed
+from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig
 from trainer.errors import StorageError, UnprovedError
 from trainer.exchange.protocol.actions import Save
@@ -20,25 +22,42 @@ from trainer.storage.lease import Lease
 from trainer.tracking.card import make_card
 from trainer.tracking.metrics import MetricsLog, StepMetrics
 from trainer.tracking.progress import open_view, show_lines
-from trainer.tracking.status import StatusFile, WorkerStatus, first_status
+from trainer.tracking.status import MOVING, StatusFile, WorkerStatus, first_status
 
 log = logging.getLogger(__name__)
 
 SAVING_VARIABLE = "MOTLEY_SAVING"
-"""Names a file that is there while a checkpoint is being saved: a supervisor then waits with an end
-by force. Set by the launcher's supervisors."""
+"""Names a file that exists while a checkpoint is being saved: the supervisor then delays SIGKILL.
+Set by the launcher's supervisors."""
 _STUDENT = ("ce", "kl", "alpha", "waited_seconds")
 _QUIET = ("step", "validation", "verified", "listening")
-"""Events that the view shows as figures, or not at all."""
+"""Events that the view shows as figures or not at all."""
+
+
+def progress_at(
+    step: int, generation: int, config: RunConfig, job: Job, plan: StepPlan
+) -> RunProgress:
+    """Return what a checkpoint after `step` updates says of the run."""
+    epoch, index = divmod(step, plan.steps_per_epoch)
+    return RunProgress(
+        run_id=job.run_id,
+        step=step,
+        epoch=epoch,
+        position=index * plan.batch_size,
+        generation=generation,
+        seed=config.training.seed,
+        config=config.model_dump(mode="json"),
+        data_digest=job.data,
+    )
 
 
 class RunRecorder:
-    """Writes below the run's output folder, beside the training.
+    """Writes below the run's output folder, concurrently with training.
 
-    A slow disk never stops the run, and neither does a save that fails; a second one in a row does.
+    A slow disk or one failed save never stops the run; a second failure in a row does.
 
     Args:
-        lease: of the output folder; given back at the end, with that of the store.
+        lease: of the output folder; released at the end, with the store's.
     """
 
     def __init__(
@@ -71,13 +90,13 @@ class RunRecorder:
         self._status = first_status(job.run_id, plan.total_steps, expect_workers)
         self._publish()
 
-    def go_on(self, restored: Restored | None) -> None:
-        """Log where the run resumes: earlier lines about later steps are void from then on.
+    def go_on(self, resumed: Resumed | None) -> None:
+        """Log where the run resumes, which makes earlier lines of later steps void.
 
-        A run that ended before its first checkpoint begins again, at step 0.
+        A run that ended before its first checkpoint restarts at step 0.
         """
-        if restored:
-            step, path = restored.progress.step, str(restored.path)
+        if resumed:
+            step, path = resumed.progress.step, str(resumed.path)
             self.emit({"event": "resumed", "step": step, "path": path})
         elif self._metrics.has_steps():
             self.emit({"event": "resumed", "step": 0, "reason": "there was no checkpoint yet"})
@@ -99,10 +118,10 @@ class RunRecorder:
         self._publish()
 
     def save(self, save: Save) -> None:
-        """Write a checkpoint beside the training.
+        """Write a checkpoint concurrently with training.
 
-        On a disk that cannot keep up the one that still waits gives way to a newer one, unless it
-        was rated: every snapshot that waits keeps three gradients of memory.
+        If the disk cannot keep up, a newer checkpoint replaces the waiting one, unless that was
+        validated: every waiting snapshot keeps three gradients of memory.
         """
         with self._lock:
             for older in [waiting for waiting in self._waiting if waiting.validation is None]:
@@ -116,13 +135,27 @@ class RunRecorder:
             self._say_saving(True)
         self._writer.submit(self._save_next)
 
+    def saved(self, step: int, path: Path) -> None:
+        """Record a checkpoint that is complete."""
+        self._failed_save = None
+        self._metrics.event("checkpoint", step, path=str(path))
+        self._status["checkpoint"] = {"step": step, "path": str(path)}
+        self._status["reason"] = None
+
+    def not_saved(self, step: int, reason: str) -> None:
+        """Record a checkpoint that failed; two in a row are a `failure`."""
+        self._failed(reason)
+        log.error("ALARM: %s", reason)
+        self._metrics.event("alarm", step, reason=reason)
+        self._status["reason"] = reason
+
     @property
     def failure(self) -> StorageError | None:
         """Why the run cannot go on: two saves in a row have failed."""
         return self._failure
 
     def close(self, exit_code: int, reason: str) -> int:
-        """Wait for the last checkpoint, say how the run ended, and return the exit code."""
+        """Wait for the last checkpoint, record how the run ended, and return the exit code."""
         self._writer.shutdown(wait=True)
         if self._lease_of_output:
             self._lease_of_output.check()
@@ -141,7 +174,7 @@ class RunRecorder:
         self._status["card"] = make_card(self._config) if exit_code == 0 else []
         self._publish()
         if self._config.checkpoint.folder is not None:
-            # A reader of checkpoints on another host has no output folder, but must see the end.
+            # Readers on another host may see the checkpoints alone.
             if self._store.lease:
                 self._store.lease.check()
             StatusFile(self._store.folder).update(self._status)
@@ -173,14 +206,14 @@ class RunRecorder:
                 tokens_per_second=details["tokens_per_second"],
                 exchange_ms=details["exchange_ms"],
                 exchange_bytes=details["exchange_bytes"],
+                exchange_exposed_ms=details["exchange_exposed_ms"],
                 worker_tokens_per_second=speeds,
                 shares=shares,
                 samples=details["shares"],
                 **{name: details.get(name) for name in _STUDENT},
             )
         )
-        moving = ("step", "epoch", "loss", "learning_rate", "tokens_per_second", "exchange_ms")
-        for key in moving:
+        for key in MOVING:
             self._status[key] = details[key]
         self._begin_running()
         for rank, worker in self._workers.items():
@@ -248,36 +281,19 @@ class RunRecorder:
     def _save(self, save: Save) -> None:
         snapshot, scores = save.snapshot, save.validation
         step = snapshot.step
-        epoch, index = divmod(step, self._plan.steps_per_epoch)
         metric = None
         if scores:
             metric = scores.get("accuracy", -scores["loss"])
             if self._best is None or metric > self._best["metric"]:
                 self._best = {"step": step, "metric": metric, **scores}
-        progress = RunProgress(
-            run_id=self._job.run_id,
-            step=step,
-            epoch=epoch,
-            position=index * self._plan.batch_size,
-            generation=save.generation,
-            seed=self._config.training.seed,
-            config=self._config.model_dump(mode="json"),
-            best=self._best,
-            data_digest=self._job.data,
-            stream=save.stream,
-        )
+        progress = progress_at(step, save.generation, self._config, self._job, self._plan)
+        progress = replace(progress, best=self._best, stream=save.stream)
         try:
             path = self._store.save(snapshot, progress, metric)
         except StorageError as error:
-            self._failed(str(error))
-            log.error("ALARM: %s", error)
-            self._metrics.event("alarm", step, reason=str(error))
-            self._status["reason"] = str(error)
+            self.not_saved(step, str(error))
             return
-        self._failed_save = None
-        self._metrics.event("checkpoint", step, path=str(path))
-        self._status["checkpoint"] = {"step": step, "path": str(path)}
-        self._status["reason"] = None
+        self.saved(step, path)
 
     def _failed(self, reason: str) -> None:
         if self._failed_save is not None and self._failure is None:
@@ -288,7 +304,7 @@ class RunRecorder:
         self._failed_save = reason
 
     def _say_saving(self, saving: bool) -> None:
-        """Make or remove the mark; a disk that refuses even that is not waited for."""
+        """Create or remove the mark; failures are ignored."""
         if self._mark is not None:
             with contextlib.suppress(OSError):
                 self._mark.touch() if saving else self._mark.unlink(missing_ok=True)

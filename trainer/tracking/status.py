@@ -1,4 +1,4 @@
-"""status.json: where a run stands, for `launch cluster status`, the live view and people.
+"""status.json: the state of a run, for `launch cluster status` and the live view.
 
 The coordinator replaces the file atomically; a reader never sees half of it. A change of state is
 written at once, moving numbers at most a few times a second.
@@ -23,8 +23,8 @@ STATUS_FILE = "status.json"
 SCHEMA = "motley.status/1"
 
 RunState = Literal["waiting", "running", "stopping", "completed", "stopped", "failed"]
-"""The last three are ends: all steps are done, the run was asked to stop before, or it could not go
-on (`reason` and `exit_code` tell why)."""
+"""The last three are final: all steps are done, the run was stopped before, or it failed
+(`reason` and `exit_code` tell why)."""
 WorkerState = Literal["joining", "active", "idle", "lost"]
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class WorkerStatus(TypedDict):
     device: str
     backend: str
     backend_reason: str
-    """Why no earlier backend of the chain serves; empty for the first."""
+    """Why no earlier backend of the chain was taken; empty for the first."""
     state: WorkerState
     samples: int
     step_seconds: float | None
@@ -46,7 +46,7 @@ class WorkerStatus(TypedDict):
 
 
 class CheckpointStatus(TypedDict):
-    """The last checkpoint that is safe on the disk."""
+    """The last checkpoint that is on the disk."""
 
     step: int
     path: str
@@ -77,18 +77,20 @@ class Status(TypedDict):
     learning_rate: float | None
     tokens_per_second: float | None
     exchange_ms: float | None
-    """What the last step took beyond the slowest worker's own computing."""
+    """Of the last step, from the slowest worker's first gradient to the commit."""
+    exchange_exposed_ms: float | None
+    """Of these, what was not hidden behind backward."""
     generation: int
     expect_workers: int
     workers: list[WorkerStatus]
     checkpoint: CheckpointStatus | None
     validation: ValidationStatus | None
     card: list[str]
-    """Of a run that has ended with exit code 0: what came of it, in lines for people."""
+    """Of a run that ended with exit code 0: its result, in lines for people."""
 
 
 def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
-    """Return the status of a run of this process in which nothing has happened yet."""
+    """Return the status of a run of this process before its first event."""
     return Status(
         run_id=run_id,
         state="waiting",
@@ -102,6 +104,7 @@ def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
         learning_rate=None,
         tokens_per_second=None,
         exchange_ms=None,
+        exchange_exposed_ms=None,
         generation=0,
         expect_workers=expect_workers,
         workers=[],
@@ -111,12 +114,21 @@ def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
     )
 
 
-_MOVING = ("step", "epoch", "loss", "learning_rate", "tokens_per_second", "exchange_ms")
+MOVING = (
+    "step",
+    "epoch",
+    "loss",
+    "learning_rate",
+    "tokens_per_second",
+    "exchange_ms",
+    "exchange_exposed_ms",
+)
+"""The figures that every step changes."""
 _MOVING_OF_WORKER = ("samples", "step_seconds", "tokens_per_second")
 
 
 class StatusFile:
-    """Writes one run's status; failing to is an alarm, never the end of the run."""
+    """Writes one run's status; a failure is an alarm and never ends the run."""
 
     def __init__(
         self,
@@ -134,7 +146,7 @@ class StatusFile:
         self._standing: dict[str, Any] | None = None
 
     def update(self, status: Status, *, force: bool = False) -> bool:
-        """Write the status if its standing changed or the interval is over; say whether it did."""
+        """Write the status if its state changed or the interval is over; return whether it did."""
         now = self._clock()
         standing = _standing(status)
         if not force and standing == self._standing and now - self._written_at < self._interval:
@@ -169,7 +181,7 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def say_last(output: Path, status: Status) -> None:
-    """Write how a run ended that had not begun yet, unless the folder is another run's."""
+    """Write how a run ended before it began, unless the folder is another run's."""
     with suppress(StorageError):
         if read_status(output / STATUS_FILE).get("run_id") != status["run_id"]:
             return
@@ -177,21 +189,22 @@ def say_last(output: Path, status: Status) -> None:
 
 
 def says_over(path: Path) -> bool:
-    """Whether a status file shows that its run is over, and not only an attempt that failed.
+    """Whether a status file shows that its run is over, not only that an attempt failed.
 
-    One that cannot be read does not count.
+    False for an unreadable file.
     """
     try:
         status = read_status(path)
     except StorageError:
         return False
     failed_for_good = status.get("state") == "failed" and status.get("exit_code") not in RESTARTED
-    return status.get("state") in ("completed", "stopped") or failed_for_good
+    # Runs of earlier versions are `finished`.
+    return status.get("state") in ("completed", "stopped", "finished") or failed_for_good
 
 
 def _standing(status: Status) -> dict[str, Any]:
-    """Return what of a status is worth writing at once."""
-    tree: dict[str, Any] = {k: copy.deepcopy(v) for k, v in status.items() if k not in _MOVING}
+    """Return the parts of a status that are written at once."""
+    tree: dict[str, Any] = {k: copy.deepcopy(v) for k, v in status.items() if k not in MOVING}
     tree["workers"] = [
         {key: value for key, value in worker.items() if key not in _MOVING_OF_WORKER}
         for worker in status["workers"]

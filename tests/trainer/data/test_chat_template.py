@@ -169,13 +169,13 @@ ESCAPE = "{{- messages.__class__.__mro__[1].__subclasses__() }}{%- for m in mess
     [
         (LATE, SEVERAL, "changes the text before turn 2 when"),
         (LOST, ONE, "omits or changes the assistant's text"),
-        (OTHER, SEVERAL, "ends turn 2 otherwise when more follows"),
+        (OTHER, SEVERAL, "ends turn 2 differently if more turns follow"),
         (DATED, ONE, "'strftime_now' is undefined"),
         (ESCAPE, ONE, "the chat template refuses it: access to attribute '__class__'"),
         ("{%- for m in", ONE, "the chat template refuses it: "),
         ("gemma", [turn("system", "s"), *ONE], "System role not supported"),
         ("mistral", [ONE[0], *ONE], "roles must alternate"),
-        ("qwen3", [turn("user", "\ufdd2"), ONE[1]], "U+FDD2, which is no character"),
+        ("qwen3", [turn("user", "\ufdd2"), ONE[1]], "U+FDD2, which is not a character"),
         ("qwen3", [ONE[0], turn("assistant", " ")], "neither text nor the name of a tool"),
     ],
 )
@@ -195,7 +195,7 @@ def test_what_a_template_cannot_express_is_refused_before_a_step(
 def test_a_tokenizer_without_a_template_spells_no_tools(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", FAMILIES["qwen3"], None)
     data = write_data(tmp_path / "a.jsonl", (TOOLS, [WEATHER]))
-    with pytest.raises(InputError, match="without a chat template cannot spell"):
+    with pytest.raises(InputError, match="without a chat template cannot express"):
         load_dataset(data, folder, "causal-lm", None, 4096)
 
 

@@ -156,6 +156,14 @@ def test_a_bad_classify_line_is_named(tmp_path, line, problem):
     ("tree", "problem"),
     [
         ({}, "its keys (none) are no known shape"),
+        (
+            {"body": "x"},
+            "('body') are no known shape; rename or remove keys until they are one of: {",
+        ),
+        (
+            {"text": "x", "prompt": "y", "completion": "z"},
+            "are of several shapes; rename or remove",
+        ),
         ({"instruction": "x", "output": " "}, "'output' is empty"),
         ({"instruction": "x", "input": 3, "output": "y"}, "'input' must be a string"),
         ({"prompt": "x", "completion": ""}, "'completion' is empty"),

@@ -1,22 +1,12 @@
-"""What students start from: a small model, and hand-made logits for its tokenizer."""
+"""What students learn from: hand-made logits for the tokenizer of the small model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from bigram_teacher import BigramTeacher
-from small_model import write_data, write_model
 
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl")
-
-
-@pytest.fixture(scope="session")
-def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("student") / "model", data)
+from tests.trainer.bigram_teacher import BigramTeacher
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_teacher import SCHEMES, load, teach, wish, write_corpus, write_teacher, write_trimmed
 
+from tests.trainer.small_teacher import (
+    SCHEMES,
+    load,
+    teach,
+    wish,
+    write_corpus,
+    write_teacher,
+    write_trimmed,
+)
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.audit import LIMIT, Audit, audit, check_teacher
 from trainer.distill.teacher.scoring import Teacher

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small_model as small
 
 from trainer.data.documents import Documents
 from trainer.distill.student.from_scratch import fresh_model, shapes
@@ -47,15 +46,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("teacher")
-    return small.write_model(folder / "model", small.write_data(folder / "train.jsonl"))
+def teacher(model: Path) -> Path:
+    return model
 
 
 @pytest.fixture(scope="module")
-def tokenizer(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(teacher: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trimmed") / "tokenizer"
-    trim(teacher, Documents([teacher.parent / "train.jsonl"]), 290, output)
+    trim(teacher, Documents([data]), 290, output)
     return output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
 import shutil
@@ -12,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bigram_teacher import BigramTeacher
-from course import Course
-from small_model import SIZES, write_data
 
-from trainer.checkpoint.store import find_checkpoint, read_progress
+from tests.trainer.bigram_teacher import BigramTeacher
+from tests.trainer.course import Course
+from tests.trainer.small_model import SIZES, write_data
+from trainer.checkpoint.store import Restored, find_checkpoint, read_progress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
 from trainer.distill.student.inputs import FreshStudent
+from trainer.distill.student.loop import Student
 from trainer.errors import InputError, NonFiniteError, RefusedError
 from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
@@ -74,6 +76,26 @@ def test_a_checkpoint_is_an_ordinary_model(
     assert tokenizer.decode(made) == completion.prompt + completion.text
 
 
+def test_nothing_keeps_the_restored_state(
+    model: Path, logits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is three times the weights."""
+    course = Course(tmp_path / "out", model, logits)
+    course.run_until(4)
+    kept: list[object] = []
+    run = Student.run
+
+    def counting(student: Student) -> str:
+        gc.collect()
+        kept.extend(found for found in gc.get_objects() if type(found) is Restored)
+        assert student.step > 0
+        return run(student)
+
+    monkeypatch.setattr(Student, "run", counting)
+    assert course.run() == 0
+    assert not kept
+
+
 def test_a_stopped_run_goes_on_to_the_bit(model: Path, logits: Path, tmp_path: Path) -> None:
     straight = Course(tmp_path / "straight", model, logits)
     assert straight.run() == 0
@@ -124,10 +146,15 @@ def test_how_a_batch_is_cut_changes_nothing_but_rounding(
 def test_compiled_layers_change_nothing_but_rounding(
     model: Path, logits: Path, tmp_path: Path
 ) -> None:
+    from torch._inductor import config
+
     figures: list[list[float]] = []
     for compiled in (False, True):
         course = Course(tmp_path / str(compiled), model, logits, training__max_steps=1)
-        assert course.run(compiled=compiled) == 0
+        # Neither processes that import torch to wait for the compiler, nor a trial of each kind of
+        # vector that the processor has: a fifth of the time.
+        with config.patch({"compile_threads": 1, "cpp.vec_isa_ok": True}):
+            assert course.run(compiled=compiled) == 0
         figures.append(course.steps("loss") + course.steps("kl") + course.steps("grad_norm"))
     np.testing.assert_allclose(*figures, rtol=1e-4)
 

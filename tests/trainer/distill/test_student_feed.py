@@ -11,26 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bigram_teacher import LENGTHS, BigramTeacher
-from small_model import write_data, write_model
 
+from tests.trainer.bigram_teacher import LENGTHS, BigramTeacher
 from trainer.config.run import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
-from trainer.distill.stopping import Stop
 from trainer.distill.student.prefetch import Batch, Feed, Preparation, batches
 from trainer.errors import UnreachableError
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.logits.stream import Position, ShardStream
+from trainer.process.stopping import Stop
 
 WINDOWS = 24
 PLAN = StepPlan(WINDOWS, batch_size=5, epochs=2)
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> BigramTeacher:
-    folder = tmp_path_factory.mktemp("model")
-    return BigramTeacher(write_model(folder / "model", write_data(folder / "data.jsonl")))
+def teacher(model: Path) -> BigramTeacher:
+    return BigramTeacher(model)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bigram_teacher import BigramTeacher
+
+from tests.trainer.bigram_teacher import BigramTeacher
 
 RUN = """
 import sys

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from bigram_teacher import BigramTeacher
-from course import Course
 
+from tests.trainer.bigram_teacher import BigramTeacher
+from tests.trainer.course import Course
 from trainer.checkpoint.store import find_checkpoint, read_progress
 from trainer.errors import UnreachableError
 from trainer.tracking.status import read_status

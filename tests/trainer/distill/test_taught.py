@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bigram_teacher import BigramTeacher
-from small_model import write_data, write_model
 
-from trainer import build
+from tests.trainer.bigram_teacher import BigramTeacher
+from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.distill.student.distributed_dataset import (
@@ -26,18 +25,9 @@ from trainer.distill.student.prefetch import Preparation
 from trainer.errors import InputError, RefusedError, StorageError
 from trainer.logits.dataset import LogitsFolder
 from trainer.logits.scores import Scheme, Window
+from trainer.run_inputs import read_inputs
 
 SHARDS, WINDOWS = 11, 5
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl")
-
-
-@pytest.fixture(scope="module")
-def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("student") / "model", data)
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +115,7 @@ def test_the_digest_is_of_the_bytes(
     assert content_digest(other) != content_digest(logits)
     config = configure(model, logits.path)
     jobs = [
-        build.read_inputs(configure(model, folder.path), "run").job
-        for folder in (logits, same, other)
+        read_inputs(configure(model, folder.path), "run").job for folder in (logits, same, other)
     ]
     assert jobs[0] == jobs[1]
     assert jobs[0].data != jobs[2].data
@@ -181,7 +170,7 @@ def test_config_and_data_fit_together(
 def test_another_tokenizer_is_refused(logits: LogitsFolder, tmp_path: Path) -> None:
     stranger = write_model(tmp_path / "stranger", write_data(tmp_path / "few.jsonl", count=7))
     with pytest.raises(RefusedError, match=r"tokenizer \([0-9a-f]{16}\) .* \([0-9a-f]{16}\)"):
-        build.read_inputs(configure(stranger, logits.path), "run")
+        read_inputs(configure(stranger, logits.path), "run")
 
 
 def test_the_coordinator_needs_neither_parquet_nor_torch(
@@ -191,8 +180,9 @@ def test_the_coordinator_needs_neither_parquet_nor_torch(
         "import sys\n"
         "from trainer import build\n"
         "from trainer.config import run as config\n"
+        "from trainer.run_inputs import read_inputs\n"
         "settings = config.load(sys.argv[1])\n"
-        "inputs = build.read_inputs(settings, 'run')\n"
+        "inputs = read_inputs(settings, 'run')\n"
         "_, journal = build.make_coordinator(inputs, 1, 0.0)\n"
         "journal.close(0, 'done')\n"
         "assert not {'torch', 'pyarrow', 'transformers', 'wgpu'} & set(sys.modules)\n"

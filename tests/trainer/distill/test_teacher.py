@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
-from small_teacher import SCHEMES, TOPK
 from torch import Tensor
 
+from tests.trainer.small_teacher import SCHEMES, TOPK
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.scoring import Teacher, emulates_bf16
 from trainer.distill.teacher.windows import Piece

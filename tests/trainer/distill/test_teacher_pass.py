@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_teacher import (
+
+from tests.trainer.small_teacher import (
     SCHEMES,
     load,
     teach,
@@ -21,7 +22,6 @@ from small_teacher import (
     write_teacher,
     write_trimmed,
 )
-
 from trainer.distill.teacher.assignment import assign
 from trainer.distill.teacher.run import Teaching
 from trainer.distill.teacher.scoring import Teacher

@@ -6,6 +6,7 @@ import io
 from dataclasses import asdict
 from typing import Any
 
+from tests.trainer.clock import Clock
 from trainer.distill.teacher.progress import LiveTeacher, PlainTeacher, Tally, open_teacher_view
 from trainer.logits.description import ShardPlan
 
@@ -13,14 +14,6 @@ SHARE = [
     ShardPlan(number=number, first_document=number, stop_document=number + 1, windows=2, tokens=100)
     for number in (1, 3, 5, 7)
 ]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_what_was_there_counts_as_done_and_not_as_fast() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bpe_teachers import corpus, everything, like_llama, like_qwen, plain
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +24,7 @@ from tokenizers import (
     pre_tokenizers,
 )
 
+from tests.trainer.bpe_teachers import corpus, everything, like_llama, like_qwen, plain
 from trainer.commands.distill.trim_tokenizer import trim_tokenizer
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small_model as small
 
+from tests.trainer import small_model as small
 from trainer.data.documents import Documents
 from trainer.distill.tokenizer.trim import trim
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_digest
@@ -18,14 +18,13 @@ from trainer.errors import InputError, RefusedError
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("teacher")
-    return small.write_model(folder / "model", small.write_data(folder / "train.jsonl"))
+def teacher(model: Path) -> Path:
+    return model
 
 
 @pytest.fixture
-def trimmed(teacher: Path, tmp_path: Path) -> Path:
-    trim(teacher, Documents([teacher.parent / "train.jsonl"]), 280, tmp_path / "trimmed")
+def trimmed(teacher: Path, data: Path, tmp_path: Path) -> Path:
+    trim(teacher, Documents([data]), 280, tmp_path / "trimmed")
     return tmp_path / "trimmed"
 
 

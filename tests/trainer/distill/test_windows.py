@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_teacher import write_corpus, write_teacher, write_trimmed
 
+from tests.trainer.small_teacher import write_corpus, write_teacher, write_trimmed
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.teacher.windows import Windows

@@ -9,22 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.clock import Clock
 from trainer.evaluate.claims import Claims
 
 DIGEST = "d" * 64
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

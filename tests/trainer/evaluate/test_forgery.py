@@ -12,9 +12,9 @@ import sys
 
 import pytest
 
-from trainer.errors import InputError
+from tests.trainer.evaluate.confinement import open_sandbox
 from trainer.evaluate.boxed import decode, encode
-from trainer.evaluate.sandbox import Limits, Sandbox, Trial
+from trainer.evaluate.sandbox import Sandbox, Trial
 
 TEST = """
 def check(candidate):
@@ -40,10 +40,7 @@ sys.stderr.write(token)
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    try:
-        return Sandbox(Limits(seconds=60))
-    except InputError as error:
-        pytest.skip(f"needs bwrap: {error}")
+    return open_sandbox(seconds=60)
 
 
 def naive(program: str, test: str = TEST, with_token: bool = True) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import small_model as small
 
+from tests.trainer import small_model as small
 from trainer.checkpoint.trained_model import load_trained
 from trainer.errors import InputError
 from trainer.evaluate.base import Compute

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import make_store, save
 
+from tests.trainer.tiny_run import make_store, save
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.checkpoint.store import CheckpointStore
 from trainer.evaluate.results import SCHEMA, Results, read_evaluations

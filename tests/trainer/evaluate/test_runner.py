@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from saved_run import CPU, Probe, Run, runner
 
+from tests.trainer.saved_run import CPU, Probe, Run, runner
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.checkpoint.trained_model import load_trained
 from trainer.evaluate.results import read_evaluations

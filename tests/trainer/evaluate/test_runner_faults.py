@@ -10,24 +10,21 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from saved_run import Probe, Run, claims, runner
 
+from tests.trainer.saved_run import Probe, Run, claims, runner
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.errors import InputError, StorageError
 from trainer.evaluate.claims import Claims
 from trainer.evaluate.results import SCHEMA
 from trainer.evaluate.tasks import Material, make_tasks
+from trainer.process.interruption import Interruption
 from trainer.storage.atomic_folder import verify
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_a_damaged_checkpoint_is_named_once_and_left_out(
-    run: Run, caplog: pytest.LogCaptureFixture
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2, 3):
         run.save(step)
@@ -43,15 +40,14 @@ def test_a_damaged_checkpoint_is_named_once_and_left_out(
     probe = Probe()
     looks = 0
 
-    def look(seconds: float) -> None:
+    def look(_: Interruption, seconds: float) -> None:
         nonlocal looks
         looks += 1
         if looks == 3:
             run.status("completed")
 
-    watching = runner(run, probe, once=False)
-    watching._interruption.wait = look
-    watching.run()
+    monkeypatch.setattr(Interruption, "wait", look)
+    runner(run, probe, once=False).run()
     assert probe.seen == ["step-000001"]
     assert [record["step"] for record in run.records] == [1]
     said = [record.message for record in caplog.records if record.levelno == logging.ERROR]

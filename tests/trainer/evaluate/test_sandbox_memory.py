@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from trainer.errors import InputError
+from tests.trainer.evaluate.confinement import attempt, open_sandbox
 from trainer.evaluate import syscalls
-from trainer.evaluate.sandbox import Limits, Sandbox, Trial, TrialResult
+from trainer.evaluate.sandbox import Sandbox, Trial
 
 MIB = 1024**2
 LIMIT = 256 * MIB
@@ -22,15 +22,7 @@ WANTED = 320 * MIB
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    try:
-        return Sandbox(Limits(seconds=60, memory=LIMIT))
-    except InputError as error:
-        pytest.skip(f"needs bwrap: {error}")
-
-
-def attempt(sandbox: Sandbox, program: str) -> TrialResult:
-    called = f"def attack():\n    exec({program!r}, {{'__name__': '__main__'}})\n"
-    return sandbox.run(Trial(program=called, entry_point="attack", test="attack()"))
+    return open_sandbox(seconds=60, memory=LIMIT)
 
 
 def succeeds_outside(program: str) -> bool:

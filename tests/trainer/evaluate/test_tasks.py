@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click.testing
 import pytest
-from saved_run import Probe, Run, runner
 
+from tests.trainer.saved_run import Probe, Run, runner
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.errors import InputError
@@ -28,9 +28,10 @@ def test_a_classifier_is_rated_by_its_accuracy(
 ) -> None:
     run = Run(tmp_path / "run", model, make_config, task="classify", num_classes=3)
     run.save(1)
-    other = data.with_name("other.jsonl")
-    shutil.copy(data, other)
-    runner(run, *make_tasks("loss", Material(data=[data, other]))).run()
+    files = [tmp_path / "validation.jsonl", tmp_path / "other.jsonl"]
+    for file in files:
+        shutil.copy(data, file)
+    runner(run, *make_tasks("loss", Material(data=files))).run()
     (record,) = run.records
     figures = record["tasks"]["loss"]["figures"]
     assert figures["validation/accuracy"] == figures["other/accuracy"] == record["rating"]
@@ -77,6 +78,7 @@ def test_what_needs_a_language_model_says_so_and_costs_no_other_figure(
         ("", "'' is not known"),
         ("generate", "give --prompts"),
         ("code", "give --problems"),
+        ("summaries", "give --data"),
     ],
 )
 def test_tasks_that_lack_something_are_refused_at_the_start(tasks: str, message: str) -> None:

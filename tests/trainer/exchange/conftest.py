@@ -1,11 +1,14 @@
-"""Lets the tests here import the simulated cluster that lies beside them."""
+"""What the tests of the exchange share."""
 
-import sys
-from pathlib import Path
+import pytest
 
-# importlib mode adds no folder to the path, so modules beside the tests are found through this.
-sys.path.append(str(Path(__file__).parent))
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.small_frames import small_frames
 
-from small_frames import small_frames
+__all__ = ["problem", "small_frames"]
 
-__all__ = ["small_frames"]
+
+@pytest.fixture(scope="session")
+def problem() -> ExactProblem:
+    """Return the usual one; a file with other wishes has its own."""
+    return ExactProblem()

@@ -182,7 +182,8 @@ class ExactProblem:
             for block in self.layout.blocks:
                 span = average[block.start : block.stop]
                 codec.decode(codec.encode(block.index, span), span)
-                squares.append(float(np.square(span, dtype=np.float64).sum()))
+                doubles = span.astype(np.float64)
+                squares.append(float(np.dot(doubles, doubles)))
             norm = math.sqrt(math.fsum(squares))
             limit = self.config.optimizer.max_grad_norm
             scale = 1.0 if norm <= limit else limit / norm

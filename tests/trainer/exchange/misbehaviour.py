@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from simulated_cluster import SimulatedCluster
-from simulated_worker import SimulatedWorker, Wire
-
+from tests.trainer.exchange.simulated_cluster import SimulatedCluster
+from tests.trainer.exchange.simulated_worker import SimulatedWorker, Wire
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.messages import Heartbeat, JoinRefused, StepCommit, WeightsReport
 from trainer.exchange.protocol.wire import Frame, MessageType
@@ -126,7 +125,7 @@ def _garbage(_: SimulatedCluster, worker: SimulatedWorker) -> None:
 
 def _broken_checksum(_: SimulatedCluster, worker: SimulatedWorker) -> None:
     session, wire = _connection(worker)
-    frame = bytearray(wire.up.encoder.encode(Heartbeat().frame(session.generation)))
+    frame = bytearray(b"".join(wire.up.encoder.encode(Heartbeat().frame(session.generation))))
     frame[-1] ^= 1
     wire.up.send_raw(bytes(frame))
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from exact_problem import JOB, ExactProblem, join_request
-
+from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
 from trainer.errors import TrainerError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
@@ -67,6 +66,7 @@ def serve(
 def ask_to_join(address: tuple[str, int]) -> None:
     """Send a request to join and wait for the end of the connection."""
     with suppress(ConnectionError), socket.create_connection(address, timeout=20) as end:
-        end.sendall(FrameEncoder(run_tag(JOB.run_id)).encode(join_request(0).frame(0)))
+        request = join_request(0).frame(0)
+        end.sendall(b"".join(FrameEncoder(run_tag(JOB.run_id)).encode(request)))
         while end.recv(65536):
             pass

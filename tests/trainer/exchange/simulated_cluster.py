@@ -6,9 +6,8 @@ disk are played. What must hold at any time is checked in `check()` and on every
 
 from __future__ import annotations
 
-from simulated_shell import FLUSH, SimulatedShell
-from simulated_worker import SimulatedWorker
-
+from tests.trainer.exchange.simulated_shell import FLUSH, SimulatedShell
+from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.exchange.protocol.messages import Heartbeat
 
 TICK = 0.125
@@ -63,8 +62,13 @@ class SimulatedCluster(SimulatedShell):
                     self._lose_wire(wire, worker)
                     self._disconnected(wire, "closed")
             if not self.finish:
-                self._perform(self.coordinator.tick(self.now))
+                self.tick()
             self.check()
+
+    def tick(self) -> None:
+        """Let the coordinator's timer run out now."""
+        assert self.coordinator
+        self._perform(self.coordinator.tick(self.now))
 
     def start(self) -> None:
         """Let everyone connect and work until nothing moves without time."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bystander import Bystander
-from exact_problem import JOB, ExactProblem
-from simulated_worker import SimulatedWorker, Wire
-
+from tests.trainer.exchange.bystander import Bystander
+from tests.trainer.exchange.exact_problem import JOB, ExactProblem
+from tests.trainer.exchange.simulated_worker import SimulatedWorker, Wire
 from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
@@ -169,11 +168,12 @@ class SimulatedShell:
         """Return the events of a name."""
         return [details for details in self.events if details["event"] == event]
 
-    # Inside
-
-    def _record(self, event: dict[str, Any]) -> None:
+    def record(self, event: dict[str, Any]) -> None:
+        """Keep an event, and check it."""
         self.events.append(event)
         self.problem.check_event(event, self.step)
+
+    # Inside
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -191,7 +191,7 @@ class SimulatedShell:
                     assert not self.saves or self.saves[-1].snapshot.step <= action.snapshot.step
                     self.saves.append(action)
                 case Emit(event=event):
-                    self._record(event)
+                    self.record(event)
                 case Finish():
                     self._finish(action)
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from exact_problem import ExactProblem, join_request
 
+from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from trainer.exchange.protocol.messages import (
     JoinRequest,
     Message,
@@ -73,7 +73,8 @@ class Pipe:
             count = min(len(space), len(data))
             space[:count] = data[:count]
             data = data[count:]
-            yield from self.decoder.received(count)
+            if frame := self.decoder.received(count):
+                yield frame
 
     def _draw(self, count: int | None) -> None:
         while self._frames and (count is None or len(self._bytes) < count):
@@ -81,7 +82,7 @@ class Pipe:
             if frame is None:
                 self._frames.popleft()
             else:
-                self.last_frame = self.encoder.encode(frame)
+                self.last_frame = b"".join(self.encoder.encode(frame))
                 self._bytes += self.last_frame
 
 
@@ -111,6 +112,8 @@ class SimulatedWorker:
         self.ended: Shutdown | None = None
         self.refused: str | None = None
         self.seconds_per_sample = 0.01
+        self.overlap = 0.0
+        """The part of its computing that comes after its first gradient."""
         self.poison: tuple[int, int, float] | None = None
         """(block, offset, value) to put into its next gradient, or (-1, 0, loss)."""
         self.careless = False
@@ -212,7 +215,7 @@ class SimulatedWorker:
         if self.poison and self.poison[0] == -1:
             loss = self.poison[2]
         seconds = self.seconds_per_sample * (shard.stop - shard.start)
-        result = result_message(shard, loss, weight, weight, seconds)
+        result = result_message(shard, loss, weight, weight, seconds, self.overlap * seconds)
         if sender := self._sender(session):
             self._send(sender, [sender.message(result, shard.step)])
 
@@ -222,7 +225,7 @@ class SimulatedWorker:
         count = shard.stop - shard.start
         loss = self.problem.shard_loss(0, shard.start, shard.stop)
         table = self.problem.confusion(shard.start, shard.stop)
-        result = result_message(shard, loss, count, count, 0.01, table)
+        result = result_message(shard, loss, count, count, 0.01, confusion=table)
         self._send(session, [session.message(result, shard.step)])
 
     def _apply(self, session: Session, event: Committed) -> None:

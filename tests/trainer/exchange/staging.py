@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from exact_problem import ExactProblem
-from simulated_cluster import SimulatedCluster
-from simulated_worker import SimulatedWorker
-
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import SimulatedCluster
+from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.coordinator.rounds import Round
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from exact_problem import ExactProblem
-from simulated_cluster import TICK, SimulatedCluster
-from staging import assign, compute, open_round, started
 
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
+from tests.trainer.exchange.staging import assign, compute, open_round, started
 from trainer.exchange.protocol.messages import Heartbeat
 
 pytestmark = pytest.mark.usefixtures("small_frames")
-
-
-@pytest.fixture(scope="module")
-def problem() -> ExactProblem:
-    return ExactProblem()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +62,7 @@ def test_a_step_has_the_time_for_what_was_dealt_again(long_problem: ExactProblem
     for rank in range(4):
         for _ in range(2):
             training.balancer.observe(rank, 2, compute=20.0, elapsed=20.0)
-    training._pace.finished("train", 20.0)
+    training.pace.finished("train", 20.0)
     for worker in cluster.workers[1:]:
         cluster.kill(worker)
     assert open_round(cluster).deadline >= cluster.now + 3 * 80.0
@@ -77,7 +72,7 @@ def test_a_redeal_never_shortens_the_deadline(long_problem: ExactProblem):
     cluster = started(long_problem, workers=3)
     before = open_round(cluster).deadline
     assert cluster.coordinator
-    cluster.coordinator.training._pace.finished("train", 0.1)
+    cluster.coordinator.training.pace.finished("train", 0.1)
     cluster.kill(cluster.workers[2])
     assert open_round(cluster).deadline >= before
 
@@ -99,22 +94,20 @@ def test_waiting_behind_ones_own_shard_is_no_overhead():
 
 def test_its_own_sleep_is_nobodys_fault(problem: ExactProblem):
     cluster = started(problem)
-    assert cluster.coordinator
     cluster.now += 3600
-    cluster._perform(cluster.coordinator.tick(cluster.now))
+    cluster.tick()
     assert not cluster.named("lost")
     cluster.run_to_end()
 
 
 def test_its_own_sleep_gives_nobody_an_hour_of_silence(problem: ExactProblem):
     cluster = started(problem)
-    assert cluster.coordinator
     cluster.now += 3600
     for worker in cluster.workers:  # awake again, it reads before its timer runs
         worker.heard = cluster.now
         worker.send(Heartbeat())
         cluster.deliver_up(worker)
-    cluster._perform(cluster.coordinator.tick(cluster.now))
+    cluster.tick()
     cluster.kill(cluster.workers[0], silent=True)
     cluster.pass_time(problem.config.exchange.lost_after + 2 * TICK)
     assert [event["rank"] for event in cluster.named("lost")] == [0]
@@ -122,11 +115,10 @@ def test_its_own_sleep_gives_nobody_an_hour_of_silence(problem: ExactProblem):
 
 def test_its_own_sleep_moves_a_deadline_only_by_what_the_step_missed(problem: ExactProblem):
     cluster = started(problem)
-    assert cluster.coordinator
     cluster.now += 3600
     round_ = open_round(cluster)
     round_.started, round_.deadline = cluster.now - 2, cluster.now + 5  # begun after waking up
-    cluster._perform(cluster.coordinator.tick(cluster.now))
+    cluster.tick()
     assert round_.deadline == cluster.now + 7
 
 
@@ -134,9 +126,8 @@ def test_its_own_sleep_does_not_cut_an_introduction_short(problem: ExactProblem)
     cluster = SimulatedCluster(problem, workers=1, expect=2)
     worker = cluster.workers[0]
     cluster.connect(worker)
-    assert cluster.coordinator
     cluster.now += 3600
-    cluster._perform(cluster.coordinator.tick(cluster.now))
+    cluster.tick()
     worker.heard = cluster.now
     cluster.pass_time(1.0)
     assert worker.rank == 0
@@ -149,6 +140,6 @@ def test_its_own_sleep_does_not_use_up_the_join_deadline(problem: ExactProblem):
     assert cluster.coordinator
     assert cluster.coordinator.phase == "waiting"
     cluster.now += 3600
-    cluster._perform(cluster.coordinator.tick(cluster.now))
+    cluster.tick()
     assert cluster.finish is None
     cluster.run_to_end()

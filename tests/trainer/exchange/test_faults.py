@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from exact_problem import ExactProblem
-from simulated_cluster import TICK, SimulatedCluster
-from simulated_worker import SimulatedWorker
-from staging import assign, compute, covered, open_round, redealt, started
 
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
+from tests.trainer.exchange.simulated_worker import SimulatedWorker
+from tests.trainer.exchange.staging import assign, compute, covered, open_round, redealt, started
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult
 
 pytestmark = pytest.mark.usefixtures("small_frames")
-
-
-@pytest.fixture(scope="module")
-def problem() -> ExactProblem:
-    return ExactProblem()
 
 
 # A worker dies
@@ -85,7 +80,7 @@ def test_at_every_byte_of_its_upload(problem: ExactProblem):
         cluster.kill(victim, delivered=cut)
         sums = open_round(cluster).sums
         assert sums
-        assert not sums._partial, "nothing unfinished is kept"
+        assert not sums.partial, "nothing unfinished is kept"
         cluster.settle_down()
         assert cluster.named("step")[0]["step"] == 1
 

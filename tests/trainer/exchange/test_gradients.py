@@ -6,8 +6,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from exact_problem import tiny_layout
 
+from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.errors import NonFiniteError, ProtocolError
 from trainer.exchange.coordinator.gradient_sum import GradientSum, block_frames
 from trainer.exchange.coordinator.ledger import Shard
@@ -85,10 +85,10 @@ def test_what_a_lost_worker_left_unfinished_is_dropped():
         first, *rest = frames(drawn(shard), shard, 1)
         sums.add(first)
     sums.forget(lost.id)
-    assert {shard for _, shard in sums._partial} == {other.id}
+    assert {shard for _, shard in sums.partial} == {other.id}
     for frame in rest:
         sums.add(frame)
-    assert not sums._partial
+    assert not sums.partial
     with pytest.raises(ProtocolError, match=r"bytes 16\.\.32 came, 0 of 40 are here"):
         sums.add(frames(drawn(lost), lost, 1)[1])
 

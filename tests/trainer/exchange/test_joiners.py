@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from exact_problem import ExactProblem
-from simulated_cluster import TICK, SimulatedCluster
-from simulated_worker import SimulatedWorker
-from staging import started
 
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
+from tests.trainer.exchange.simulated_worker import SimulatedWorker
+from tests.trainer.exchange.staging import started
 from trainer.exchange.coordinator.joiners import AHEAD
 from trainer.exchange.protocol.state_transfer import Delivery
 from trainer.exchange.protocol.wire import HEADER_SIZE
@@ -162,8 +162,7 @@ def test_part_of_a_frame_is_a_sign_of_life(problem: ExactProblem):
     for _ in range(HEADER_SIZE - 2):
         cluster.deliver_up(worker, 1)
         cluster.now += TICK
-        assert cluster.coordinator
-        cluster._perform(cluster.coordinator.tick(cluster.now))
+        cluster.tick()
     assert cluster.now - began > 2 * LOST_AFTER
     assert not cluster.named("lost")
     cluster.run_to_end()

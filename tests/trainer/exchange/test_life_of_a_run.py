@@ -7,18 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from exact_problem import ExactProblem
-from simulated_cluster import TICK, SimulatedCluster
-from staging import saved, until_step
 
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
+from tests.trainer.exchange.staging import saved, until_step
 from trainer.exchange.protocol.messages import Shutdown
 
 pytestmark = pytest.mark.usefixtures("small_frames")
-
-
-@pytest.fixture(scope="module")
-def problem() -> ExactProblem:
-    return ExactProblem()
 
 
 # Cadence
@@ -140,7 +135,7 @@ def test_gradients_that_round_give_the_same_bits_for_the_same_split(
         cluster = SimulatedCluster(problem, workers=3)
         # Here the right weights are those of the first run, not those of exact sums.
         cluster.check = lambda: None  # type: ignore[method-assign]
-        cluster._record = cluster.events.append  # type: ignore[method-assign]
+        cluster.record = cluster.events.append  # type: ignore[method-assign]
         problem.trajectory = [b""] * 99
         while not cluster.finish:
             for worker in order.sample(cluster.workers, 3):

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from pathlib import Path
 
+from launcher.certificates.authority import Authority, identity_of
 from trainer.exchange.protocol.messages import Shutdown
-from trainer.exchange.protocol.wire import FrameDecoder
+from trainer.exchange.protocol.wire import HEADER_SIZE, Frame, FrameDecoder, MessageType
+from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import Link
+from trainer.exchange.transport.send_queue import SendQueue
+from trainer.exchange.transport.sockets import shake_hands
 
 
 def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
@@ -27,10 +33,13 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
                 max_queued=9,
             )
 
-        server = await loop.create_server(make, "127.0.0.1", 0)
-        with socket.create_connection(server.sockets[0].getsockname()[:2]) as peer:
-            while not links:
-                await asyncio.sleep(0.01)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listening,
+            socket.create_connection(listening.getsockname()) as peer,
+        ):
+            connection, _ = listening.accept()
+            connection.setblocking(False)
+            make().begin(connection)
             peer.sendall(b"MOTL")  # of a frame that the link has not read yet
             links[0].send([Shutdown(reason="over", exit_code=6).frame(1)])
             links[0].close("over", told=True)
@@ -38,11 +47,110 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
             for _ in range(3):
                 await loop.run_in_executor(None, peer.sendall, bytes(100_000))
                 await asyncio.sleep(0.05)
-            decoder = FrameDecoder(0)
-            count = await loop.run_in_executor(None, peer.recv_into, decoder.free_space())
-            assert [frame.type.name for frame in decoder.received(count)] == ["SHUTDOWN"]
+            decoder, frame = FrameDecoder(0), None
+            while frame is None:
+                count = await loop.run_in_executor(None, peer.recv_into, decoder.free_space())
+                frame = decoder.received(count)
+            assert frame.type.name == "SHUTDOWN"
         while links:
             await asyncio.sleep(0.01)
-        server.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        return near, listening.accept()[0]
+
+
+def test_the_last_bytes_of_a_large_payload_wake_the_loop(tmp_path: Path) -> None:
+    """A link asks to be woken for 64 KiB at once, and OpenSSL may hold 16 KiB of them already."""
+    authority = Authority.create()
+    for role in ("coordinator", "rank-0"):
+        (tmp_path / role).mkdir()
+        rank = None if role == "coordinator" else 0
+        leaf = authority.issue(identity_of("run", rank), ["127.0.0.1"])
+        for name, content in leaf.files().items():
+            (tmp_path / role / name).write_bytes(content)
+    frames = [Frame(MessageType.BLOCK_GRADIENT, bytes(147_000), block=block) for block in range(3)]
+    received: list[Frame] = []
+
+    def make(opened: Callable[[Link], None]) -> Link:
+        return Link(
+            0,
+            opened=opened,
+            frame=lambda _, frame: received.append(frame),
+            heard=lambda _: None,
+            closed=lambda _, __: None,
+            max_queued=9,
+        )
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        ends: list[Link] = []
+        (ours, relay_in), (near, far) = tcp_pair(), tcp_pair()
+        for end in (near, far, ours, relay_in):
+            end.setblocking(False)
+
+        async def trickle(source: socket.socket, target: socket.socket, size: int) -> None:
+            while data := await loop.sock_recv(source, size):
+                await loop.sock_sendall(target, data)
+                await asyncio.sleep(0.002)
+
+        # The sender's bytes pass in odd pieces; what comes back passes as it is.
+        relays = [
+            asyncio.create_task(trickle(relay_in, near, 5_003)),
+            asyncio.create_task(trickle(near, relay_in, 65_536)),
+        ]
+        context = tls.context(tmp_path / "coordinator", server=True)
+        client = tls.context(tmp_path / "rank-0", server=False)
+        sender, receiver = await asyncio.gather(
+            shake_hands(ours, client, server=False), shake_hands(far, context, server=True)
+        )
+        make(lambda link: ends.append(link) or link.admit()).begin(receiver)
+        make(lambda link: ends.append(link) or link.send(frames)).begin(sender)
+        while len(received) < len(frames):
+            await asyncio.sleep(0.01)
+        for link in ends:
+            link.abort("over")
+        for relay in relays:
+            relay.cancel()
+        await asyncio.gather(*relays, return_exceptions=True)
+        near.close()
+        relay_in.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [frame.block for frame in received] == [0, 1, 2]
+
+
+def test_averages_wait_for_their_commit_but_not_for_long() -> None:
+    """In shared memory: without a commit the worker has them soon, and knows who lives."""
+
+    class Averages:
+        patient = True
+
+        def place(self, frame: Frame) -> bool:
+            return frame.type is MessageType.AVERAGED_BLOCK_GRADIENT
+
+    queue = SendQueue(0, encrypted=False, shared=Averages())  # pyright: ignore[reportArgumentType]
+    average = Frame(MessageType.AVERAGED_BLOCK_GRADIENT, bytes(8))
+    near, far = socket.socketpair()
+    with near, far:
+        queue.append([average, average])
+        assert queue.ready()
+        assert queue.can_wait()
+        queue.append([Frame(MessageType.STEP_COMMIT, b"{}")])
+        assert queue.ready()
+        assert not queue.can_wait()
+        assert queue.send_to(near) == 3 * HEADER_SIZE + 2
+        assert not queue.ready()
+        queue.append([average])
+        assert queue.ready()
+        assert queue.can_wait()
+        queue.wait_no_longer()
+        assert not queue.can_wait()
+        assert queue.send_to(near) == HEADER_SIZE
+        queue.append([average] * 40)
+        assert queue.ready()
+        assert not queue.can_wait()  # a dozen is enough for one system call

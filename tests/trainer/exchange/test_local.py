@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from exact_problem import JOB, ExactProblem, join_request
 
+from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
 from trainer.errors import StorageError, TrainerError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save

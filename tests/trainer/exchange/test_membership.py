@@ -5,20 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from exact_problem import ExactProblem, join_request
-from simulated_cluster import TICK, SimulatedCluster
-from simulated_worker import SimulatedWorker
 
+from tests.trainer.exchange.exact_problem import ExactProblem, join_request
+from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
+from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.exchange.coordinator.membership import INTRODUCTION, RESUME_PATIENCE
 from trainer.exchange.protocol.messages import Heartbeat, StateLoaded
 from trainer.exchange.protocol.wire import Frame, MessageType
 
 pytestmark = pytest.mark.usefixtures("small_frames")
-
-
-@pytest.fixture(scope="module")
-def problem() -> ExactProblem:
-    return ExactProblem()
 
 
 def candidate(cluster: SimulatedCluster, rank: int | None, **changes: Any) -> SimulatedWorker:

@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from exact_problem import join_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.exchange.exact_problem import join_request
 from trainer.errors import ProtocolError
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.messages import (
@@ -39,7 +39,13 @@ ALL: list[Message] = [
     StateLoaded(step=7, digest="ab"),
     ASSIGNMENT,
     ShardResult(
-        shard=4, loss_sum=-1.5, weight=6, tokens=60, seconds=0.1, confusion=((1, 0), (2, 3))
+        shard=4,
+        loss_sum=-1.5,
+        weight=6,
+        tokens=60,
+        seconds=0.1,
+        overlap=0.05,
+        confusion=((1, 0), (2, 3)),
     ),
     StepCommit(
         step=2,

@@ -1,9 +1,10 @@
 """Whatever a member sends that makes no sense ends its membership, and nothing else."""
 
 import pytest
-from exact_problem import ExactProblem
-from misbehaviour import MISBEHAVIOUR
-from simulated_cluster import SimulatedCluster
+
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.misbehaviour import MISBEHAVIOUR
+from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 
@@ -29,11 +30,6 @@ REASONS = {
     "garbage": "the peer does not speak Motley's protocol (bad magic)",
     "a broken checksum": "HEARTBEAT: checksum does not match",
 }
-
-
-@pytest.fixture(scope="module")
-def problem() -> ExactProblem:
-    return ExactProblem()
 
 
 @pytest.mark.parametrize("kind", sorted(MISBEHAVIOUR))

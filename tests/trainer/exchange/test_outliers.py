@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from exact_problem import ExactProblem, tiny_layout
 from numpy.typing import ArrayLike
-from simulated_cluster import SimulatedCluster
-from staging import until_step
 
+from tests.trainer.exchange.exact_problem import ExactProblem, tiny_layout
+from tests.trainer.exchange.simulated_cluster import SimulatedCluster
+from tests.trainer.exchange.staging import until_step
 from trainer.config.run import ExchangeConfig
 from trainer.errors import OutlierError
 from trainer.exchange.coordinator.gradient_sum import Contribution
@@ -153,7 +153,7 @@ def test_a_run_says_it_and_goes_on_with_the_value(long_problem: ExactProblem):
     until_step(cluster, FEWEST)
     # The gradient is about to be wrong on purpose, so the exact weights are no judge from here on.
     cluster.check = lambda: None  # type: ignore[method-assign]
-    cluster._record = cluster.events.append  # type: ignore[method-assign]
+    cluster.record = cluster.events.append  # type: ignore[method-assign]
     assert not cluster.named("outlier")
     cluster.workers[0].poison = (1, 3, 1e6)
     until_step(cluster, FEWEST + 1)

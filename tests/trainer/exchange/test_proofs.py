@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from exact_problem import ExactProblem
-from simulated_cluster import TICK, SimulatedCluster
-from staging import until_step
 
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
+from tests.trainer.exchange.staging import until_step
 from trainer.errors import UnprovedError
 from trainer.exchange.coordinator.membership import STOP_PATIENCE
 
@@ -151,7 +151,6 @@ def test_a_joiner_does_not_keep_the_others_proof_open():
 def test_its_own_sleep_is_no_missing_proof(problem: ExactProblem):
     cluster = at_the_end(problem)
     cluster.now += 3600
-    assert cluster.coordinator
-    cluster._perform(cluster.coordinator.tick(cluster.now))
+    cluster.tick()
     assert cluster.finish is None
     assert not cluster.named("lost")

@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from exact_problem import ExactProblem
-from serving import ask_to_join, coordinator_of, serve
 
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.serving import ask_to_join, coordinator_of, serve
 from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.transport import server
 from trainer.optimizer import AdamW
 
 
@@ -62,3 +63,22 @@ def test_a_state_that_is_neither_is_not_saved(
     assert keeper.saved == []
     assert "no last checkpoint could be saved" in caplog.text
     assert "broke off in the middle" in caplog.text
+
+
+def test_shared_memory_is_open_before_tcp(
+    problem: ExactProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that came between the two would stay on TCP for as long as it is connected."""
+    opened: list[str] = []
+
+    class Opening(server.SameHostListener):
+        def __init__(self, port: int, *others: Any) -> None:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=20)
+            super().__init__(port, *others)
+            opened.append(f"127.0.0.1:{port}")
+
+    monkeypatch.setattr(server, "SameHostListener", Opening)
+    monkeypatch.setattr(Coordinator, "tick", broken)
+    _, keeper = serve(coordinator_of(problem))
+    assert keeper.events[0] == {"event": "listening", "address": opened[0]}

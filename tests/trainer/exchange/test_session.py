@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from exact_problem import ExactProblem, join_request
-from simulated_cluster import SimulatedCluster
 
+from tests.trainer.exchange.exact_problem import ExactProblem, join_request
+from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.gradient_sum import block_frames
 from trainer.exchange.coordinator.membership import RESUME_PATIENCE

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from exact_problem import ExactProblem
-from simulated_cluster import TICK, SimulatedCluster
-from staging import saved, until_step, until_validating
 
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
+from tests.trainer.exchange.staging import saved, until_step, until_validating
 from trainer.exchange.coordinator.membership import STOP_PATIENCE
 
 pytestmark = pytest.mark.usefixtures("small_frames")
-
-
-@pytest.fixture(scope="module")
-def problem() -> ExactProblem:
-    return ExactProblem()
 
 
 # What is under way

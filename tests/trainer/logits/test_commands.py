@@ -5,8 +5,8 @@ import os
 
 import pytest
 from click.testing import CliRunner
-from tiny_logits import SCHEMES, tiny_description, tiny_folder
 
+from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder
 from trainer.commands.distill.inspect import inspect
 from trainer.commands.distill.verify import verify
 from trainer.errors import InputError, StorageError
@@ -35,7 +35,7 @@ def test_verify_counts_what_is_whole_and_what_is_missing(tmp_path):
     assert "2 of 3 shards are whole: 52 of 65 tokens" in result.output
     result = call(verify, tmp_path, "--complete")
     assert isinstance(result.exception, StorageError)
-    assert "1 of 3 shards are not there" in str(result.exception)
+    assert "1 of 3 shards are missing" in str(result.exception)
     assert folder.requests() == []
 
 

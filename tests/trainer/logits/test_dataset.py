@@ -10,14 +10,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from crash_at_every_step import OPERATIONS, CountingDisk
-from tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 
+from tests.trainer.crash_at_every_step import OPERATIONS, CountingDisk
+from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 from trainer.errors import InputError, RefusedError, StorageError
 from trainer.logits.dataset import DATASET, SHARD_FILE, Description, LogitsFolder
 from trainer.storage import atomic_folder
 
-TRAINER_TESTS = Path(__file__).parents[1]
 TOPK = tiny_description(SCHEMES["topk"])
 
 
@@ -215,10 +214,8 @@ def test_windows_of_another_corpus_are_not_written(tmp_path):
 
 
 def test_a_kill_at_any_operation_leaves_no_shard_or_a_whole_one(tmp_path):
-    script = TRAINER_TESTS / "crash_while_writing_logits.py"
-    done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, cwd=TRAINER_TESTS
-    )
+    script = [sys.executable, "-m", "tests.trainer.crash_while_writing_logits"]
+    done = subprocess.run([*script, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["exit_code"] for each in results].count(0) == 2

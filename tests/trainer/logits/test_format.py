@@ -4,16 +4,15 @@ import json
 import re
 from pathlib import Path
 
-import duckdb
 import numpy as np
-import pandas
 import pyarrow.parquet as pq
 import pytest
-from tiny_logits import SCHEMES, draw_logits, score, tiny_description, tiny_folder
 
+from tests import ROOT
+from tests.trainer.tiny_logits import SCHEMES, draw_logits, score, tiny_description, tiny_folder
 from trainer.logits.scores import Scheme, Window
 
-DOC = Path(__file__).parents[3] / "docs" / "logits-format.md"
+DOC = ROOT / "docs" / "logits-format.md"
 
 
 def examples(language):
@@ -21,6 +20,8 @@ def examples(language):
 
 
 def ask(query):
+    import duckdb
+
     with duckdb.connect() as connection:
         return connection.execute(query).fetchall()
 
@@ -67,6 +68,8 @@ def test_the_example_for_duckdb(windows):
 
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_every_reader_sees_the_same(tmp_path, kind):
+    import pandas
+
     description = tiny_description(SCHEMES[kind])
     folder = tiny_folder(tmp_path, description)
     path = folder.shard_path(2) / "logits.parquet"

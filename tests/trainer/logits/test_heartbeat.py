@@ -7,22 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from tiny_logits import SCHEMES, tiny_description, tiny_folder
 
+from tests.trainer.clock import Clock
+from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder
 from trainer.logits.heartbeat import TeacherHeartbeat, TeacherWatch
 
 DESCRIPTION = tiny_description(SCHEMES["topk"])
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
@@ -64,7 +56,7 @@ def test_it_beats_while_the_teacher_is_busy(folder):
 
 
 def test_silence_is_measured_by_change_on_the_readers_clock(folder):
-    clock = Clock()
+    clock = Clock(1000.0)
     path = folder.path / "teachers" / "a.json"
     with TeacherHeartbeat(folder, "a", interval=3600) as beat:
         os.utime(path, (0, 0))  # the teacher's clock is decades behind
@@ -82,7 +74,7 @@ def test_silence_is_measured_by_change_on_the_readers_clock(folder):
 
 
 def test_those_that_ended_are_no_sign_of_life(folder):
-    clock = Clock()
+    clock = Clock(1000.0)
     watch = TeacherWatch(folder, clock)
     for name in ("a", "b"):
         with TeacherHeartbeat(folder, name) as beat:
@@ -106,7 +98,6 @@ def test_a_killed_teacher_falls_silent(folder):
     process = subprocess.Popen(
         [sys.executable, "-c", code, folder.path],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert process.stdout is not None
     with process, process.stdout:

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from tiny_logits import LENGTHS, SCHEMES, tiny_description, tiny_folder, tiny_windows
 
+from tests.trainer.tiny_logits import LENGTHS, SCHEMES, tiny_description, tiny_folder, tiny_windows
 from trainer.errors import StorageError
 from trainer.logits import shard
 from trainer.logits.ledger import faults
@@ -42,13 +42,13 @@ def moved(window, document=None, start=None):
         (lambda w: [w[0], *w[2:]], "document 4: tokens 12 to 24 are missing"),
         (lambda w: w[1:], "document 4: tokens 0 to 12 are missing"),
         (lambda w: [w[0], w[2], w[1], w[3]], "document 4: tokens 12 to 24 are missing"),
-        (lambda w: [*w[3:], *w[:3]], "document 4 comes behind document 5"),
+        (lambda w: [*w[3:], *w[:3]], "document 4 comes after document 5"),
         (lambda w: [*w, moved(w[3], document=6)], "document 6 is not of this shard"),
         (lambda w: [moved(w[0], document=3), *w[1:]], "document 3 is not of this shard"),
         (lambda w: [*w[:3], moved(w[3], start=1)], "document 5: tokens 0 to 1 are missing"),
-        (lambda w: w[:3], "3 windows of 27 tokens, planned were 4 of 32"),
-        (lambda w: [*w[:2], w[3]], "3 windows of 29 tokens, planned were 4 of 32"),
-        (lambda w: [], "0 windows of 0 tokens, planned were 4 of 32"),
+        (lambda w: w[:3], "3 windows of 27 tokens, expected 4 of 32"),
+        (lambda w: [*w[:2], w[3]], "3 windows of 29 tokens, expected 4 of 32"),
+        (lambda w: [], "0 windows of 0 tokens, expected 4 of 32"),
     ],
 )
 def test_the_ledger_finds(change, message):

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
+
+from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 
 
 @pytest.mark.parametrize("values", ["float16", "float32"])
@@ -38,7 +38,7 @@ def test_windows_come_back(tmp_path, kind, values):
 IN_ONE_THREAD = """
 import sys
 from pathlib import Path
-from tiny_logits import SCHEMES, tiny_description, tiny_windows
+from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_windows
 from trainer.logits import shard
 
 description = tiny_description(SCHEMES["topk"])
@@ -58,7 +58,6 @@ def test_no_thread_outlives_a_read_or_a_write():
         [sys.executable, "-c", IN_ONE_THREAD],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[1],
         check=True,
     )
     assert done.stdout == "0\n"

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 
+from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 from trainer.data.order import epoch_order
 from trainer.errors import InputError, UnreachableError
 from trainer.logits.dataset import SHARD_FILE, LogitsFolder

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_logits import SCHEMES, VOCABULARY, draw_logits, score
 
+from tests.trainer.tiny_logits import SCHEMES, VOCABULARY, draw_logits, score
 from trainer.errors import InputError
 from trainer.logits.scores import Scheme
 from trainer.logits.targets import targets

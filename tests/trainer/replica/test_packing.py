@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,8 +12,12 @@ import torch
 
 from tests.trainer.replica.driving import gradient, relative, start
 from trainer.data.tokens import Encoded
+from trainer.model.architecture import read_architecture
+from trainer.model.layout import read_headers
+from trainer.planning.replica import plan_memory
 from trainer.replica.microbatch import FIXED_COST, Limit, pack, split
 from trainer.replica.torch.batch import collate
+from trainer.replica.torch.decoder import Backbone
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
@@ -101,13 +105,13 @@ def test_rows_are_fewer(
     replica, _ = start(folder, config)
     batch = make_batch(12, "causal-lm")
     shapes: list[tuple[int, ...]] = []
-    forward = replica._model.model.forward
+    forward = Backbone.forward
 
-    def watched(**arguments: torch.Tensor) -> object:
+    def watched(model: Backbone, **arguments: Any) -> object:
         shapes.append(tuple(arguments["input_ids"].shape))
-        return forward(**arguments)
+        return forward(model, **arguments)
 
-    monkeypatch.setattr(replica._model.model, "forward", watched)
+    monkeypatch.setattr(Backbone, "forward", watched)
     replica.limit = Limit(100, 10_000)
     replica.evaluate(batch)
     ((rows, width),) = shapes
@@ -129,7 +133,11 @@ def test_masks_count_in_the_memory_plan(
         length = 64 if packed else 256
         sample = Encoded(np.arange(length, dtype=np.int32), np.arange(length, dtype=np.int32))
         few, more = (saved(replica, [sample] * (rows * 256 // length)) for rows in (2, 4))
-        sizes[packed] = (more - few) / 512, replica._plan.per_token
+        architecture, headers = read_architecture(folder), read_headers(folder)
+        plan = plan_memory(
+            architecture, headers, replica.layout, config, accelerator=False, recompute=False
+        )
+        sizes[packed] = (more - few) / 512, plan.per_token
     measured = sizes[True][0] - sizes[False][0]
     planned = sizes[True][1] - sizes[False][1]
     assert 0 < measured <= planned <= 1.6 * measured

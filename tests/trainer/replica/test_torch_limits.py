@@ -15,7 +15,7 @@ from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, st
 from trainer.data.tokens import Encoded
 from trainer.errors import InputError
 from trainer.model.layout import build_layout
-from trainer.model.memory_plan import CPU_TOKENS
+from trainer.planning.replica import CPU_TOKENS
 from trainer.replica.torch.replica import TorchReplica
 
 if TYPE_CHECKING:

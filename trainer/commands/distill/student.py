@@ -1,4 +1,4 @@
-"""`trainer distill student`: a small model learns what a big one wrote down."""
+"""`trainer distill student`: train a small model on a big one's logits."""
 
 from __future__ import annotations
 
@@ -77,21 +77,21 @@ def student(
     if shape:
         given["model.path"] = str(Path(config.output) / "student")
         config = run_config.load(source, given)
-    from trainer.distill.stopping import Stop
     from trainer.distill.student.inputs import FreshStudent
-    from trainer.distill.student.run import StudentDevice, run_student
-    from trainer.roles import on_signal
+    from trainer.process.stopping import Stop
+    from trainer.roles import Placement, on_signal, run_student
 
     stop = Stop()
     on_signal(stop.ask)
     fresh = (
         FreshStudent(shape=shape, tokenizer_dir=Path(tokenizer)) if shape and tokenizer else None
     )
-    device = StudentDevice(backend=backend, gpu=gpu, threads=threads, compiled=compiled)
+    place = Placement([gpu] if gpu else [], backend, threads, rank=None, tls_dir=None)
     code = run_student(
         config,
         run_id or config.name,
-        device,
+        place,
+        compiled=compiled,
         teacher_timeout=teacher_timeout,
         stop=stop,
         fresh=fresh,

@@ -182,7 +182,7 @@ def _teach(
     backend: Backend,
     threads: int | None,
     batch_tokens: int | None,
-    **wish: Any,
+    **request: Any,
 ) -> None:
     from trainer.distill.teacher.assignment import ScoringRequest, assign
     from trainer.distill.teacher.progress import open_teacher_view
@@ -197,7 +197,7 @@ def _teach(
         samples=samples,
         temperature=temperature,
     )
-    assignment = assign(ScoringRequest(model=model, scheme=kept, **wish))
+    assignment = assign(ScoringRequest(model=model, scheme=kept, **request))
     view = open_teacher_view()
 
     def open_model() -> Teacher:

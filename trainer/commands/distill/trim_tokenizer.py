@@ -1,4 +1,4 @@
-"""`trainer distill trim-tokenizer`: a tokenizer as small as a corpus allows."""
+"""`trainer distill trim-tokenizer`: keep the tokens that a corpus uses most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trainer distill verify`: is every byte of a folder of logits what it was?"""
+"""`trainer distill verify`: check every byte of a folder of logits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
             "writes them again"
         )
     if complete and missing:
-        raise StorageError(f"{folder}: {len(missing)} of {len(found)} shards are not there")
+        raise StorageError(f"{folder}: {len(missing)} of {len(found)} shards are missing")
 
 
 _STATES = ("whole", "missing", "damaged")

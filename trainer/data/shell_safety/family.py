@@ -1,4 +1,4 @@
-"""What a family of shell steps is: the same commands in a sound and in a defective form."""
+"""A family of shell steps: the same commands in a sound and in a defective form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTEXTS = {
 
 
 def held_out(index: int) -> bool:
-    """Return whether the template of this number is for validation: every third one."""
+    """Return whether a template is for validation: every third one."""
     return index % _PARTS == _PARTS - 1
 
 
@@ -30,7 +30,7 @@ class Template:
     id: str
     text: str
     context: str
-    """Surrounds the step, which stands for its `@step`."""
+    """Surrounds the step, which replaces its `@step`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@
 | 1     | needs-quoting     | leaves an expansion open to word splitting and globbing        |
 | 2     | non-deterministic | writes or decides by a clock, an id, a random draw or a race   |
 | 3     | non-idempotent    | fails on a second run, or changes what the first one left      |
-| 4     | unsafe            | can destroy, run or reveal more than was meant                 |
+| 4     | unsafe            | can destroy, run or reveal more than intended                  |
 
-Where several apply the highest label counts; a generated script has one defect at most. A script
-is some steps from families (`shell_quoting.py` and its like), each in its sound form but for the
-one that gives the label, between comments and messages that name the same commands. So order,
-quoting and context decide, not words. Train and validation share no template: validation sees
-each step in surroundings that training never showed it in, among other comments.
+If several apply the highest label counts; a generated script has at most one defect. A script
+consists of steps from families (`quoting.py` and others), all in their sound form except the one
+that gives the label, between comments and messages that name the same commands. So order,
+quoting and context decide, not words. Train and validation share no template: validation has
+each step in a context that training never combines it with, and other comments.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Script:
     text: str
     label: int
     templates: tuple[str, ...]
-    """Ids of all templates it is made of."""
+    """Ids of all its templates."""
 
 
 def generate(split: Split, count: int, seed: int) -> list[Script]:

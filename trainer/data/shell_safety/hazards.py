@@ -1,7 +1,7 @@
-"""Families of class unsafe: a step that can destroy, run or reveal more than was meant.
+"""Families of class unsafe: a step that can destroy, run or reveal more than intended.
 
-Guards count only when they come first; the order of two words or two lines is often all that
-separates the forms.
+Guards count only if they come first; often the forms differ only in the order of two words or
+lines.
 """
 
 from __future__ import annotations

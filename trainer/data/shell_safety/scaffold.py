@@ -1,7 +1,7 @@
-"""What surrounds the steps of a script, alike in every class: sound code and loud comments.
+"""The text around the steps of a script, alike in every class: sound code and comments.
 
-Comments and messages name the very commands that the classes are about, so that their mere
-presence tells nothing. The third of each three is for validation.
+Comments and messages name the commands of all classes, so that their presence is no hint. Every
+third one is for validation.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _VERBS = _words("starting finished checked updated copied loaded skipped stopped
 
 
 class Names:
-    """Draws of one script: `@v` and `@w` differ from those of its other steps."""
+    """The names of one script: `@v` and `@w` differ between its steps."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -56,7 +56,7 @@ class Names:
         return _PLACEHOLDER.sub(replace, text)
 
     def step(self, template: Template) -> str:
-        """Return a step in its context, some in another spelling of the same meaning."""
+        """Return a step in its context, sometimes in an equivalent spelling."""
         step = self.fill(template.text)
         if self._rng.random() < 0.3:
             step = _VARIABLE.sub(r"${\1}", step)

@@ -1,4 +1,4 @@
-"""A folder of teacher logits as the samples of a run of any number of workers."""
+"""A folder of teacher logits as the samples of a run with any number of workers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from trainer.logits.scores import Window
 from trainer.storage import atomic_folder
 
 GROUP = 4
-"""Shards whose windows are mixed with each other, and that a worker holds in memory."""
+"""Shards whose windows are mixed, and that a worker holds in memory."""
 
 
 class TaughtDataset:
-    """Every window of a folder is a sample; a shard is read when one of its samples is due.
+    """Every window of a folder is a sample; a shard is read when one of its samples is used.
 
     Args:
-        prepare: makes a sample of a window.
+        prepare: converts a window to a sample.
     """
 
     def __init__(self, folder: LogitsFolder, prepare: Preparation) -> None:
@@ -57,11 +57,11 @@ class TaughtDataset:
     def order(self, seed: int, epoch: int, length: int) -> NDArray[np.int64]:
         """Return the permutation of `range(length)` that an epoch visits, `[length]`.
 
-        The shards come in a drawn order, and their windows are mixed within groups of `GROUP`
-        shards, so that an epoch reads each shard once: any other order would read one a sample.
+        The shards come in random order, and their windows are mixed within groups of `GROUP`
+        shards, so that an epoch reads each shard once, not one for each sample.
         """
         assert length == len(self)
-        draws = epoch * (len(self._starts) + 1)  # a stream of its own for every order that is drawn
+        draws = epoch * (len(self._starts) + 1)  # a separate stream for every drawn order
         shards = epoch_order(seed, draws, len(self._starts) - 1)
         parts: list[NDArray[np.int64]] = []
         for start in range(0, len(shards), GROUP):
@@ -76,9 +76,9 @@ class TaughtDataset:
 
 
 def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
-    """Return the folder of logits that a run learns from, None for one without a teacher.
+    """Return a run's folder of logits, None for a run without a teacher.
 
-    The folder must be whole: a run of several workers deals out samples that it has counted.
+    The folder must be complete: a run of several workers assigns samples by their number.
 
     Raises:
         InputError: config and data do not fit together, or shards are missing.
@@ -111,9 +111,9 @@ def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
 
 
 def content_digest(folder: LogitsFolder) -> str:
-    """Return the BLAKE3 hex digest of a whole folder: what is said of it, and every shard's bytes.
+    """Return the BLAKE3 hex digest of a whole folder: its description and every shard's bytes.
 
-    The bytes are those that the manifests vouch for; reading a shard compares them.
+    The bytes are those of the manifests; reading a shard compares them.
 
     Raises:
         StorageError: a shard is missing.

@@ -1,4 +1,4 @@
-"""A student from nothing: the shape of a config.json, a tokenizer's vocabulary, random weights.
+"""A new student: the shape of a config.json, a tokenizer's vocabulary, random weights.
 
 Torch-free and deterministic: the same shape, tokenizer and seed give the same bytes.
 """
@@ -36,7 +36,7 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token")
 def shapes() -> dict[str, Path]:
     """Return the shipped shapes by name.
 
-    `albor-350m` is what https://github.com/paiml/albor trains: configs/train/pretrain-350m.yaml
+    `albor-350m` is the model of https://github.com/paiml/albor: configs/train/pretrain-350m.yaml
     gives the sizes, its model card the 398.5 M parameters in 218 tensors, so the embedding is tied
     and no linear has a bias.
     """
@@ -48,9 +48,9 @@ def fresh_config(shape: str | Path, tokenizer_dir: Path) -> dict[str, Any]:
     """Return the config.json of a new model.
 
     Args:
-        shape: a config.json, or the name of one of `shapes()`. Its vocabulary gives way to the
-            tokenizer's.
-        tokenizer_dir: whose tokenizer becomes the model's.
+        shape: a config.json, or the name of one of `shapes()`. The tokenizer's vocabulary replaces
+            its own.
+        tokenizer_dir: the folder of the model's tokenizer.
 
     Raises:
         InputError: the shape or the tokenizer cannot be used.
@@ -74,7 +74,7 @@ def fresh_model(shape: str | Path, tokenizer_dir: Path, output: Path, seed: int 
 
     Raises:
         InputError: see `fresh_config`, or `output` already holds something.
-        StorageError: the disk refused.
+        StorageError: the write failed.
     """
     check_new(output)
     config = fresh_config(shape, tokenizer_dir)

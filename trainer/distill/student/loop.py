@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.run import RunConfig
 from trainer.data.metrics import mean_loss
 from trainer.data.soft_targets import alpha_at
 from trainer.data.tokens import Dataset
-from trainer.distill.stopping import Stop
 from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.distill.student.prefetch import Batch, Feed
 from trainer.errors import NonFiniteError, TrainerError
@@ -19,16 +18,19 @@ from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.logits.stream import Position
 from trainer.optimizer import learning_rate_at
+from trainer.process.stopping import Stop
 from trainer.replica.torch.replica import TorchReplica
-from trainer.tracking.run_recorder import RunRecorder
+
+if TYPE_CHECKING:
+    from trainer.tracking.run_recorder import RunRecorder
 
 _PORTION = 64
-"""Validation samples between two looks at whether to stop."""
+"""Validation samples between two checks for a stop."""
 
 
 @dataclass(kw_only=True)
 class Student:
-    """A model that learns from a folder of logits; `stop` ends it after the present step."""
+    """A model that learns from a folder of logits; `stop` ends it after the current step."""
 
     config: RunConfig
     plan: StepPlan
@@ -41,21 +43,21 @@ class Student:
     step: int
     """Applied updates."""
     position: Position
-    """Where the stream stood after the last of them."""
+    """The stream's position after the last of them."""
     generation: int
-    """How often the run was started before."""
+    """The number of earlier starts of the run."""
     _saved: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._saved = self.step
 
     def run(self) -> str:
-        """Train until the run is over or is to stop, and return how it ended.
+        """Train until the run is over or stopped, and return how it ended.
 
         Raises:
             NonFiniteError: NaN or Inf in a loss or gradient; the last checkpoint stays.
             UnreachableError, InputError, StorageError: the teacher died, or the folder cannot be
-                read; what was learned is saved.
+                read; the progress is saved.
         """
         try:
             while self.step < self.plan.total_steps:
@@ -116,13 +118,14 @@ class Student:
                 "tokens_per_second": result.tokens / seconds,
                 "worker_tokens_per_second": {0: result.tokens / seconds},
                 "exchange_ms": 0.0,
+                "exchange_exposed_ms": 0.0,
                 "exchange_bytes": 0,
                 "shares": [[0, at.start, at.stop]],
             }
         )
 
     def _look_up(self) -> None:
-        """Validate and save where that is due."""
+        """Validate and save if that is due."""
         every = self.config.training.evaluate_every
         due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
         loss = self._evaluate(self.validation) if due and self.validation is not None else None
@@ -133,7 +136,7 @@ class Student:
             self._save()
 
     def _evaluate(self, samples: Dataset) -> float | None:
-        """Return the mean cross-entropy, None when asked to stop meanwhile."""
+        """Return the mean cross-entropy, None if stopped meanwhile."""
         loss_sum, weight = 0.0, 0
         for start in range(0, len(samples), _PORTION):
             if self.stop:
@@ -145,7 +148,7 @@ class Student:
         return mean_loss(loss_sum, weight)
 
     def _save(self, scores: dict[str, Any] | None = None) -> None:
-        """Have the present step saved beside the training, unless it was."""
+        """Save the current step in the background, unless it was saved."""
         if self.step == self._saved:
             return
         self._saved = self.step

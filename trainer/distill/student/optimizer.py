@@ -1,4 +1,4 @@
-"""The update of a student: torch's AdamW over flat vectors, on the device, clipped and checked."""
+"""A student's optimizer: torch's AdamW over flat vectors on the device, clipped and checked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trainer.optimizer import Snapshot, TrainState, decaying_spans
 
 
 class StudentOptimizer:
-    """AdamW (arXiv:1711.05101) on the weights `[N]` of a replica, which lie where it trains.
+    """AdamW (arXiv:1711.05101) on the weights `[N]` of a replica, on its device.
 
-    As in `trainer.optimizer` weight decay falls on matrices alone. The parameters that torch sees
-    are stretches of the flat vectors that decay or do not, so a model takes a few dozen of them,
-    and both moments are vectors that a checkpoint holds as they are.
+    As in `trainer.optimizer` only matrices decay. Torch's parameters are stretches of the flat
+    vectors that either decay or do not, so a model has a few dozen of them, and both moments are
+    vectors that a checkpoint stores unchanged.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StudentOptimizer:
 
     @torch.no_grad()
     def restore(self, state: TrainState) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         pairs = (
             (self._weights, state.weights),
             (self._moments[0], state.first_moment),
@@ -71,19 +71,19 @@ class StudentOptimizer:
             entry["step"].fill_(state.step)
 
     def snapshot(self, step: int) -> Snapshot:
-        """Return weights and moments as they are now, on the host; the next update may come."""
+        """Return a copy of weights and moments on the host; the next update may follow."""
         first, second = self._moments
         return Snapshot(_host(self._weights), _host(first), _host(second), step)
 
     @torch.no_grad()
     def apply(self, step: int, learning_rate: float, weight: int) -> float:
-        """Move the weights by the gradient sum over `weight` and return the mean's norm.
+        """Update the weights by the gradient sum over `weight` and return the mean's norm.
 
         Args:
             step: of this update, from 1; only for the error.
 
         Raises:
-            NonFiniteError: the gradient holds NaN or Inf; nothing was moved.
+            NonFiniteError: the gradient has NaN or Inf; nothing was changed.
         """
         norm = float(torch.linalg.vector_norm(self._gradient)) / max(weight, 1)
         if not math.isfinite(norm):
@@ -117,7 +117,7 @@ class _Span:
 
 
 def _spans(layout: GradientLayout) -> list[_Span]:
-    """Return the flat vector cut into stretches that decay and stretches that do not."""
+    """Return the stretches of the flat vector that decay, and those that do not."""
     decaying = decaying_spans(layout)
     edges = sorted({0, layout.size, *itertools.chain.from_iterable(decaying)})
     begins = {start for start, _ in decaying}

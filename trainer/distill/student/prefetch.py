@@ -1,4 +1,4 @@
-"""What a student learns from, read and prepared in a thread while the device computes."""
+"""Reads and prepares a student's batches in a thread while the device computes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from trainer.config.run import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.distill.stopping import Stop
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.logits.scores import Scheme, Window
 from trainer.logits.stream import Position, ShardStream
 from trainer.logits.targets import targets
+from trainer.process.stopping import Stop
 
 Tell = Callable[[str, str], None]
-"""Takes an event of `trainer.tracking.metrics` and what there is to say about it."""
+"""Takes an event of `trainer.tracking.metrics` and a message."""
 
 _AHEAD = 2
-"""Batches that wait, ready, for the device."""
+"""Batches that are ready for the device."""
 _LOOK = 0.2
-"""Seconds between two looks at whether to stop."""
+"""Seconds between two checks for a stop."""
 _TELL = 30.0
 """Seconds after which a continuing wait is logged again."""
 
@@ -36,14 +36,14 @@ class Batch:
 
     samples: list[Encoded]
     documents: list[int]
-    """The document that each sample is from."""
+    """The document of each sample."""
     behind: Position
-    """Where the stream stands after them."""
+    """The stream's position after them."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a window of a teacher's scores becomes a sample with soft targets."""
+    """Converts a window of a teacher's scores to a sample with soft targets."""
 
     scheme: Scheme
     objective: DistillationConfig
@@ -64,7 +64,7 @@ class Preparation:
 def batches(
     stream: ShardStream, plan: StepPlan, step: int, position: Position, prepare: Preparation
 ) -> Iterator[Batch]:
-    """Yield the batches of a run from a step, counted from 0, and its position on."""
+    """Yield the batches of a run from a step, counted from 0, and its position."""
     windows: Iterator[tuple[Window, Position]] = iter(())
     for number in range(step, plan.total_steps):
         at = plan.at(number)
@@ -81,11 +81,11 @@ def batches(
 
 
 class Feed:
-    """Keeps a few batches ready; an error of the reading thread surfaces in `take`.
+    """Keeps a few batches ready; an error of the reading thread is raised in `take`.
 
     Args:
-        source: returns the batches, given this feed: it is to call `waiting` about once a second
-            while it waits, and `damaged` with what it found so.
+        source: returns the batches, given this feed: it calls `waiting` about once a second while
+            it waits, and `damaged` for damaged shards.
         stop: ends a wait.
     """
 
@@ -99,11 +99,11 @@ class Feed:
         self._thread.start()
 
     def take(self, tell: Tell) -> Batch | None:
-        """Return the next batch, or None when the run is to stop.
+        """Return the next batch, or None if the run is to stop.
 
         Args:
-            tell: hears of damage, and of what is waited for: again when that changes, and now and
-                then for how long.
+            tell: called for damage and for waits: when the reason changes, and now and then with
+                the duration.
         """
         began, told, due = time.monotonic(), "", _TELL
         while not self._stop:
@@ -128,22 +128,22 @@ class Feed:
         return None
 
     def waiting(self, message: str) -> None:
-        """Note what the source waits for; raises once the consumer has stopped."""
+        """Record what the source waits for; raises once the consumer has stopped."""
         if self._closed or self._stop:
             raise _Closed
         self._waits_for = message
 
     def damaged(self, message: str) -> None:
-        """Note what the source found damaged."""
+        """Record what the source found damaged."""
         self._damage.append(message)
 
     @property
     def running(self) -> bool:
-        """Whether the reading thread is still there."""
+        """Whether the reading thread is alive."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """End the thread; one that a hanging share holds up is left behind."""
+        """End the thread; one that a hanging share blocks is abandoned."""
         self._closed = True
         self._thread.join(5.0)
 
@@ -166,5 +166,5 @@ class Feed:
                 return self._ready.put(item, timeout=_LOOK)
 
 
-class _Closed(Exception):  # noqa: N818 - no error: the run is over
+class _Closed(Exception):  # noqa: N818 - not an error: the run is over
     """Ends the reading thread."""

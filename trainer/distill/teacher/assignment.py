@@ -1,4 +1,4 @@
-"""What a teacher is to score, agreed on with every other one before the first forward."""
+"""A teacher's assignment, the same for every teacher before the first forward."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 WINDOW = 1024
 """Default number of tokens of a window."""
 SHARD_BYTES = 1 << 19
-"""Text of a shard: what a killed teacher loses. At 300 tokens a second it takes ten minutes."""
+"""Text of a shard, which a killed teacher loses. At 300 tokens a second it takes ten minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class ScoringRequest:
     scheme: Scheme
     values: Values = "float16"
     max_seq_len: int | None = None
-    """Tokens of a window; None: 1,024, or as many as the teacher knows positions."""
+    """Tokens of a window; None: 1,024, or the teacher's maximum if that is less."""
     shard_bytes: int = SHARD_BYTES
     seed: int = 0
     dtype: str = "bfloat16"
@@ -55,7 +55,7 @@ class ScoringRequest:
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """A wish that fits the folder it goes to."""
+    """A request that fits its output folder."""
 
     model_dir: Path
     vocabulary: Vocabulary
@@ -63,43 +63,43 @@ class Assignment:
     folder: LogitsFolder
 
 
-def assign(wish: ScoringRequest) -> Assignment:
-    """Write what is wanted into the output folder, or compare it with what is there.
+def assign(request: ScoringRequest) -> Assignment:
+    """Write the request's description to the output folder, or compare it with the existing one.
 
     Raises:
         InputError: model, tokenizer or corpus cannot be used.
-        RefusedError: the tokenizer is not of this teacher, or the folder holds something else;
+        RefusedError: the tokenizer is not this teacher's, or the folder's description differs;
             names both hashes, and nothing was changed.
         StorageError: the disk failed.
     """
-    model_dir = resolve_model(wish.model)
-    tokenizer_dir = wish.tokenizer or model_dir
-    max_seq_len = _window_length(model_dir, wish.max_seq_len)
+    model_dir = resolve_model(request.model)
+    tokenizer_dir = request.tokenizer or model_dir
+    max_seq_len = _window_length(model_dir, request.max_seq_len)
     vocabulary = Vocabulary.load(tokenizer_dir, model_dir)
-    documents = Documents(wish.data)
+    documents = Documents(request.data)
     windows = Windows(documents, Encoder(tokenizer_dir), max_seq_len)
-    folder = LogitsFolder(wish.output)
-    is_local = Path(wish.model).expanduser().is_dir()
+    folder = LogitsFolder(request.output)
+    is_local = Path(request.model).expanduser().is_dir()
     teacher = TeacherInfo(
-        name=str(model_dir) if is_local else wish.model,
+        name=str(model_dir) if is_local else request.model,
         digest=model_digest(model_dir),
-        dtype=wish.dtype,
+        dtype=request.dtype,
         vocab_size=read_config(model_dir)["vocab_size"],
         tokenizer_size=tokenizer_size(model_dir),
     )
     tokenizer = TokenizerInfo(digest=vocabulary.tokenizer, size=vocabulary.size)
     corpus = CorpusInfo(digest=documents.digest, documents=len(documents))
-    ranges = windows.ranges(wish.shard_bytes)
+    ranges = windows.ranges(request.shard_bytes)
     known = _known_plan(folder, tokenizer, corpus, max_seq_len, ranges)
     folder.describe(
         Description(
             teacher=teacher,
             tokenizer=tokenizer,
             corpus=corpus,
-            scheme=wish.scheme,
-            values=wish.values,
+            scheme=request.scheme,
+            values=request.values,
             max_seq_len=max_seq_len,
-            seed=wish.seed,
+            seed=request.seed,
             shards=known or windows.plan(ranges),
         )
     )
@@ -113,18 +113,18 @@ def _known_plan(
     max_seq_len: int,
     ranges: Sequence[Range],
 ) -> tuple[ShardPlan, ...] | None:
-    """Return the folder's plan where it must be ours, so that the corpus is tokenised once."""
+    """Return the folder's plan if it must be the same, so that the corpus is tokenised once."""
     try:
         there = folder.description
     except InputError:
-        return None  # nothing there, or nothing usable: `describe` says so
+        return None  # missing or unusable: `describe` reports it
     same = (there.tokenizer, there.corpus, there.max_seq_len) == (tokenizer, corpus, max_seq_len)
     same &= [(plan.first_document, plan.stop_document) for plan in there.shards] == ranges
     return there.shards if same else None
 
 
 def _window_length(model_dir: Path, wanted: int | None) -> int:
-    """Return the tokens of a window: what was asked for, else what the teacher can read."""
+    """Return the tokens of a window: the requested number, else the teacher's maximum."""
     positions = positions_of(read_config(model_dir))
     if positions is None or (wanted or WINDOW) <= positions:
         return wanted or WINDOW

@@ -1,4 +1,4 @@
-"""Whether a folder's scores still agree with its teacher: a sample is scored again."""
+"""Check a folder's scores against its teacher by scoring a sample again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from trainer.logits.scores import Scheme, Scores, Window
 from trainer.model.files import model_digest
 
 LIMIT = 0.01
-"""Mean KL in nats above which another teacher spoke. Float noise is far below: bf16 against fp32
-came to less than a tenth of it at every position (`tests/trainer/distill/test_teacher.py`)."""
+"""Mean KL in nats above which the teacher is another one. Float noise is far below: bf16 against
+fp32 gave less than a tenth of it at every position (`tests/trainer/distill/test_teacher.py`)."""
 
 _LEAST = 1e-9  # a probability that is zero by rounding
 _Floats = NDArray[np.float64]
@@ -34,23 +34,23 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What a sample came to."""
+    """The result for a sample."""
 
     windows: int
     positions: int
     mean_kl: float
-    """KL(stored || live) in nats a position, with all that is not kept exactly as one token; of
+    """KL(stored || live) in nats a position, with everything not kept exactly as one token; of
     `sampled` estimated from the draws and the stored entropy, without bias."""
     standard_error: float
     """Of the mean, over positions."""
     max_kl: float | None
-    """Of one position; None of `sampled`, where one position says nothing."""
+    """Of one position; None for `sampled`, where one position has no meaning."""
     same_draws: float | None
-    """Share of the stored draws that come again; None where nothing is drawn."""
+    """Share of the stored draws that recur; None if nothing is drawn."""
 
     @property
     def is_another_teacher(self) -> bool:
-        """Whether the mean is above `LIMIT`, and not by the chance of the sample."""
+        """Whether the mean is above `LIMIT` beyond the sampling error."""
         return self.mean_kl - 3 * self.standard_error > LIMIT
 
     def as_json(self) -> dict[str, Any]:
@@ -59,10 +59,10 @@ class Audit:
 
 
 def check_teacher(folder: LogitsFolder, model: Path, tokenizer: Path) -> Vocabulary:
-    """Return the vocabulary of a folder if model and tokenizer are those that wrote it.
+    """Return the vocabulary of a folder if it was written with this model and tokenizer.
 
     Raises:
-        RefusedError: they are others; names both hashes.
+        RefusedError: they differ; names both hashes.
         InputError: they cannot be used.
     """
     description = folder.description
@@ -82,11 +82,11 @@ def audit(folder: LogitsFolder, teacher: Teacher, *, fraction: float, seed: int 
     """Score a sample of windows again and compare.
 
     Args:
-        fraction: of the windows that are there; at least one is taken.
-        seed: of the sample, which depends on it and on what is there alone.
+        fraction: of the existing windows; at least one is taken.
+        seed: of the sample, which depends only on it and the existing windows.
 
     Raises:
-        InputError: nothing is there to compare.
+        InputError: there is nothing to compare.
         StorageError: a shard is damaged.
     """
     description = folder.description
@@ -127,7 +127,7 @@ def _sample(folder: LogitsFolder, fraction: float, seed: int) -> Iterator[Window
 def _again(
     teacher: Teacher, window: Window, temperature: float
 ) -> Iterator[tuple[Scores, Rows, Tensor]]:
-    """Yield positions with what is stored, what is kept now, and the teacher's log p `[n, V]`."""
+    """Yield positions with the stored scores, the new ones, and the teacher's log p `[n, V]`."""
     piece = Piece(window.document, window.start, window.tokens)
     points = teacher.uniforms(piece)
     done = 0
@@ -178,14 +178,14 @@ def _divergence(
     p_log = stored.logprobs[kept].astype(np.float64)
     p, tail = np.exp(p_log), stored.tail.astype(np.float64)
     live_tail = np.maximum(1 - total(np.exp(log_q[kept]), kept), _LEAST)
-    whole = total(p, kept) + tail  # stored in half precision it is not quite 1
+    whole = total(p, kept) + tail  # in half precision it is not exactly 1
     inside = total(p * (p_log - log_q[kept]), kept)
     outside = tail * np.log(np.maximum(tail, _LEAST) / live_tail)
     return (inside + outside) / whole - np.log(whole)
 
 
 def _common_draws(stored: Scores, rows: Rows) -> int:
-    """Return how many of the stored draws come again."""
+    """Return how many of the stored draws recur."""
     common = 0
     for position, (first, stop) in enumerate(pairwise(stored.offsets)):
         counts = stored.counts[first:stop]

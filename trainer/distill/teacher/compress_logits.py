@@ -1,8 +1,8 @@
-"""Logits of a teacher become the part of its distribution that a scheme keeps.
+"""Reduce a teacher's logits to the part of its distribution that a scheme keeps.
 
-Every pass over the vocabulary costs as much as a layer of a small teacher, so there are few, and
-few rows at a time, which the caches hold. The vocabulary is seen as B x M strided blocks: the k
-largest of all lie in the k blocks with the largest maxima, and a draw first takes a block by its
+Every pass over the vocabulary costs as much as a layer of a small teacher, so there are few, over
+few rows at a time, which fit the caches. The vocabulary is split into B x M strided blocks: the k
+largest logits are in the k blocks with the largest maxima, and a draw first selects a block by its
 sum, then a token in it. Both are exact.
 """
 
@@ -26,8 +26,8 @@ BLOCK = 64
 _FLOOR = -1e30  # of an impossible token; columns of padding have -Inf, so they are never kept
 _NOTHING = 1e-30  # mass below which there is nothing to spread over, and nothing to draw
 _WORD = (1 << 64) - 1
-_STREAM = int.from_bytes(b"draws", "little")  # keeps these draws apart from others of the seed
-_CPU_ELEMENTS = 1 << 20  # of a working buffer for each thread: what the caches hold
+_STREAM = int.from_bytes(b"draws", "little")  # separates these draws from others of the seed
+_CPU_ELEMENTS = 1 << 20  # of a working buffer for each thread, which fits the caches
 _DEVICE_ELEMENTS = 1 << 27
 
 
@@ -37,7 +37,7 @@ def uniforms(
     """Return draws of U[0, 1) for a window, `[positions, draws]`.
 
     They are Philox4x64-10 (Salmon et al., SC 2011) keyed by seed and document and counted from the
-    window's start, so that a window scored again draws the same, whoever scores it beside what.
+    window's start, so that a window scored again, in any batch and process, draws the same.
     """
     key = np.array([seed & _WORD, document], dtype=np.uint64)
     counter = np.array([0, 0, start, _STREAM], dtype=np.uint64)
@@ -50,9 +50,9 @@ class Scorer:
 
     Args:
         teacher_ids: the teacher's token for each of the student's, `[S]`.
-        vocab_size: columns of the teacher's logits; what no student's token stands for is dropped.
-        device: where the logits are.
-        rows: positions that are scored at once; None: as many as the caches like.
+        vocab_size: columns of the teacher's logits; those without a student's token are dropped.
+        device: of the logits.
+        rows: positions that are scored at once; None: as many as fit the caches.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Scorer:
         self.draws = {"topk": scheme.tail_samples, "sampled": scheme.samples, "full": 0}[
             scheme.kind
         ]
-        """Uniform numbers that each position needs."""
+        """Uniform numbers for each position."""
         on_cpu = torch.device(device).type == "cpu"
         elements = _CPU_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_ELEMENTS
         rows = rows or max(1, elements // vocab_size)
@@ -80,14 +80,14 @@ class Scorer:
         def buffers(columns: int) -> tuple[Tensor, Tensor]:
             shape = (rows, -(-columns // BLOCK) * BLOCK)
             log_p = torch.full(shape, -math.inf, dtype=torch.float32, device=device)
-            return log_p, torch.zeros_like(log_p)  # the columns of padding stay as they are
+            return log_p, torch.zeros_like(log_p)  # the columns of padding do not change
 
         self._whole = buffers(vocab_size)
         self._own = self._whole if in_order else buffers(self._size)
 
     @torch.no_grad()
     def score(self, logits: Tensor, uniforms: NDArray[np.float64]) -> Rows:
-        """Return what the scheme keeps of N positions.
+        """Return the kept scores of N positions.
 
         Args:
             logits: `[N, V]` of any float type, on the scorer's device.
@@ -173,7 +173,7 @@ class Scorer:
         into = (targets - (sums.gather(1, block) - mass)) / mass
         inside = blocks.gather(2, block[:, None].expand(-1, BLOCK, -1)).double().cumsum(1)
         total = inside[:, -1:]
-        # Rounding may put a point on the block's end: its last token with mass is meant.
+        # Rounding may put a point on the block's end: take its last token with mass.
         place = torch.minimum((inside <= into[:, None] * total).sum(1), (inside < total).sum(1))
         return torch.where(sums[:, -1:] > _NOTHING, place * width + block, -1)
 

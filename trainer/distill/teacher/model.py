@@ -1,4 +1,4 @@
-"""A language model that only reads: logits of given tokens, a few positions at a time."""
+"""A teacher's forward: logits of given tokens, a few positions at a time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from trainer.distill.teacher.parts import Parts
 from trainer.errors import InputError
 from trainer.model.architecture import parse_architecture
-from trainer.model.memory_plan import LOGIT_ELEMENTS
 from trainer.model.safetensors_headers import read_config
+from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.replica.torch import decoder
 from trainer.replica.torch.loader import load_frozen
 
@@ -22,15 +22,15 @@ from trainer.replica.torch.loader import load_frozen
 class TeacherModel:
     """Any causal language model of transformers, on the CPU or one CUDA device.
 
-    Qwen3, Qwen2 and Llama are computed by `torch_decoder`, whose import is cheaper. Weights stored
-    in `dtype` are mapped from the file on the CPU, so that processes share them and a model may be
-    larger than the memory that is free.
+    `replica.torch.decoder` computes Qwen3, Qwen2 and Llama: its import is cheaper. On the CPU,
+    weights stored in `dtype` are mapped from the file, so that processes share them and a model may
+    exceed the free memory.
 
     Args:
         device: `cpu` or `cuda:N`.
 
     Raises:
-        InputError: the model cannot be loaded, or its head has another size than its config says.
+        InputError: the model cannot be loaded, or its head's size differs from its config.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class TeacherModel:
             batch: teacher token ids of windows, `[T]` each.
 
         Yields:
-            `[n, vocab_size]`, valid until the next; all together are the positions 1 to T - 1 of
-            the first window, then those of the next one.
+            `[n, vocab_size]`, valid until the next; together the positions 1 to T - 1 of the
+            first window, then those of the next one.
         """
         lengths = torch.tensor([len(tokens) for tokens in batch])
         ids = torch.zeros((len(batch), int(lengths.max())), dtype=torch.int64)
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        # Causal attention never looks right, so padding there needs no mask.
+        # Causal attention ignores the right, so padding there needs no mask.
         is_read = (torch.arange(ids.shape[1]) < lengths[:, None] - 1).to(self.device)
         hidden = self._backbone(ids.to(self.device))
         for part in hidden[is_read].split(self.rows):
@@ -90,6 +90,6 @@ def _is_computed_here(model_dir: Path) -> bool:
     tree = read_config(model_dir)
     try:
         parse_architecture(tree, str(model_dir))
-    except InputError:  # transformers may know it
+    except InputError:  # transformers may support it
         return False
     return decoder.is_computed_here(tree)

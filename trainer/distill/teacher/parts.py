@@ -1,4 +1,4 @@
-"""A teacher in two parts: what makes hidden states, and what makes logits of them."""
+"""A teacher in two parts: the backbone makes hidden states, the head makes logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a teacher is: what it counts, and what people see of it."""
+"""A teacher's progress: its counts and its view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choo
 
 @dataclass(frozen=True, kw_only=True)
 class Headway:
-    """What a teacher has done of its share; what was there before counts."""
+    """The finished part of a teacher's share, earlier shards included."""
 
     shards_done: int
     shards: int
@@ -53,7 +53,7 @@ class Tally:
         self._pace = StepTimes(clock)
 
     def begin(self) -> None:
-        """Start the clock: the model is there."""
+        """Start the clock: the model is loaded."""
         self._pace.seen(self._read)
 
     def read(self, tokens: int) -> None:
@@ -72,7 +72,7 @@ class Tally:
         self._done.add(plan.number)
 
     def lost(self, plan: ShardPlan) -> None:
-        """Count a shard out that has to be scored again."""
+        """Uncount a shard that has to be scored again."""
         self._done.discard(plan.number)
 
     @property

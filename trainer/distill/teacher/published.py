@@ -1,4 +1,4 @@
-"""A teacher as transformers publishes it, for what `replica.torch.decoder` does not compute."""
+"""A teacher of transformers, for models that `replica.torch.decoder` does not compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) ->
     """Return a causal language model of transformers.
 
     Raises:
-        InputError: it cannot be loaded, or its head has another size than its config says.
+        InputError: it cannot be loaded, or its head's size differs from its config.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -54,10 +54,10 @@ def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) ->
 
 @torch.no_grad()
 def _is_head_alone(model: Any, device: torch.device) -> bool:
-    """Whether the head on the last hidden states gives the model's very own logits.
+    """Whether the head on the last hidden states gives the model's logits.
 
-    Some models scale or cap what their head gives. One short forward tells, since its weights
-    may have to come from a disk.
+    Some models scale or cap their head's output. The forward is short, since its weights may have
+    to be read from a disk.
     """
     seen: list[Tensor] = []
     hook = model.base_model.register_forward_hook(

@@ -1,4 +1,4 @@
-"""What a teacher said of a run of positions, as rows of arrays, until it becomes `Scores`."""
+"""A teacher's scores of consecutive positions as rows of arrays, before they become `Scores`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Rows:
     kept_logprobs: NDArray[np.float32]
     """`[N, K]`"""
     drawn: NDArray[np.int32]
-    """`[N, D]` student ids in the order of drawing; -1 where there was nothing to draw from."""
+    """`[N, D]` student ids in the order of drawing; -1 if there was nothing to draw from."""
     drawn_logprobs: NDArray[np.float32]
     """`[N, D]`"""
     tail: NDArray[np.float32]
@@ -43,11 +43,11 @@ class Rows:
 
     @property
     def finite(self) -> bool:
-        """Whether the logits were numbers: NaN or +Inf in one spoils its position's entropy."""
+        """Whether the logits were finite: NaN or +Inf in one spoils its position's entropy."""
         return bool(np.isfinite(self.entropy).all())
 
     def scores(self, *, with_logprobs: bool) -> Scores:
-        """Return N + 1 positions: before the first token of a window stands nothing to expect."""
+        """Return N + 1 positions: the first token of a window has no prediction."""
         count, kept = self.kept.shape
         ids, logprobs, counts, uniques = self._merged_draws()
         sizes = np.zeros(count + 2, np.int64)
@@ -75,7 +75,7 @@ class Rows:
     def _merged_draws(
         self,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32], NDArray[np.int64]]:
-        """Return id, log-probability and count of each token drawn, and how many a row has."""
+        """Return id, log-probability and count of each drawn token, and the tokens of each row."""
         count, draws = self.drawn.shape
         if draws == 0:
             nothing = np.zeros(0, np.int32)

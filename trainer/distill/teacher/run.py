@@ -1,4 +1,4 @@
-"""A teacher's pass over its share of the shards: each once, whatever ends it in between."""
+"""A teacher's pass over its share of the shards, each once, also after interruptions."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from trainer.logits.description import ShardPlan
 from trainer.logits.heartbeat import INTERVAL, TeacherHeartbeat
 from trainer.process.interruption import Interrupted
 
-if TYPE_CHECKING:  # torch and transformers come with it: not when all is scored already
+if TYPE_CHECKING:  # imports torch and transformers: not needed if all is scored
     from trainer.distill.teacher.scoring import Teacher
 
 log = logging.getLogger(__name__)
 
 POLL = 2.0
-"""Seconds between two looks for requests, when nothing else is to be done."""
+"""Seconds between two checks for requests after the pass."""
 
 
 class Teaching:
     """Scores an assignment's shards, or each Nth of them.
 
-    What is there and whole is left as it is; what is missing, damaged or asked for by a student is
-    scored. One thread writes a shard while the next one is scored.
+    Intact shards are kept; missing, damaged and requested ones are scored. One thread writes a
+    shard while the next one is scored.
 
     Args:
-        open_teacher: loads the model; called when there is something to score.
+        open_teacher: loads the model; called if there is something to score.
         share: the part's number I, from 1, and how many parts N there are.
         name: of this teacher's heartbeat; by host and part without one.
-        over: called between shards: whether no more shards are needed.
+        over: called between shards; returns whether no more shards are needed.
         on_headway: called after each batch and each shard with `Headway` as a mapping.
         check: called after each batch; may raise to end the pass.
     """
@@ -66,12 +66,12 @@ class Teaching:
         self._beaten_at = -float("inf")
 
     def run(self, *, stay: bool = False) -> Headway:
-        """Score what is missing; with `stay` then wait for students' requests until it is over.
+        """Score what is missing; with `stay` then wait for students' requests until `over`.
 
         Raises:
             NonFiniteError: the model computes NaN or Inf.
             StorageError: a shard could not be written; nothing half-written is left.
-            Interrupted: the pass was stopped; a shard that was scored is written first.
+            Interrupted: the pass was stopped; a scored shard is written first.
         """
         with TeacherHeartbeat(self._folder, self._name) as beat:
             try:
@@ -100,7 +100,7 @@ class Teaching:
                 self._finish_writing()
 
     def _due(self) -> Iterator[ShardPlan]:
-        """Yield what has to be scored, in order, but first what a student waits for."""
+        """Yield the shards to score, in order, requested ones first."""
         for plan in self._share:
             yield from self._requested()
             if self._is_there(plan):
@@ -117,7 +117,7 @@ class Teaching:
                 yield plan
 
     def _is_there(self, plan: ShardPlan) -> bool:
-        """Whether a shard needs no scoring, after a look at its bytes."""
+        """Whether a shard needs no scoring, after checking its bytes."""
         self._check()
         if self._writing is not None and self._writing[0] is plan:
             return True

@@ -1,4 +1,4 @@
-"""A teacher at work: pieces of text in, windows with its scores out."""
+"""A teacher scores pieces of text and returns windows with scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _ANY_NUMBER = 1 << 62
 _CPU_BATCH, _DEVICE_BATCH = 4096, 32768
-"""Tokens of a forward: enough for a large head to be read from memory but seldom."""
+"""Tokens of a forward: enough that a large head is rarely read from memory."""
 
 
 class Teacher:
@@ -57,11 +57,11 @@ class Teacher:
     ) -> list[Window]:
         """Return pieces with their scores, in their order.
 
-        They are read in batches of about equal length. Which share one depends on these pieces
-        alone: a shard scored again goes through the very same numbers.
+        They are read in batches of about equal length. The batches depend on these pieces alone,
+        so that scoring a shard again gives the same numbers.
 
         Args:
-            on_tokens: called after each batch with the tokens that were read.
+            on_tokens: called after each batch with its number of tokens.
 
         Raises:
             NonFiniteError: the model computes NaN or Inf; names the document.
@@ -76,7 +76,7 @@ class Teacher:
                     windows = self._read(batch)
                 except torch.OutOfMemoryError:
                     windows = None
-                if windows is None:  # outside the handler, whose traceback keeps activations alive
+                if windows is None:  # outside the handler: its traceback keeps activations alive
                     self._halve(batch)
                     break
                 scored.update(zip(indices, windows, strict=True))
@@ -108,7 +108,7 @@ class Teacher:
         return Window(piece.document, piece.start, piece.tokens, scores)
 
     def _halve(self, batch: Sequence[Piece]) -> None:
-        """Make batches smaller after one that did not fit."""
+        """Halve the batch size after a batch that did not fit."""
         longest = max(len(piece.tokens) for piece in batch)
         smaller = self._limit.halved(len(batch), len(batch) * longest)
         if smaller is None:
@@ -120,7 +120,7 @@ class Teacher:
         torch.cuda.empty_cache()
 
     def uniforms(self, piece: Piece) -> NDArray[np.float64]:
-        """Return the numbers that a piece's draws come from, `[T - 1, draws]`."""
+        """Return the uniform numbers of a piece's draws, `[T - 1, draws]`."""
         positions = len(piece.tokens) - 1
         return uniforms(self._seed, piece.document, piece.start, positions, self.scorer.draws)
 
@@ -135,7 +135,7 @@ def open_teacher(
     threads: int | None = None,
     batch_tokens: int | None = None,
 ) -> Teacher:
-    """Load a folder's teacher on CUDA where that works, else on the CPU.
+    """Load a folder's teacher on CUDA if that works, else on the CPU.
 
     Raises:
         InputError: the model cannot be loaded.

@@ -15,10 +15,10 @@ from trainer.data.shapes import Sample
 from trainer.errors import InputError
 from trainer.logits.description import ShardPlan
 
-_BATCH_BYTES = 1 << 20  # of text that is tokenised at once: bounds the library's own encodings
+_BATCH_BYTES = 1 << 20  # of text tokenised at once: bounds the library's memory
 
 Range = tuple[int, int]
-"""The first document and the one behind the last."""
+"""The first document and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Piece:
 class Windows:
     """Cuts documents into windows of at most `max_seq_len` tokens.
 
-    A text ends with the tokenizer's end-of-text token where it has one. A longer document is cut
+    A text ends with the tokenizer's end-of-text token if it has one. A longer document is cut
     into consecutive windows; each is scored separately, so its first token has no scores.
     """
 
@@ -43,9 +43,9 @@ class Windows:
         self._max_seq_len = max_seq_len
 
     def ranges(self, shard_bytes: int) -> list[Range]:
-        """Return consecutive documents with at least `shard_bytes` of text each, but for the last.
+        """Return ranges of documents with at least `shard_bytes` of text each, except the last.
 
-        A shard depends on the text alone, so that every tokenizer gives the same.
+        Shards depend on the text alone, so that every tokenizer gives the same.
         """
         return list(_spans(map(_size, self._documents), shard_bytes))
 
@@ -73,7 +73,7 @@ class Windows:
         """Return the windows of a shard in their order.
 
         Raises:
-            InputError: a document is not any more what was hashed.
+            InputError: a document has changed since it was hashed.
         """
         return [
             Piece(document, start, np.array(ids[start : start + self._max_seq_len], np.int32))
@@ -99,7 +99,7 @@ class Windows:
                         raise InputError(f"{source}: {error}") from None
                 if not ids:
                     source = self._documents.source(number)
-                    raise InputError(f"{source}: the tokenizer leaves no token of it")
+                    raise InputError(f"{source}: the tokenizer returns no token for it")
                 yield number, ids
 
 
@@ -114,7 +114,7 @@ def _size(sample: Sample) -> int:
 
 
 def _spans(sizes: Iterator[int], least: int) -> Iterator[Range]:
-    """Yield consecutive ranges whose sizes add up to `least` or just above; the last may lack."""
+    """Yield consecutive ranges of size `least` or just above; the last may be smaller."""
     first = number = total = 0
     for number, size in enumerate(sizes, start=1):
         total += size

@@ -1,10 +1,10 @@
-"""Which merges of a byte-pair encoding a corpus applies, and which of them to keep.
+"""The merges of a byte-pair encoding that a corpus applies, and the choice of those to keep.
 
-Byte-pair encoding (Sennrich et al., arXiv:1508.07909) builds a token by a tree of merges, and the
-tree does not depend on where the token stands: had a merge across its bounds come first, it would
-not be that token. So how often a corpus applies each merge follows from how often it uses each
-token, and taking a merge out costs one token each time. A part is made at least as often as what it
-is a part of, so the tokens that are made most come with all of their parts.
+Byte-pair encoding (Sennrich et al., arXiv:1508.07909) builds a token by a tree of merges, which
+does not depend on the token's context: had a merge across its bounds come first, it would not be
+that token. So the counts of a corpus's tokens give the counts of its merges, and removing a merge
+costs one token each time. A part is made at least as often as the whole, so the tokens that are
+made most come with all of their parts.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Bpe:
     """A byte-level BPE, as its parsed tokenizer.json describes it.
 
     Args:
-        tree: the parsed file; the tokenizers library has accepted it.
+        tree: the parsed file, accepted by the tokenizers library.
         where: names the file in errors.
 
     Raises:
-        InputError: it is another kind of tokenizer.
+        InputError: it is not a byte-level BPE.
     """
 
     def __init__(self, tree: Mapping[str, Any], where: str) -> None:
         model = tree["model"]
-        kind = model.get("type", "BPE")  # older files do not say
+        kind = model.get("type", "BPE")  # older files lack it
         if kind != "BPE":
             raise InputError(f"{where}: is a {kind} tokenizer, only byte-level BPE can be trimmed")
         for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
@@ -48,11 +48,11 @@ class Bpe:
         self.ids: dict[str, int] = {**model["vocab"], **added}
         """Every token and its id, added ones included."""
         self.fixed = letters | added.keys()
-        """Tokens that no corpus decides on: the 256 bytes and the added tokens."""
+        """Tokens that are always kept: the 256 bytes and the added tokens."""
         self.merges = [_pair(merge) for merge in model["merges"]]
-        """In the order in which they are applied."""
+        """In the order of application."""
         self.completions = _completions(self.merges)
-        """The merge that completes each token, wherever a text makes it."""
+        """The merge that completes each token in any text."""
 
     def made(self, counts: NDArray[np.int64]) -> dict[str, int]:
         """Return how often each token is made, by itself or as a part of another.
@@ -67,16 +67,16 @@ class Bpe:
         return made
 
     def select(self, counts: NDArray[np.int64], size: int) -> set[str]:
-        """Return the `size` tokens that a corpus needs most, each with all of its parts.
+        """Return the `size` tokens that a corpus uses most, each with all of its parts.
 
-        Those that are made equally often come in the order of their merges: what a corpus does not
-        use is filled up with what the tokenizer's own training found most useful.
+        Ties are in the order of their merges: tokens that the corpus does not use are ranked by the
+        tokenizer's own training.
         """
         made = self.made(counts)
         ranks = {merge: rank for rank, merge in enumerate(self.merges)}
 
         def urgency(token: str) -> tuple[int, int]:
-            # A token that no merge completes is found as a whole word (`ignore_merges`), or never.
+            # A token without a merge is found as a whole word (`ignore_merges`), or never.
             merge = self.completions.get(token)
             return -made[token], len(ranks) + self.ids[token] if merge is None else ranks[merge]
 
@@ -114,7 +114,7 @@ def _is_byte_level(tree: Any) -> bool:
 
 
 def _pair(merge: Any) -> Merge:
-    """Read a merge; older files write it as one string, and no token of theirs has a space."""
+    """Read a merge; older files have it as one string, with tokens that contain no space."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
 

@@ -1,7 +1,7 @@
-"""A tokenizer without the tokens that a corpus does not need: every one left is its teacher's.
+"""Trim a tokenizer to the tokens that a corpus needs; all of them are the teacher's.
 
-A trimmed tokenizer writes every text that the whole one can, in a few more tokens. Its ids are
-those of its teacher closed up, in the same order; `vocabulary.json` says which is which.
+A trimmed tokenizer encodes every text that the whole one can, in a few more tokens. Its ids are
+compact, in the teacher's order; `vocabulary.json` maps them.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _BATCH = 4 << 20  # characters that are tokenised at once
 
 @dataclass(frozen=True, kw_only=True)
 class Trimmed:
-    """What trimming gave, and what it costs on the corpus that it was done for."""
+    """The result of trimming, and its cost on the corpus."""
 
     tokens: int
     teacher_tokens: int
     documents: int
     characters: int
     corpus_tokens: int
-    """Of the trimmed tokenizer, without what a model puts around a text."""
+    """Of the trimmed tokenizer, without special tokens around a text."""
     corpus_teacher_tokens: int
     covered: int
-    """Of the teacher's corpus tokens: those that are kept."""
+    """The kept ones of the teacher's corpus tokens."""
 
 
 def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Path) -> Trimmed:
     """Write a tokenizer of `size` tokens into a new folder, which appears whole or not at all.
 
-    Without a size it is 32,768, or half of a vocabulary that has no more.
+    The default size is 32,768, or half of a vocabulary that is not larger.
 
     Raises:
-        InputError: the tokenizer is no byte-level BPE, or `size` is not between its fixed tokens
+        InputError: the tokenizer is not a byte-level BPE, or `size` is not between its fixed tokens
             and all of them; `output` holds something; the corpus changes while it is read.
-        StorageError: the disk refused.
+        StorageError: the write failed.
     """
     check_new(output)
     teacher = load_tokenizer(tokenizer_dir)
@@ -107,7 +107,7 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Pa
 
 
 def _batches(documents: Documents) -> Iterator[list[str]]:
-    """Yield the texts of a corpus, so many at once that the library's threads have work."""
+    """Yield the texts of a corpus in lists large enough for the library's threads."""
     batch: list[str] = []
     length = 0
     for document in documents:
@@ -128,7 +128,7 @@ def _count(tokenizer: Tokenizer, texts: list[str], size: int) -> NDArray[np.int6
 
 
 def _renumber(tree: dict[str, Any], new_ids: Mapping[str, int], where: str) -> None:
-    """Give the kept tokens their new ids in every place of a parsed tokenizer.json."""
+    """Set the kept tokens' new ids everywhere in a parsed tokenizer.json."""
     vocab = tree["model"]["vocab"]
     tree["model"]["vocab"] = {token: id for token, id in new_ids.items() if token in vocab}
     for token in tree.get("added_tokens") or ():
@@ -162,18 +162,18 @@ def _load(
     teacher_ids: list[int],
     where: str,
 ) -> Tokenizer:
-    """Open the new tokenizer as its readers will, and see that each token is the teacher's."""
+    """Open the new tokenizer as its readers do, and check that each token is the teacher's."""
     trimmed = Tokenizer.from_str(text.decode())
     trimmed.no_truncation()
     trimmed.no_padding()
     for token, teacher_id in zip(new_ids, teacher_ids, strict=True):
         if trimmed.token_to_id(token) != new_ids[token] or teacher.token_to_id(token) != teacher_id:
-            raise InputError(f"{where}: numbers its tokens in an order that cannot be closed up")
+            raise InputError(f"{where}: numbers its tokens in an order that cannot be compacted")
     return trimmed
 
 
 def _companions(folder: Path, new_ids: Mapping[str, int]) -> dict[str, list[bytes]]:
-    """Return what lies beside a tokenizer.json, by name; ids in it are the new ones."""
+    """Return the files beside a tokenizer.json, by name, with the new ids."""
     files = {
         name: [(folder / name).read_bytes()] for name in _AS_THEY_ARE if (folder / name).is_file()
     }

@@ -1,4 +1,4 @@
-"""Which teacher token each token of a student is.
+"""The map from a student's tokens to its teacher's.
 
 A trimmed tokenizer (see `trim.py`) holds a part of its teacher's tokens under compact ids; its
 `vocabulary.json` says which:
@@ -35,7 +35,7 @@ class Vocabulary:
     tokenizer: str
     """BLAKE3 hex of the student's tokenizer.json."""
     teacher_tokenizer: str
-    """BLAKE3 hex of the teacher's; equal to `tokenizer` when the student uses it as it is."""
+    """BLAKE3 hex of the teacher's; equal to `tokenizer` if the student uses it unchanged."""
 
     @property
     def size(self) -> int:
@@ -44,12 +44,12 @@ class Vocabulary:
 
     @classmethod
     def load(cls, tokenizer_dir: Path, teacher_dir: Path) -> Vocabulary:
-        """Return how the tokenizer of one folder stands to that of the teacher's folder.
+        """Return the map from one folder's tokenizer to the teacher's.
 
         Raises:
             RefusedError: the tokenizer was not made from this teacher's; names both hashes.
             InputError: a file is missing or damaged, or the teacher's tokenizer makes tokens that
-                its model does not know.
+                its model lacks.
         """
         theirs, ours = tokenizer_digest(teacher_dir), tokenizer_digest(tokenizer_dir)
         teacher_size = _check_known(teacher_dir)
@@ -98,7 +98,7 @@ def tokenizer_size(folder: Path) -> int:
 
 
 def _check_known(teacher_dir: Path) -> int:
-    """Return the size of the teacher's tokenizer, which its model must know in full."""
+    """Return the size of the teacher's tokenizer, all of which its model must have."""
     size, known = tokenizer_size(teacher_dir), read_config(teacher_dir).get("vocab_size")
     if not isinstance(known, int) or size > known:
         raise InputError(

@@ -21,18 +21,21 @@ from trainer.model.layout import GradientLayout
 
 Float32 = NDArray[np.float32]
 
-_PIECE = 16 * 1024
-"""Floats squared at a time: their doubles stay in the cache and in malloc's heap."""
-_CHECKED = 64 * 1024
-"""Floats looked at in one go: the second look finds them in the cache."""
+_PIECE = 8 * 1024
+"""Floats squared at a time: their doubles stay in the cache, and BLAS adds them in one thread."""
 
 
 class BlockAssembly:
-    """The bytes of one encoded block, filled strictly from front to back."""
+    """The bytes of one encoded block, filled strictly from front to back.
+
+    A block that comes in one frame is not copied: its bytes are the frame's payload.
+    """
 
     def __init__(self, nbytes: int, weight: int) -> None:
-        self.bytes = np.empty(nbytes, dtype=np.uint8)
         self.weight = weight
+        self.bytes = np.empty(0, dtype=np.uint8)
+        """Valid once the block is whole."""
+        self._size = nbytes
         self._filled = 0
 
     def add(self, frame: Frame) -> bool:
@@ -42,16 +45,22 @@ class BlockAssembly:
             ProtocolError: the frame does not continue the block.
         """
         end = frame.offset + len(frame.payload)
-        if frame.offset != self._filled or end > self.bytes.size or not frame.payload:
+        if frame.offset != self._filled or end > self._size or not frame.payload:
             raise ProtocolError(
                 f"block {frame.block}: bytes {frame.offset}..{end} came, "
-                f"{self._filled} of {self.bytes.size} are here"
+                f"{self._filled} of {self._size} are here"
             )
         if frame.weight != self.weight:
             raise ProtocolError(f"block {frame.block}: weight changed within the block")
-        self.bytes[frame.offset : end] = np.frombuffer(frame.payload, np.uint8)
+        payload = np.frombuffer(frame.payload, np.uint8)
+        if payload.size == self._size:
+            self.bytes = payload
+        else:
+            if not self._filled:
+                self.bytes = np.empty(self._size, dtype=np.uint8)
+            self.bytes[frame.offset : end] = payload
         self._filled = end
-        return end == self.bytes.size
+        return end == self._size
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +98,8 @@ class GradientSum:
         """The averaged gradient, valid in the blocks that are in `averages`."""
         self.averages: dict[int, Average] = {}
         self.bytes_received = 0
-        self._partial: dict[tuple[int, int], BlockAssembly] = {}
+        self.partial: dict[tuple[int, int], BlockAssembly] = {}
+        """What has come of contributions that are not whole yet, by block and shard."""
         self._whole: dict[int, dict[int, Contribution]] = {}
         self._square_sums: dict[int, float] = {}
 
@@ -108,15 +118,15 @@ class GradientSum:
         if frame.codec != self.codec.id:
             raise ProtocolError(f"codec {frame.codec} came, {self.codec.name} was agreed")
         key = (frame.block, frame.shard)
-        assembly = self._partial.get(key)
+        assembly = self.partial.get(key)
         if assembly is None:
             size = self.layout.blocks[frame.block].size
             assembly = BlockAssembly(self.codec.nbytes(size), frame.weight)
-            self._partial[key] = assembly
+            self.partial[key] = assembly
         self.bytes_received += len(frame.payload)
         if not assembly.add(frame):
             return None
-        del self._partial[key]
+        del self.partial[key]
         values = self._decoded(frame.block, assembly.bytes)
         squares = self._check(frame.block, values, f"rank {frame.rank}")
         contribution = Contribution(values, assembly.weight, squares)
@@ -125,8 +135,8 @@ class GradientSum:
 
     def forget(self, shard: int) -> None:
         """Drop the unfinished contributions of a shard whose worker was lost."""
-        for key in [key for key in self._partial if key[1] == shard]:
-            del self._partial[key]
+        for key in [key for key in self.partial if key[1] == shard]:
+            del self.partial[key]
 
     def average(self, block: int, order: Sequence[Shard]) -> Average:
         """Add the contributions of `order`, divide by their weight, and encode.
@@ -138,10 +148,12 @@ class GradientSum:
         span = self.layout.blocks[block]
         out = self.flat[span.start : span.stop]
         first, *rest = (whole[shard.id] for shard in order)
-        out[...] = first.values
+        total = first.values
         with np.errstate(over="ignore"):  # an overflow is found, and named, by the check below
             for other in rest:
-                np.add(out, other.values, out=out)
+                total = np.add(total, other.values, out=out)
+        if not rest:
+            out[...] = total
         weight = first.weight + sum(other.weight for other in rest)
         if weight:
             np.divide(out, np.float32(weight), out=out)
@@ -149,8 +161,10 @@ class GradientSum:
         if self.codec.name != "fp32":
             encoded = self.codec.encode(block, out)
             self.codec.decode(encoded, out)
-        self._check(block, out, "the average")
-        self._square_sums[block] = _square_sum(out)
+        squares = _square_sum(out)
+        if not math.isfinite(squares):  # no finite singles overflow a double
+            raise self._not_finite(block, out, "the average")
+        self._square_sums[block] = squares
         self.averages[block] = Average(block, encoded, min(weight, MAX_WEIGHT))
         return self.averages[block]
 
@@ -167,25 +181,24 @@ class GradientSum:
         )
 
     def _decoded(self, block: int, encoded: NDArray[np.uint8]) -> Float32:
-        values = np.empty(self.layout.blocks[block].size, dtype=np.float32)
         if self.codec.name == "fp32":
             return encoded.view(np.float32)  # no second copy: the sums are what memory goes to
+        values = np.empty(self.layout.blocks[block].size, dtype=np.float32)
         self.codec.decode(encoded, values)
         return values
 
     def _check(self, block: int, values: Float32, source: str) -> float:
         """Return the sum of squares, inf where that overflows, of values that are all finite."""
-        squares, finite = 0.0, True
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, values.size, _CHECKED):
-                piece = values[start : start + _CHECKED]
-                finite = finite and bool(np.isfinite(piece).all())
-                squares += float(np.dot(piece, piece))
-        if finite:
+            squares = float(np.dot(values, values))
+        if math.isfinite(squares) or np.isfinite(values).all():
             return squares
+        raise self._not_finite(block, values, source)
+
+    def _not_finite(self, block: int, values: Float32, source: str) -> NonFiniteError:
         where = int(np.argmin(np.isfinite(values)))
         tensor = self.layout.tensor_at(block, where)
-        raise NonFiniteError(
+        return NonFiniteError(
             f"step {self.step + 1}: {source} sent {values[where]} in block "
             f"{self.layout.blocks[block].name}, tensor {tensor.name}: the run is halted before "
             "the update, the last checkpoint is intact"
@@ -194,8 +207,9 @@ class GradientSum:
 
 def _square_sum(values: Float32) -> float:
     """Return the sum of squares in double precision, in pieces that cost little memory."""
-    pieces = (values[start : start + _PIECE] for start in range(0, values.size, _PIECE))
-    return math.fsum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces)
+    starts = range(0, values.size, _PIECE)
+    pieces = (values[start : start + _PIECE].astype(np.float64) for start in starts)
+    return math.fsum(float(np.dot(piece, piece)) for piece in pieces)
 
 
 def block_frames(

@@ -115,17 +115,25 @@ class RoundTimes:
 def step_event(round_: Round, receivers: int, rate: float, seconds: float) -> dict[str, Any]:
     """Return what a committed step says about itself in the log.
 
-    `shares` lists the samples that counted as [rank, start, stop] within the epoch's order;
-    `exchange_ms` is what the step took beyond the slowest worker's own computing.
+    `shares` lists the samples that counted as [rank, start, stop] within the epoch's order.
+    `exchange_ms` begins when the slowest worker hands over its first gradient and ends with the
+    commit. Of it `exchange_exposed_ms` is not hidden behind that worker's backward: what the step
+    took beyond its computing.
     """
     assert round_.sums is not None
     shards = round_.ledger.counting(round_.result_column)
     results = round_.counted()
     per_rank: dict[int, float] = {}
+    computing: dict[int, float] = {}
+    hiding: dict[int, float] = {}
     for shard, result in zip(shards, results, strict=True):
+        rank = shard.rank
         rate_of_rank = result.tokens / result.seconds if result.seconds else 0.0
-        per_rank[shard.rank] = per_rank.get(shard.rank, 0.0) + rate_of_rank
-    compute = max(result.seconds for result in results)
+        per_rank[rank] = per_rank.get(rank, 0.0) + rate_of_rank
+        computing[rank] = computing.get(rank, 0.0) + result.seconds
+        hiding[rank] = hiding.get(rank, 0.0) + min(result.overlap, result.seconds)
+    slowest = max(computing, key=lambda rank: computing[rank])
+    exposed = max(seconds - computing[slowest], 0.0)
     sent = sum(average.encoded.size for average in round_.sums.averages.values()) * receivers
     return {
         "step": round_.step + 1,
@@ -137,7 +145,8 @@ def step_event(round_: Round, receivers: int, rate: float, seconds: float) -> di
         "tokens": sum(result.tokens for result in results),
         "tokens_per_second": sum(result.tokens for result in results) / max(seconds, 1e-9),
         "worker_tokens_per_second": per_rank,
-        "exchange_ms": 1e3 * max(seconds - compute, 0.0),
+        "exchange_ms": 1e3 * (hiding[slowest] + exposed),
+        "exchange_exposed_ms": 1e3 * exposed,
         "exchange_bytes": round_.sums.bytes_received + sent,
         "shares": [[shard.rank, shard.start, shard.stop] for shard in shards],
     }

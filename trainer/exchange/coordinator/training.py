@@ -52,13 +52,13 @@ class Training:
         """Whether to end after the step that is under way."""
         self.audit = Audit(outbox, membership.diverged, state.step)
         self.balancer = Balancer(config.exchange.shares)
+        self.pace = RoundTimes(config.exchange.join_deadline, config.exchange.step_deadline)
         self._membership = membership
         self._outbox = outbox
         self._optimizer = AdamW(config.optimizer, layout)
         self._outliers = Outliers(layout, config.exchange, outbox)
         self._validation = Validation(config, validation_samples, score)
-        self._codec = make_codec(config.exchange.codec)
-        self._pace = RoundTimes(config.exchange.join_deadline, config.exchange.step_deadline)
+        self.codec = make_codec(config.exchange.codec)
         self._next_shard = 0
         self._unsettled: Callable[[], None] | None = None
         self._saved_step = state.step
@@ -139,7 +139,7 @@ class Training:
                 f"step {round_.step + 1}: the sum of all workers' losses overflows: the run is "
                 "halted before the update, the last checkpoint is intact"
             )
-        self._pace.finished(round_.kind, now - round_.started)
+        self.pace.finished(round_.kind, now - round_.started)
         if round_.kind == "train":
             self._commit(round_, now)
         else:
@@ -198,7 +198,7 @@ class Training:
             shards = self.round.ledger.open_shards
             slow = [(member, reason) for member in self._membership.ready() if shards(member.rank)]
             if slow:
-                self._pace.missed()
+                self.pace.missed()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
         return late
 
@@ -239,9 +239,9 @@ class Training:
         self, kind: Kind, step: int, epoch: int, samples: range, shares: dict[int, int], now: float
     ) -> None:
         shards = self._cut(samples.start, shares)
-        sums = GradientSum(self.layout, self._codec, step) if kind == "train" else None
+        sums = GradientSum(self.layout, self.codec, step) if kind == "train" else None
         columns = 1 + (len(self.layout.blocks) if sums else 0)
-        allowance = self._pace.allowance(kind, self.balancer.expected(shares))
+        allowance = self.pace.allowance(kind, self.balancer.expected(shares))
         self.round = Round(kind, step, epoch, Ledger(columns, shards), sums, now, now + allowance)
 
     def _cut(self, start: int, shares: dict[int, int]) -> list[Shard]:
@@ -282,7 +282,7 @@ class Training:
         pieces = self._cut(shard.start, shares)
         round_.ledger.redeal(shard.id, pieces)
         load = {r: sum(s.size for s in round_.ledger.open_shards(r)) for r in ranks}
-        deadline = now + self._pace.allowance(round_.kind, self.balancer.expected(load))
+        deadline = now + self.pace.allowance(round_.kind, self.balancer.expected(load))
         if math.isfinite(round_.deadline):
             deadline = max(deadline, round_.deadline)
         round_.deadline = deadline
@@ -342,7 +342,7 @@ class Training:
     @property
     def _proof_allowance(self) -> float:
         """Seconds for a proof: a worker without a share may be some steps behind the others."""
-        return _STEPS_BEHIND * self._pace.allowance("train")
+        return _STEPS_BEHIND * self.pace.allowance("train")
 
     def _ranks(self) -> list[int]:
         return [member.rank for member in self._membership.ready()]

@@ -84,9 +84,11 @@ class Membership:
         self.seen: set[int] = set()
         """Ranks that were ever ready."""
         self._members: dict[int, Member] = {}
+        self._by_link: dict[int, Member] = {}
+        self._by_rank: tuple[Member, ...] = ()
 
     def __iter__(self) -> Iterator[Member]:
-        return iter(sorted(self._members.values(), key=lambda member: member.rank))
+        return iter(self._by_rank)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -97,7 +99,7 @@ class Membership:
 
     def by_link(self, link: int) -> Member | None:
         """Return the member on a link."""
-        return next((member for member in self._members.values() if member.link == link), None)
+        return self._by_link.get(link)
 
     def admit(self, link: int, request: JoinRequest, certified: Certified, now: float) -> Member:
         """Let a worker in under a new generation.
@@ -132,7 +134,8 @@ class Membership:
             )
         self.generation += 1
         member = Member(link, rank, self.generation, request, now)
-        self._members[rank] = member
+        self._members[rank] = self._by_link[link] = member
+        self._sort()
         return member
 
     def bar(self, member: Member, seconds: float) -> str:
@@ -152,13 +155,18 @@ class Membership:
             "backend": request.backend,
             "device": request.device,
             "backend_reason": request.backend_reason,
+            "transport": request.transport,
             "generation": member.generation,
         }
 
     def remove(self, member: Member) -> None:
         """Take a member out; the generation fences off whatever it still sends."""
-        del self._members[member.rank]
+        del self._members[member.rank], self._by_link[member.link]
+        self._sort()
         self.generation += 1
+
+    def _sort(self) -> None:
+        self._by_rank = tuple(self._members[rank] for rank in sorted(self._members))
 
     def _compare(self, request: JoinRequest) -> None:
         ours, theirs = self.job, request

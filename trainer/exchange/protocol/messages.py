@@ -47,6 +47,8 @@ class JoinRequest(Message):
     device: Text
     backend_reason: Text = ""
     """Why no earlier backend of the chain serves; empty for the first."""
+    transport: Text = ""
+    """How it is connected, for the log."""
 
 
 class JoinAccepted(Message):
@@ -102,6 +104,8 @@ class ShardResult(Message):
     tokens: Count
     seconds: Seconds
     """Seconds in forward and backward, without waiting and exchange."""
+    overlap: Seconds = 0.0
+    """Of these, the seconds after the first gradient was handed over: they hide the exchange."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]`, for evaluation of a classifier."""
 

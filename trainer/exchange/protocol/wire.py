@@ -8,30 +8,30 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
 
 from trainer.errors import ProtocolError
 
 MAGIC = b"MTLY"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 4
 MAX_CONTROL = 64 * 1024
 """Bytes of the largest control message, and of anything before a peer is admitted."""
 MAX_PAYLOAD = 1024 * 1024
 """Bytes of the largest payload of one frame."""
 MAX_WEIGHT = 2**32 - 1
 """The largest weight that a header can say; a larger sum is told as this."""
-CHUNK = 64 * 1024
-"""Bytes of payload in the gradient frames we send: the fastest size measured on 1 GbE."""
+CHUNK = MAX_PAYLOAD
+"""Bytes of payload in the tensor frames we send: a sum needs whole blocks, so smaller is no use."""
+SHARED = 0x1
+"""The flag of a frame whose payload does not follow, but lies in memory that both ends map."""
 
-_FIRST_BUFFER = 4 * 1024
-"""Bytes that a receive buffer begins with: a request to join fits, and a stranger costs no more."""
 _HEADER = struct.Struct("<4sBBBBIIIHHIIIQI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_SIZE = _HEADER.size + _CHECKSUM.size
-_BUFFER = 2 * (MAX_CONTROL + HEADER_SIZE)
-"""Bytes of a member's receive buffer until a frame needs more."""
 
 
 class IncompatibleError(ProtocolError):
@@ -74,7 +74,8 @@ TENSOR_TYPES = frozenset(
 class Frame:
     """One message on the wire.
 
-    `payload` of a received frame is a view that is valid only until the next frame is read.
+    The payload of a received frame is its own, and never changes; in shared memory that holds until
+    the commit of its step.
     """
 
     type: MessageType
@@ -97,14 +98,21 @@ def run_tag(run_id: str) -> int:
 
 
 class FrameEncoder:
-    """Turns frames into bytes; numbers them so that a replay or a reorder is noticed."""
+    """Turns frames into bytes; numbers them so that a replay or a reorder is noticed.
 
-    def __init__(self, run: int) -> None:
+    Without `checksums` the field is 0: TLS authenticates every byte already.
+    """
+
+    def __init__(self, run: int, *, checksums: bool = True) -> None:
         self._run = run
+        self._checksums = checksums
         self._sequence = 0
 
-    def encode(self, frame: Frame) -> bytes:
-        """Return the frame as one byte string: header, checksum, payload."""
+    def encode(self, frame: Frame, *, shared: bool = False) -> tuple[bytes, bytes | memoryview]:
+        """Return the header with its checksum, and the payload that follows it.
+
+        The payload is not copied. One that the peer reads from `shared` memory does not follow.
+        """
         limit = MAX_PAYLOAD if frame.type in TENSOR_TYPES else MAX_CONTROL
         length = len(frame.payload)
         assert length <= limit, f"{frame.type.name} of {length} bytes"
@@ -113,7 +121,7 @@ class FrameEncoder:
             PROTOCOL_VERSION,
             frame.type,
             frame.codec,
-            0,
+            SHARED if shared else 0,
             self._run,
             frame.generation,
             frame.step,
@@ -126,61 +134,98 @@ class FrameEncoder:
             length,
         )
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        checksum = zlib.crc32(frame.payload, zlib.crc32(header))
-        return b"".join((header, _CHECKSUM.pack(checksum), frame.payload))
+        payload = b"" if shared else frame.payload
+        checksum = zlib.crc32(payload, zlib.crc32(header)) if self._checksums else 0
+        return header + _CHECKSUM.pack(checksum), payload
+
+
+class SharedPayloads(Protocol):
+    """Memory that both ends of a connection map; see `transport/shared_memory.py`."""
+
+    def payload(self, kind: MessageType, block: int, offset: int, length: int) -> memoryview:
+        """Return part of an encoded block, valid until the step's commit.
+
+        Raises:
+            ProtocolError: they are not inside the block.
+        """
+        ...
 
 
 class FrameDecoder:
-    """Turns received bytes into frames, in place, in a buffer that no peer can grow unchecked.
+    """Turns received bytes into frames; a payload lies in memory of its own, or in `shared`.
 
-    Usage: receive into `free_space()`, call `received(n)`, iterate the frames. `admit()` raises
-    the payload limit from `MAX_CONTROL` to `MAX_PAYLOAD` once the peer is known.
+    Usage: receive into `free_space()`, which ends where the frame ends, and call `received(n)`.
+    `admit()` raises the payload limit from `MAX_CONTROL` to `MAX_PAYLOAD` once the peer is known.
     """
 
-    def __init__(self, run: int) -> None:
+    def __init__(
+        self, run: int, *, checksums: bool = True, shared: SharedPayloads | None = None
+    ) -> None:
         self._run = run
+        self._checksums = checksums
+        self._shared = shared
         self._sequence = 0
         self._limit = MAX_CONTROL
-        self._buffer = bytearray(_FIRST_BUFFER)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._stop = 0
+        self._header = bytearray(HEADER_SIZE)
+        self._payload: memoryview | None = None
+        """Where the payload of the present frame goes once its header is here."""
+        self._space = memoryview(self._header)
 
     def admit(self) -> None:
         """Accept tensor payloads from now on."""
-        if self._limit != MAX_PAYLOAD:
-            self._limit = MAX_PAYLOAD
-            self._relocate(_BUFFER)
+        self._limit = MAX_PAYLOAD
 
     def free_space(self) -> memoryview:
-        """Return the part of the receive buffer that waits for bytes; never empty."""
-        if self._start == self._stop:
-            self._start = self._stop = 0
-        elif self._stop == len(self._buffer):
-            self._relocate(len(self._buffer))
-        return self._view[self._stop :]
+        """Return where the next bytes go; never empty, never beyond the present frame."""
+        return self._space
 
-    def received(self, count: int) -> Iterator[Frame]:
-        """Take `count` new bytes into account and yield every frame that is complete.
+    def received(self, count: int) -> Frame | None:
+        """Take `count` new bytes into account and return the frame if it is complete.
 
         Raises:
             ProtocolError: magic, version, run, type, length, checksum or sequence is wrong.
         """
-        self._stop += count
-        while (frame := self._next()) is not None:
-            yield frame
+        self._space = self._space[count:]
+        if self._space:
+            return None
+        if self._payload is None and (follows := self._check_header()):
+            self._payload = self._space = np.empty(follows, np.uint8).data
+            return None
+        return self._finish()
 
     @property
     def mid_frame(self) -> bool:
         """Whether the bytes so far end inside a frame."""
-        return self._start != self._stop
+        return self._payload is not None or len(self._space) < HEADER_SIZE
 
-    def _next(self) -> Frame | None:
-        if self._stop - self._start < HEADER_SIZE:
-            return None
+    def _check_header(self) -> int:
+        """Return the length of the payload that follows; nothing was allocated for it yet."""
+        magic, version, kind, _, flags, *_, length = _HEADER.unpack_from(self._header)
+        if magic != MAGIC:
+            raise ProtocolError("the peer does not speak Motley's protocol (bad magic)")
+        if version != PROTOCOL_VERSION:
+            raise IncompatibleError(
+                f"the peer speaks protocol version {version}, this side {PROTOCOL_VERSION}: "
+                "install the same Motley on every host"
+            )
+        try:
+            message_type = MessageType(kind)
+        except ValueError:
+            raise ProtocolError(f"unknown message type {kind}") from None
+        if flags and (flags != SHARED or self._shared is None):
+            raise ProtocolError(f"{message_type.name}: unknown flags {flags:#x}")
+        limit = self._limit if message_type in TENSOR_TYPES else MAX_CONTROL
+        if length > limit:
+            raise ProtocolError(f"{message_type.name} of {length} bytes, at most {limit} allowed")
+        return 0 if flags else length
+
+    def _finish(self) -> Frame:
+        """Check what is whole now and return it as a frame."""
+        payload, self._payload = self._payload or memoryview(b""), None
+        self._space = memoryview(self._header)
         (
-            magic,
-            version,
+            _,
+            _,
             kind,
             codec,
             flags,
@@ -194,34 +239,13 @@ class FrameDecoder:
             weight,
             offset,
             length,
-        ) = _HEADER.unpack_from(self._buffer, self._start)
-        if magic != MAGIC:
-            raise ProtocolError("the peer does not speak Motley's protocol (bad magic)")
-        if version != PROTOCOL_VERSION:
-            raise IncompatibleError(
-                f"the peer speaks protocol version {version}, this side {PROTOCOL_VERSION}: "
-                "install the same Motley on every host"
-            )
-        try:
-            message_type = MessageType(kind)
-        except ValueError:
-            raise ProtocolError(f"unknown message type {kind}") from None
-        if flags:
-            raise ProtocolError(f"{message_type.name}: unknown flags {flags:#x}")
-        limit = self._limit if message_type in TENSOR_TYPES else MAX_CONTROL
-        if length > limit:
-            raise ProtocolError(f"{message_type.name} of {length} bytes, at most {limit} allowed")
-        end = self._start + HEADER_SIZE + length
-        if end > self._stop:
-            if HEADER_SIZE + length > len(self._buffer):
-                larger = HEADER_SIZE + MAX_PAYLOAD if length > MAX_CONTROL else _BUFFER
-                self._relocate(larger)
-            return None
-        payload = self._view[self._start + HEADER_SIZE : end]
-        (checksum,) = _CHECKSUM.unpack_from(self._buffer, self._start + _HEADER.size)
-        header = self._view[self._start : self._start + _HEADER.size]
-        if zlib.crc32(payload, zlib.crc32(header)) != checksum:
-            raise ProtocolError(f"{message_type.name}: checksum does not match")
+        ) = _HEADER.unpack_from(self._header)
+        message_type = MessageType(kind)
+        if self._checksums:
+            (checksum,) = _CHECKSUM.unpack_from(self._header, _HEADER.size)
+            header = memoryview(self._header)[: _HEADER.size]
+            if zlib.crc32(payload, zlib.crc32(header)) != checksum:
+                raise ProtocolError(f"{message_type.name}: checksum does not match")
         if run != self._run:
             raise IncompatibleError(
                 f"{message_type.name} of another run: check --run-id and the address"
@@ -231,16 +255,9 @@ class FrameDecoder:
                 f"{message_type.name}: frame {sequence} came, {self._sequence} was due"
             )
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        self._start = end
+        if flags:
+            assert self._shared is not None
+            payload = self._shared.payload(message_type, block, offset, length)
         return Frame(
             message_type, payload, generation, step, rank, block, shard, weight, offset, codec
         )
-
-    def _relocate(self, size: int) -> None:
-        """Move what is unread to the front, of a larger buffer if `size` asks for one."""
-        unread = bytes(self._view[self._start : self._stop])
-        if size > len(self._buffer):
-            self._buffer = bytearray(size)
-            self._view = memoryview(self._buffer)
-        self._buffer[: len(unread)] = unread
-        self._start, self._stop = 0, len(unread)

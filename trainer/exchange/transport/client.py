@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 
 from trainer.errors import RefusedError, TrainerError, UnreachableError
 from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
-from trainer.exchange.transport import tls
-from trainer.exchange.transport.link import FLUSH, HANDSHAKE, Link
+from trainer.exchange.transport import same_host, tls
+from trainer.exchange.transport.link import FLUSH, Link
+from trainer.exchange.transport.shared_memory import encoded_sizes
+from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
 from trainer.exchange.worker_session import Event, Session
 from trainer.model.layout import GradientLayout
 
@@ -62,6 +65,8 @@ class WorkerClient:
         self._request = request
         self._layout = layout
         self._codec = codec
+        self._tag = run_tag(request.run_id)
+        self._sizes = encoded_sizes(layout, make_codec(codec))
         self._context = tls.context(folder, server=False) if folder else None
         self._patience = patience
         self._events: queue.SimpleQueue[tuple[Session | None, Event | Exception | None]]
@@ -172,34 +177,32 @@ class WorkerClient:
     async def _connect(self) -> str:
         """Be a member for as long as it lasts and return why it ended."""
         host, port = self._address
-        loop = asyncio.get_running_loop()
-        self._lost = loop.create_future()
-        self._session = Session(self._request, self._layout, self._codec)
-        async with asyncio.timeout(CONNECT + HANDSHAKE):
-            await loop.create_connection(
-                lambda: Link(
-                    run_tag(self._request.run_id),
-                    opened=self._opened,
-                    frame=self._frame,
-                    heard=self._hear,
-                    closed=self._closed,
-                    max_queued=1_000_000,
-                ),
-                host,
-                port,
-                ssl=self._context,
-                server_hostname="" if self._context else None,
-                ssl_handshake_timeout=HANDSHAKE if self._context else None,
-                ssl_shutdown_timeout=FLUSH if self._context else None,
-            )
+        self._lost = asyncio.get_running_loop().create_future()
+        link = Link(
+            self._tag,
+            opened=self._opened,
+            frame=self._frame,
+            heard=self._hear,
+            closed=self._closed,
+            max_queued=1_000_000,
+        )
+        if here := await same_host.connect(self._address, self._tag, self._sizes):
+            link.begin(*here)
+        else:
+            async with asyncio.timeout(CONNECT + HANDSHAKE):
+                connection = await connect(host, port)
+                link.begin(await shake_hands(connection, self._context, server=False))
         self._heard = time.monotonic()
         while not self._lost.done():
+            assert self._session is not None  # else `_opened` has ended the connection
             accepted = self._session.accepted
             # Not yet in: look often, for the first beat is due soon after being let in.
             beat = accepted.heartbeat if accepted else _LOOK
             # Twice the coordinator's own limit: it, not the worker, decides who is lost.
             limit = 2 * accepted.lost_after if accepted else CONNECT + HANDSHAKE
             await asyncio.wait([self._lost], timeout=beat)
+            if self._link:
+                self._link.look()
             if self._link and time.monotonic() - self._heard > limit:
                 self._link.abort(f"the coordinator was silent for {limit:g} s")
             elif accepted and self._link and self._link.idle:
@@ -214,8 +217,9 @@ class WorkerClient:
         except RefusalError as refusal:
             self._end_link(refusal)
             return
-        assert self._session is not None
         link.admit()
+        request = self._request.model_copy(update={"transport": link.transport})
+        self._session = Session(request, self._layout, self._codec)
         link.send([self._session.hello()])
 
     def _hear(self, link: Link) -> None:

@@ -1,32 +1,41 @@
-"""One connection as an asyncio protocol: frames in and out, lazily and in order."""
+"""One connection in the event loop: frames in and out, lazily and in order."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+import ssl
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import cast
 
 from trainer.errors import ProtocolError
-from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, IncompatibleError
+from trainer.exchange.protocol.wire import (
+    Frame,
+    FrameDecoder,
+    IncompatibleError,
+)
+from trainer.exchange.transport.send_queue import RECORD, SendQueue
+from trainer.exchange.transport.shared_memory import SharedBlocks
+from trainer.exchange.transport.sockets import peer_of
+from trainer.exchange.transport.tls import Chain
 
-HANDSHAKE = 5.0
-"""Seconds that a TLS handshake may take."""
 FLUSH = 5.0
 """Seconds that a closing link may take to send what is queued."""
-_HIGH_WATER = 256 * 1024
-_TURN = 32
-"""Frames that a link writes before others get their turn, also to a reader as quick as we are."""
-_SEND_BUFFER = 256 * 1024
-"""Bytes in flight and unsent of one connection: enough for 1 Gbit/s over 2 ms."""
-_CONGESTION = (b"cubic", b"reno")
-"""In this order. BBR, which some hosts default to, paces our bursts by a bandwidth that it measured
-while others shared the link, and lets workers drift apart: 1.30 of the wire's limit, not 1.1."""
+_TURN = 1024 * 1024
+"""Bytes that a link reads or writes before others get their turn."""
+_LEAST = 64 * 1024
+"""Bytes of a payload that wake the loop."""
+_HOLD = 0.02
+"""Seconds that averages may wait for the commit, so that their worker still knows who lives."""
+_SCRAP = memoryview(bytearray(RECORD))
+"""Where bytes go that no link wants any more."""
+_WAIT = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a socket says that cannot go on at present."""
+
+_Callback = Callable[["Link"], None]
 
 
-class Link(asyncio.BufferedProtocol):
+class Link:
     """Frames over one socket.
 
     Frames queued with `send` may be iterators: they are drawn only as the socket takes bytes, so
@@ -39,112 +48,67 @@ class Link(asyncio.BufferedProtocol):
         self,
         run: int,
         *,
-        opened: Callable[[Link], None],
+        opened: _Callback,
         frame: Callable[[Link, Frame], None],
-        heard: Callable[[Link], None],
+        heard: _Callback,
         closed: Callable[[Link, str], None],
         max_queued: int,
         incompatible: Callable[[Link, str], None] | None = None,
     ) -> None:
-        self._decoder = FrameDecoder(run)
-        self._encoder = FrameEncoder(run)
+        self._run = run
         self._opened, self._frame, self._closed = opened, frame, closed
         self._heard = heard
         self._max_queued = max_queued
         self._incompatible = incompatible
-        self._queue: deque[Iterator[Frame]] = deque()
-        self._paused = False
-        self._resting = False
+        self._holding: asyncio.TimerHandle | None = None
+        self._blocked = False
         self._closing = False
         self._close_when_sent = self._told = False
         self.error: Exception | None = None
         """What broke the connection, if anything did."""
         self._reason = "the connection was closed"
-        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self.peer = "somewhere"
+        """The peer's address."""
 
-    # What asyncio calls
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
-        _share_the_wire(self._transport.get_extra_info("socket"))
+    def begin(self, connection: socket.socket, shared: SharedBlocks | None = None) -> None:
+        """Serve a connected socket that does not block, with TLS complete if it has any."""
+        self._socket = connection
+        self._encrypted = isinstance(connection, ssl.SSLSocket)
+        self._shared = shared
+        self._least = 1
+        self.peer = peer_of(connection)
+        self._queue = SendQueue(self._run, encrypted=self._encrypted, shared=shared)
+        self._decoder = FrameDecoder(self._run, checksums=not self._encrypted, shared=shared)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection, self._read)
         self._opened(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        del sizehint
-        return self._decoder.free_space()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Hand on what came."""
-        if self._closing:
-            return
-        self._heard(self)
-        try:
-            for frame in self._decoder.received(nbytes):
-                if self._closing:
-                    return
-                self._frame(self, frame)
-        except IncompatibleError as error:
-            self.error = error
-            if self._incompatible:
-                self._incompatible(self, str(error))
-            self.close(str(error), told=self._incompatible is not None)
-        except ProtocolError as error:
-            self.abort(str(error))
-
-    def eof_received(self) -> None:
-        """Note that the peer sends no more; asyncio closes the transport."""
-        if self._decoder.mid_frame:
-            self._reason = "the connection broke inside a frame"
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-        self._queue.clear()
-        if exc is not None and not self._closing:
-            self.error = exc
-            self._reason = f"the connection broke: {exc}"
-        self._closing = True
-        self._closed(self, self._reason)
-
-    def pause_writing(self) -> None:
-        """Wait: the socket is full."""
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        """Go on."""
-        self._paused = False
-        self._heard(self)
-        self._pump()
 
     # What the owner calls
 
     @property
-    def certificates(self) -> list[dict[str, object]] | None:
+    def certificates(self) -> Chain | None:
         """The peer's certificate and those of our CAs as `ssl` decodes them, None without TLS."""
-        assert self._transport is not None
-        encrypted = self._transport.get_extra_info("ssl_object")
-        if not encrypted:
+        if not isinstance(self._socket, ssl.SSLSocket):
             return None
-        return [encrypted.getpeercert(), *encrypted.context.get_ca_certs()]
+        return [self._socket.getpeercert() or {}, *self._socket.context.get_ca_certs()]
 
     @property
-    def peer(self) -> str:
-        """The peer's address."""
-        assert self._transport is not None
-        host, port, *_ = self._transport.get_extra_info("peername")
-        return f"{host}:{port}"
+    def transport(self) -> str:
+        """What carries the frames."""
+        if self._shared:
+            return "shared memory"
+        return "TLS" if self._encrypted else "TCP"
 
     @property
     def opened(self) -> bool:
         """Whether the connection was made, with TLS complete."""
-        return self._transport is not None
+        return self._socket is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued."""
-        return not self._queue
+        """Whether the socket took all that was queued."""
+        return self._queue.empty
 
     def admit(self) -> None:
         """Accept tensor payloads from now on."""
@@ -154,11 +118,11 @@ class Link(asyncio.BufferedProtocol):
         """Queue frames; the payloads must not change until they were sent."""
         if self._closing:
             return
-        self._queue.append(iter(frames))
+        self._queue.append(frames)
         if len(self._queue) > self._max_queued:
             self.abort("it reads too slowly")
-            return
-        self._pump()
+        elif not self._blocked:
+            self._write()
 
     def close(self, reason: str, *, told: bool = False) -> None:
         """Send what is queued, then close.
@@ -166,61 +130,162 @@ class Link(asyncio.BufferedProtocol):
         A peer that was `told` closes by itself, and what it still sends is dropped: to close with
         bytes unread would reset the connection, and a peer whose write fails reads no more.
         """
-        if self._closing or self._transport is None:
+        if self._closing or self._socket is None:
             return
         self._reason = reason
         self._told = told
         self._close_when_sent = True
-        self._pump()
-        asyncio.get_running_loop().call_later(FLUSH, self._transport.abort)
+        self._loop.call_later(FLUSH, self._end, None)
+        if not self._blocked:
+            self._write()
+
+    def look(self) -> None:
+        """Take what has come, however little: call this from time to time.
+
+        On a slow line one wake-up's worth of bytes can take longer than silence may last.
+        """
+        if self._socket is not None:
+            self._read()
 
     def abort(self, reason: str) -> None:
         """Close at once."""
-        if self._transport is not None and not self._closing:
+        if self._socket is not None and not self._closing:
             self._reason = reason
             self._closing = True
-            self._queue.clear()
-            self._transport.abort()
+            self._stop_writing()
+            self._loop.call_soon(self._end, None)
+
+    # What the event loop calls
+
+    def _read(self) -> None:
+        taken = 0
+        while taken < _TURN and self._socket is not None:
+            try:
+                count = self._socket.recv_into(
+                    _SCRAP if self._closing else self._decoder.free_space()
+                )
+            except _WAIT:
+                self._wake_for(len(self._decoder.free_space()))
+                return
+            except OSError as error:
+                self._end(error)
+                return
+            if not count:
+                if not self._closing and self._decoder.mid_frame:
+                    self._reason = "the connection broke inside a frame"
+                self._end(None)
+                return
+            if not self._closing:
+                if not taken:
+                    self._heard(self)
+                self._receive(count)
+            taken += count
+        # TLS may hold bytes that the kernel no longer reports.
+        self._loop.call_soon(self._read)
+
+    def _wake_for(self, wanted: int) -> None:
+        """Have the kernel wake the loop for many bytes at once, not for every packet.
+
+        `wanted` bytes complete the frame; OpenSSL may hold the beginning of a record already.
+        """
+        if self._socket is None or self._socket.family == socket.AF_UNIX:
+            return
+        least = max(min(wanted - RECORD, _LEAST), 1)
+        if least != self._least:
+            self._least = least
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+    def _receive(self, count: int) -> None:
+        try:
+            if frame := self._decoder.received(count):
+                self._frame(self, frame)
+                if self._shared:
+                    self._shared.consumed(frame)
+        except IncompatibleError as error:
+            self.error = error
+            if self._incompatible:
+                self._incompatible(self, str(error))
+            self.close(str(error), told=self._incompatible is not None)
+        except ProtocolError as error:
+            self.abort(str(error))
+
+    def _write(self) -> None:
+        """Send until the socket is full or nothing is queued."""
+        self._blocked = False
+        sent = 0
+        while sent < _TURN:
+            if self._closing or self._socket is None:
+                return
+            if not self._queue.ready():
+                if self._close_when_sent:
+                    self._sent_all()
+                return
+            if self._queue.can_wait():
+                if self._holding is None:
+                    self._holding = self._loop.call_later(_HOLD, self._stop_holding)
+                return
+            try:
+                sent += self._queue.send_to(self._socket)
+            except _WAIT:
+                self._blocked = True
+                self._loop.add_writer(self._socket, self._go_on)
+                return
+            except OSError as error:
+                self._stop_writing()
+                self._loop.call_soon(self._read_rest, error)
+                return
+        self._blocked = True
+        self._loop.call_soon(self._write)
 
     def _go_on(self) -> None:
-        self._resting = False
-        self._pump()
+        assert self._socket is not None
+        self._loop.remove_writer(self._socket)
+        self._heard(self)
+        self._write()
 
-    def _pump(self) -> None:
-        assert self._transport is not None
-        written = 0
-        while self._queue and not self._paused and not self._resting:
-            if written == _TURN:
-                self._resting = True
-                asyncio.get_running_loop().call_soon(self._go_on)
-                return
-            frame = next(self._queue[0], None)
-            if frame is None:
-                self._queue.popleft()
-            else:
-                self._transport.write(self._encoder.encode(frame))
-                written += 1
-        if self._close_when_sent and not self._queue:
-            self._closing = True
-            if not self._told:
-                self._transport.close()
+    # Inside
 
+    def _stop_holding(self) -> None:
+        self._holding = None
+        self._queue.wait_no_longer()
+        if not self._blocked:
+            self._write()
 
-def _share_the_wire(connection: socket.socket | None) -> None:
-    """Keep members abreast that share a link: an average waits for the last of them.
+    def _sent_all(self) -> None:
+        """Say that this is the end; the peer's own end comes, or `close` waits no longer."""
+        assert self._socket is not None
+        self._closing = True
+        if not self._told:
+            with suppress(OSError, ValueError):
+                if isinstance(self._socket, ssl.SSLSocket):
+                    self._socket.unwrap()
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
 
-    A short send buffer keeps the queues on the way short; in long ones the acknowledgements of the
-    other direction wait, and uploads drift apart. And no congestion control such as BBR, which
-    shares a link badly; Linux only, and who is not root may choose what
-    `tcp_allowed_congestion_control` lists. Measured: benchmarks/exchange.py, docs/decisions.md.
-    """
-    if connection is None:
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-    option: int | None = getattr(socket, "TCP_CONGESTION", None)
-    if option is None:
-        return
-    for name in _CONGESTION:
-        with suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, option, name)
+    def _read_rest(self, error: OSError) -> None:
+        """Take what the peer said before it became impossible to write to it, and end."""
+        self._read()
+        self._end(error)
+
+    def _stop_writing(self) -> None:
+        self._queue.clear()
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket)
+
+    def _end(self, error: OSError | None) -> None:
+        """Tell the owner, and then the peer by closing the socket, once."""
+        if self._socket is None:
             return
+        self._stop_writing()
+        self._loop.remove_reader(self._socket)
+        if error is not None and not self._closing:
+            self.error = error
+            self._reason = f"the connection broke: {error}"
+        self._closing = True
+        connection, self._socket = self._socket, None
+        try:
+            self._closed(self, self._reason)
+        finally:
+            connection.close()
+            if self._shared:
+                self._shared.close()

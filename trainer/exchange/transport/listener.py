@@ -19,8 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.exchange.transport.link import FLUSH, HANDSHAKE, Link
+from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.refusals import Refusals
+from trainer.exchange.transport.sockets import HANDSHAKE, shake_hands
 
 STRANGERS = 64
 """Connections that are not members yet, in all."""
@@ -55,7 +56,7 @@ class Listener:
         make_link: Callable[[], Link],
         refusals: Refusals,
     ) -> None:
-        """Bind; `start` accepts.
+        """Bind; before `start` every connection is refused.
 
         Raises:
             OSError: the address cannot be bound.
@@ -72,9 +73,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         try:
             for family, place in sorted(places):
-                made = socket.create_server(place, family=family, backlog=_BACKLOG)
-                made.setblocking(False)
-                self._sockets.append(made)
+                self._sockets.append(_bound(family, place))
         except OSError:
             self.close()
             raise
@@ -86,9 +85,14 @@ class Listener:
         return self._sockets[0].getsockname()[1]
 
     def start(self) -> None:
-        """Accept from now on."""
+        """Accept from now on.
+
+        Raises:
+            OSError: another process listens at the address.
+        """
         loop = asyncio.get_running_loop()
         for listening in self._sockets:
+            listening.listen(_BACKLOG)
             loop.add_reader(listening, self._accept, listening)
 
     def close(self) -> None:
@@ -160,7 +164,7 @@ class Listener:
         begun: list[bool] = []
 
         async def begin() -> None:
-            begun.append(True)  # from here on asyncio closes the socket
+            begun.append(True)  # from here on `shake_hands` closes the socket
             await self._shake_hands(link, connection, host)
 
         def end(_: asyncio.Task[None]) -> None:
@@ -171,20 +175,21 @@ class Listener:
         self._strangers[link].beginning.add_done_callback(end)
 
     async def _shake_hands(self, link: Link, connection: socket.socket, host: str) -> None:
-        limits = {"ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FLUSH}
+        connection.setblocking(False)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: link, connection, ssl=self._context, **(limits if self._context else {})
-            )
+            async with asyncio.timeout(HANDSHAKE):
+                ready = await shake_hands(connection, self._context, server=True)
         except ssl.SSLCertVerificationError as error:
             self._strangers.pop(link, None)
             reason = f"{host}: its certificate is not accepted: {error.verify_message}"
             self._refusals.say({"event": "refused", "reason": reason})
         except Exception as error:  # whatever a stranger does to TLS ends the stranger alone
             self._strangers.pop(link, None)
-            silent = isinstance(error, ConnectionAbortedError)
+            silent = isinstance(error, TimeoutError)
             said = f"no TLS handshake within {HANDSHAKE:g} s" if silent else "no TLS handshake"
             self._refusals.count(host, said)
+        else:
+            link.begin(ready)
 
     def _dismiss(self, link: Link) -> None:
         stranger = self._strangers.pop(link)
@@ -192,6 +197,20 @@ class Listener:
             link.abort("it did not join in time")
         else:
             stranger.beginning.cancel()
+
+
+def _bound(family: int, place: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(place)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _descriptors_left() -> int:

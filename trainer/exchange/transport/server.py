@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
@@ -23,6 +24,8 @@ from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.listener import Listener
 from trainer.exchange.transport.malloc import return_freed_arrays
 from trainer.exchange.transport.refusals import Refusals
+from trainer.exchange.transport.same_host import SameHostListener
+from trainer.exchange.transport.shared_memory import encoded_sizes
 
 log = logging.getLogger(__name__)
 
@@ -88,26 +91,46 @@ class GradientServer:
         loop = asyncio.get_running_loop()
         self._finished = loop.create_future()
         host, port = self._bind
-        try:
-            listener = Listener(self._bind, self._context, self._link, self._refusals)
-        except OSError as error:
-            raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
-        self._listener = listener
-        self._bind = (host, listener.port)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, f"stopped by {number.name}")
-        self._keeper.emit({"event": "listening", "address": f"{host}:{self.port}"})
-        listener.start()
-        on_listening()
-        ticker = asyncio.create_task(self._tick())
-        try:
-            finish = await self._finished
-        finally:
-            ticker.cancel()
-            listener.close()
+        with ExitStack() as doors:
+            try:
+                self._open(doors)
+            except OSError as error:
+                raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop, f"stopped by {number.name}")
+            self._keeper.emit({"event": "listening", "address": f"{host}:{self.port}"})
+            on_listening()
+            ticker = asyncio.create_task(self._tick())
+            try:
+                finish = await self._finished
+            finally:
+                ticker.cancel()
         await self._flush()
         self._refusals.sum_up(time.monotonic(), at_once=True)
         return await asyncio.to_thread(self._keeper.close, finish.exit_code, finish.reason)
+
+    def _open(self, doors: ExitStack) -> None:
+        """Listen, on TCP last: a worker of this host keeps the first way that it finds open."""
+        listener = Listener(self._bind, self._context, self._link, self._refusals)
+        doors.callback(listener.close)
+        self._listener = listener
+        self._bind = (self._bind[0], listener.port)
+        if same_host := self._listen_on_this_host():
+            doors.callback(same_host.close)
+        listener.start()
+
+    def _listen_on_this_host(self) -> SameHostListener | None:
+        training = self._coordinator.training
+        if not training.config.exchange.shared_memory:
+            return None
+        sizes = encoded_sizes(training.layout, training.codec)
+        try:
+            made = SameHostListener(self.port, self._run, sizes, self._link)
+        except OSError as error:
+            log.warning("no shared memory, workers of this host use TCP: %s", error)
+            return None
+        made.start()
+        return made
 
     def halt(self, error: TrainerError) -> None:
         """End the run with an error's exit code; to be called from any thread while it serves."""
@@ -137,6 +160,8 @@ class GradientServer:
 
     @_ends_the_run_if_it_fails
     def _pass_time(self) -> None:
+        for link in list(self._links.values()):
+            link.look()
         now = time.monotonic()
         self._refusals.sum_up(now)
         self._perform(self._coordinator.tick(now))

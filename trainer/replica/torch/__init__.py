@@ -1,1 +1,1 @@
-"""The replica that PyTorch computes."""
+"""The PyTorch replica."""

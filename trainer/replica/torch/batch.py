@@ -19,10 +19,10 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class NamedTokens:
-    """What a teacher expected at n target tokens: e entries, in order of the tokens."""
+    """A teacher's predictions at n target tokens: e entries, in order of the tokens."""
 
     at: Tensor
-    """int64 `[e]`, each entry's place in logits `[n, V]` that are flattened."""
+    """int64 `[e]`, each entry's index into flattened logits `[n, V]`."""
     row: Tensor
     """int64 `[e]`"""
     lengths: Tensor
@@ -43,17 +43,17 @@ class NamedTokens:
         matrix.view(-1)[self.at] = values
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sums `[n]` of values `[e]`, added up in one order on every device."""
+        """Return the sums `[n]` of values `[e]`, in the same order on every device."""
         return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return values `[n]` as each entry meets them."""
+        """Return values `[n]` repeated for each entry."""
         return values[self.row]
 
 
 @dataclass(frozen=True)
 class AllTokens:
-    """The same where each of the n tokens has every entry by id: `[e]` is `[n, V]`, no indices."""
+    """The same if each of the n tokens has every entry by id: `[e]` is `[n, V]`, no indices."""
 
     weights: Tensor
     """`[n, V]`"""
@@ -63,7 +63,7 @@ class AllTokens:
     """`[n]`"""
 
     def get(self, matrix: Tensor) -> Tensor:
-        """Return the matrix `[n, V]` itself, which has nothing but entries."""
+        """Return the matrix `[n, V]` itself."""
         return matrix
 
     def put(self, matrix: Tensor, values: Tensor | float) -> None:
@@ -75,7 +75,7 @@ class AllTokens:
         return values.sum(-1)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return values `[n]` as each entry meets them."""
+        """Return values `[n]` repeated for each entry."""
         return values[:, None]
 
 
@@ -84,9 +84,9 @@ SoftChunk = NamedTokens | AllTokens
 
 @dataclass(frozen=True)
 class SoftRows:
-    """What a teacher expected at N target tokens; `SoftTargets` of several samples in a row.
+    """A teacher's predictions at N target tokens; `SoftTargets` of consecutive samples.
 
-    It stays on the host, and goes to the device with the logits that it is compared with: the
+    It stays on the host, and is copied in chunks with the logits that it is compared with: the
     whole distributions of all tokens would be as large as all logits.
     """
 
@@ -102,12 +102,12 @@ class SoftRows:
     """fp32 `[N]`"""
 
     def pinned(self) -> SoftRows:
-        """Return the same in page-locked memory, from which a copy does not block."""
+        """Return a copy in page-locked memory, from which copies do not block."""
         arrays = ("ids", "weights", "rest", "entropy")
         return replace(self, **{name: getattr(self, name).pin_memory() for name in arrays})
 
     def chunk(self, part: slice, logits: Tensor) -> SoftChunk:
-        """Return some of the tokens, beside their logits `[n, V]` and in their dtype."""
+        """Return some of the tokens, on the device and in the dtype of their logits `[n, V]`."""
         offsets = self.offsets[part.start : part.stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
         ids, counts = self.ids[first:last], np.diff(offsets)
@@ -125,7 +125,7 @@ class SoftRows:
 
 
 def _are_all(ids: Tensor, counts: NDArray[np.int64], vocabulary: int) -> bool:
-    """Return whether every position names all tokens by id."""
+    """Return whether every position has all tokens by id."""
     if not (counts == vocabulary).all():
         return False
     every = torch.arange(vocabulary, dtype=ids.dtype)
@@ -134,7 +134,7 @@ def _are_all(ids: Tensor, counts: NDArray[np.int64], vocabulary: int) -> bool:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of one forward: a sample each, or several one after another."""
+    """Rows of one forward: one sample each, or several."""
 
     input_ids: Tensor
     """int64 `[B, T]`, padded on the right."""
@@ -143,7 +143,7 @@ class MicroBatch:
     labels: Tensor
     """int64 `[B]` classes, or `[B, T]` unshifted targets with `IGNORED`."""
     positions: Tensor | None = None
-    """int64 `[B, T]`, each token's place in its sample, where rows hold several."""
+    """int64 `[B, T]`, each token's place in its sample, if rows hold several."""
     soft: SoftRows | None = None
     """Of the target tokens, row by row."""
 
@@ -164,7 +164,7 @@ def collate(rows: Sequence[Sequence[Encoded]], *, soft: bool = False) -> MicroBa
     Rows are padded with token 0: no other token sees it, and it has no target.
 
     Args:
-        soft: with what a teacher expected, which every sample then has.
+        soft: with a teacher's predictions, which every sample then has.
     """
     lengths = [sum(len(sample.input_ids) for sample in row) for row in rows]
     shape = len(rows), max(1, *lengths)
@@ -192,7 +192,7 @@ def collate(rows: Sequence[Sequence[Encoded]], *, soft: bool = False) -> MicroBa
 
 
 def soft_rows(samples: Sequence[Encoded]) -> SoftRows:
-    """Return what a teacher expected at the target tokens of samples, one sample after another."""
+    """Return a teacher's predictions at the target tokens of consecutive samples."""
     offsets: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
     columns: list[tuple[NDArray[np.generic], ...]] = []
     for sample in samples:
@@ -200,7 +200,7 @@ def soft_rows(samples: Sequence[Encoded]) -> SoftRows:
         assert soft is not None, "a sample has no soft targets"
         wanted = sample.labels != IGNORED
         lengths = np.diff(soft.offsets)
-        all_wanted = not lengths[~wanted].any()  # as of whole distributions, large to pick from
+        all_wanted = not lengths[~wanted].any()  # as whole distributions, large to index
         entries = slice(None) if all_wanted else np.repeat(wanted, lengths)
         offsets.append(lengths[wanted])
         columns.append(

@@ -1,14 +1,15 @@
 """The decoder of Qwen3, Qwen2 and Llama in torch.
 
-The operations are those of transformers' models and come in their order, parameters have the same
-names, and the backbone is called the same way. What is left out is what a training step never uses.
-The reason is the start of a worker: the import of transformers' model code costs twice as much as
-that of torch (docs/decisions.md, 2026-11-22).
+The operations and their order are those of transformers' models, parameters have the same names,
+and the backbone is called the same way. What a training step never uses is left out. The reason is
+the start of a worker: importing transformers' model code costs twice as much as importing torch
+(docs/decisions.md, 2026-11-22).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,14 +19,18 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.model.architecture import Architecture
 from trainer.replica import rope
+from trainer.replica.torch.cache import Cache
 from trainer.replica.torch.linear import Linear
 
 _ACTIVATIONS = ("silu", "swish")  # two names of one function
+_TABLE = "model.embed_tokens.weight"
 _FUSED_WIDTH = 256
-"""The widest head whose keys and values torch's fused kernels share between heads."""
+"""The widest head for which torch's fused kernels share keys and values between heads."""
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, `[B, T, head_dim]` each."""
+Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`Cache.join` of a layer."""
 
 
 class Stored(Protocol):
@@ -41,7 +46,7 @@ class Stored(Protocol):
 
 
 class Hidden(NamedTuple):
-    """What the backbone returns."""
+    """The output of the backbone."""
 
     last_hidden_state: Tensor
     """`[B, T, D]`"""
@@ -55,10 +60,14 @@ def is_computed_here(tree: Mapping[str, Any]) -> bool:
 class Decoder(nn.Module):
     """The model: a backbone and `lm_head`, or `score` of a classifier.
 
+    A stage of a pipeline has some of the layers, under their names in the whole model; the first
+    stage has the embedding, and the last one the norm and the head.
+
     Args:
         tree: the model's config.json.
         where: names it in errors.
-        num_classes: of a classifier, whose head is made of zeros; None for a language model.
+        num_classes: of a classifier, whose head is initially zero; None for a language model.
+        layers: of a stage; None for all.
     """
 
     def __init__(
@@ -68,67 +77,88 @@ class Decoder(nn.Module):
         where: str,
         stored: Stored,
         num_classes: int | None,
+        layers: range | None = None,
     ) -> None:
         super().__init__()
-        self.model = Backbone(architecture, tree, where, stored)
-        table = self.model.embed_tokens.weight.detach()
+        layers = range(architecture.num_layers) if layers is None else layers
+        self.model = Backbone(architecture, tree, where, stored, layers)
+        embedding, norm = self.model.embed_tokens, self.model.norm
+        if norm is None:
+            return
         if num_classes is not None:
-            self.score = Linear(table.new_zeros(num_classes, architecture.hidden_size))
-        elif architecture.tied:
-            self.lm_head = Linear(table)
-            self.lm_head.weight = self.model.embed_tokens.weight  # pyright: ignore[reportAttributeAccessIssue]  # a parameter
+            self.score = Linear(norm.weight.new_zeros(num_classes, architecture.hidden_size))
+        elif architecture.tied and embedding is not None:
+            self.lm_head = Linear(embedding.weight.detach())
+            self.lm_head.weight = embedding.weight  # pyright: ignore[reportAttributeAccessIssue]  # a parameter
         else:
-            self.lm_head = Linear(stored.tensor("lm_head.weight"))
+            self.lm_head = Linear(stored.tensor(_TABLE if architecture.tied else "lm_head.weight"))
 
 
 class Backbone(nn.Module):
     """Embedding, layers and the last norm."""
 
     def __init__(
-        self, architecture: Architecture, tree: Mapping[str, Any], where: str, stored: Stored
+        self,
+        architecture: Architecture,
+        tree: Mapping[str, Any],
+        where: str,
+        stored: Stored,
+        layers: range,
     ) -> None:
         super().__init__()
         eps = float(tree.get("rms_norm_eps", 1e-6))
         self.recompute = False
-        table = stored.tensor("model.embed_tokens.weight")
-        # No padding index: where a model pads with a token that texts contain, it is trained too.
-        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
-        self.layers = nn.ModuleList(
-            Layer(architecture, eps, f"model.layers.{number}", stored)
-            for number in range(architecture.num_layers)
-        )
-        self.norm = RMSNorm(stored.tensor("model.norm.weight"), eps)
+        self.embed_tokens = self.norm = None
+        if layers.start == 0:
+            # No padding index: if texts contain a model's padding token, it is trained too.
+            self.embed_tokens = nn.Embedding.from_pretrained(stored.tensor(_TABLE), freeze=False)
+        self.layers = nn.ModuleList()
+        for number in layers:
+            layer = Layer(architecture, eps, f"model.layers.{number}", stored)
+            self.layers.add_module(str(number), layer)
+        if layers.stop == architecture.num_layers:
+            self.norm = RMSNorm(stored.tensor("model.norm.weight"), eps)
         turns = torch.from_numpy(rope.frequencies(tree, architecture.head_dim, where))
-        self._turns = torch.cat((turns, turns)).to(table.device)
+        self._turns = torch.cat((turns, turns)).to(next(self.parameters()).device)
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor | None = None, use_cache: bool = False
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        use_cache: bool = False,
+        cache: Cache | None = None,
     ) -> Hidden:
         """Return the hidden states of token ids `[B, T]`.
 
         Args:
-            position_ids: `[B, T]`, each token's place in its sample, where rows hold several;
-                these do not see each other. None where a row is one sample.
+            input_ids: of a stage without the embedding: the hidden states `[B, T, D]` before it.
+            position_ids: `[B, T]`, each token's place in its sample, if rows hold several, which
+                do not see each other. None if a row is one sample.
             use_cache: must be False.
+            cache: of the rows' tokens so far; `position_ids` are then places of a row.
         """
-        assert not use_cache, "the decoder keeps no keys and values"
-        hidden = self.embed_tokens(input_ids)
+        assert not use_cache, "keys and values are kept in `cache`"
+        hidden = input_ids if self.embed_tokens is None else self.embed_tokens(input_ids)
         places = position_ids
         if places is None:
             places = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        mask = None if position_ids is None else _within_samples(position_ids)
+        if cache is not None:
+            mask = cache.advance(position_ids, input_ids.shape[1])
+        else:
+            mask = None if position_ids is None else _within_samples(position_ids)
         angles = places[..., None].float() * self._turns
         rotation = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             if self.recompute and torch.is_grad_enabled():
                 hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
             else:
-                hidden = layer(hidden, rotation, mask)
-        return Hidden(self.norm(hidden))
+                join = None if cache is None else partial(cache.join, number)
+                hidden = layer(hidden, rotation, mask, join)
+        return Hidden(hidden if self.norm is None else self.norm(hidden))
 
 
 class Layer(nn.Module):
-    """Attention, then a gated MLP, each behind a norm and beside a shortcut."""
+    """Attention, then a gated MLP, each with a norm before it and a residual connection."""
 
     def __init__(self, architecture: Architecture, eps: float, name: str, stored: Stored) -> None:
         super().__init__()
@@ -139,9 +169,11 @@ class Layer(nn.Module):
         )
         self.mlp = MLP(architecture, f"{name}.mlp", stored)
 
-    def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, join: Join | None = None
+    ) -> Tensor:
         """Return the next hidden states."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, mask)
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, mask, join)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -165,12 +197,20 @@ class Attention(nn.Module):
         self.v_proj, self.o_proj = linear("v_proj"), linear("o_proj")
         self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation, mask: Tensor | None, join: Join | None = None
+    ) -> Tensor:
         """Return `[B, T, D]`; without a mask every token sees those before it."""
         heads = (*x.shape[:-1], -1, self._head_dim)
         queries = _turned(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), rotation)
         keys = _turned(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), rotation)
         values = self.v_proj(x).view(heads).transpose(1, 2)
+        if join is not None:
+            keys, values = join(keys, values)
+            if mask is not None:  # one token a row: queries that share keys are rows of a product
+                queries = queries.reshape(len(x), keys.shape[1], self._group, self._head_dim)
+                mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+                return self.o_proj(mixed.reshape(*x.shape[:-1], -1))
         fused = mask is None and self._head_dim <= _FUSED_WIDTH
         if not fused:
             keys, values = (part.repeat_interleave(self._group, 1) for part in (keys, values))
@@ -225,7 +265,7 @@ def _turned(heads: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _within_samples(positions: Tensor) -> Tensor:
-    """Return bool `[B, 1, T, T]`: which tokens each one sees, those before it in its sample."""
+    """Return bool `[B, 1, T, T]`: each token sees itself and those before it in its sample."""
     sample = (positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1).cumsum(1)
     same = sample[:, :, None] == sample[:, None, :]
     return (same & torch.ones_like(same[0]).tril())[:, None]

@@ -1,7 +1,7 @@
 """Text generation through transformers, on the CPU or one CUDA device.
 
-transformers runs the model and its cache; which token comes next is `Sampling`'s alone, so that
-all backends draw the same.
+transformers runs the model and its cache; `Sampling` alone chooses the next token, so that all
+backends draw the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TorchGenerator:
     Args:
         weights: fp32 `[layout.size]`.
         device: `cpu` or `cuda:N`.
-        threads: intra-op threads of torch in this process; None leaves them.
+        threads: intra-op threads of torch in this process; None: unchanged.
         batch: the most samples that are continued together.
 
     Raises:
@@ -52,10 +52,10 @@ class TorchGenerator:
         self._batch = batch
         if threads is not None:
             torch.set_num_threads(threads)
-        # It stays in train mode: without dropout it computes the same, see TorchReplica.evaluate.
+        # It stays in train mode, which is the same without dropout, see TorchReplica.evaluate.
         self._model: Any = load_published(model_dir, config, self._device)
         flatten(self._model, layout, self._device).copy_(torch.tensor(weights))
-        # The folder's own settings, such as a penalty for repetition, are not ours.
+        # Without the folder's settings, such as a repetition penalty.
         self._model.generation_config = transformers.GenerationConfig()
         dtype = compute_dtype(config, self._device)
         self._autocast = torch.autocast(
@@ -86,7 +86,7 @@ class TorchGenerator:
                 made.update(zip(group, tokens, strict=True))
                 first += len(group)
                 continue
-            # Outside the handler, whose traceback keeps the cache alive.
+            # Outside the handler: its traceback keeps the cache alive.
             torch.cuda.empty_cache()
             if len(group) == 1:
                 raise InputError(
@@ -107,7 +107,7 @@ class TorchGenerator:
         width = max(len(prompt) for prompt in prompts)
         ids = torch.zeros((len(prompts), width), dtype=torch.int64)
         mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):  # on the right, where the new tokens follow
+        for row, prompt in enumerate(prompts):  # right-aligned: the new tokens follow
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
 
@@ -131,6 +131,6 @@ class TorchGenerator:
 
 
 def _until(tokens: list[int], stop: frozenset[int]) -> list[int]:
-    """Return tokens up to the first that stops, without the padding behind it."""
+    """Return tokens up to the first of `stop`, without the padding after it."""
     ends = (place for place, token in enumerate(tokens) if token in stop)
     return tokens[: next(ends, len(tokens)) + 1]

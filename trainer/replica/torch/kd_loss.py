@@ -1,4 +1,4 @@
-"""What a language model learns from: the next token, and what a teacher expected in its place.
+"""The loss of a language model: the next token, and a teacher's prediction of it.
 
     L = sum over target tokens of  alpha T^2 D(p, q) + (1 - alpha) CE
 
@@ -28,16 +28,16 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import Divergence
-from trainer.model.memory_plan import LOGIT_ELEMENTS
+from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.replica.torch.batch import SoftChunk, SoftRows
 
-_ENTRY_COST = 4  # an entry's indices and weights take about as much as so many logits
-_LEAST = 1e-30  # stands for a probability that was rounded to zero
+_ENTRY_COST = 4  # an entry's indices and weights take about as much memory as this many logits
+_LEAST = 1e-30  # replaces a probability that was rounded to zero
 
 
 @dataclass(frozen=True)
 class KDWeights:
-    """How two losses become one."""
+    """The weights of the two losses."""
 
     alpha: float
     """Share of the divergence."""
@@ -49,7 +49,7 @@ class Sums(NamedTuple):
     """Summed over target tokens; fp64 `[]`."""
 
     loss: Tensor
-    """What has a gradient."""
+    """The loss with a gradient."""
     ce: Tensor
     kl: Tensor
     """The divergence without alpha and T^2; 0 without a teacher."""
@@ -65,10 +65,10 @@ def token_losses(
     """Return the losses of N target tokens, with matmuls in the dtype of autocast or of `hidden`.
 
     Args:
-        hidden: `[N, D]`, from which the tokens are predicted.
+        hidden: `[N, D]`, which predict the tokens.
         head: `[V, D]`.
         wanted: int64 `[N]` tokens.
-        soft: what a teacher expected, with `mix`; None for cross-entropy alone.
+        soft: a teacher's predictions, with `mix`; None for cross-entropy alone.
     """
     assert (soft is None) == (mix is None)
     kind = hidden.device.type
@@ -81,7 +81,7 @@ def token_losses(
 
 
 class _TokenLosses(torch.autograd.Function):
-    """The gradients are made in forward, where the logits are, and scaled in backward."""
+    """The gradients are computed in forward, while the logits exist, and scaled in backward."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -129,7 +129,7 @@ class _TokenLosses(torch.autograd.Function):
 def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
     if to.dtype == left.dtype:
         to.addmm_(left, right)
-    else:  # the sum keeps more digits than the factors
+    else:  # the sum is more precise than the factors
         to += torch.mm(left, right)
 
 
@@ -149,13 +149,13 @@ class RowLosses(NamedTuple):
     kl: Tensor
     """`[n]`, or `[]` zero without a teacher."""
     gradient: Tensor
-    """`[n, V]`, of the mixed loss to the logits, in their place."""
+    """`[n, V]`, of the mixed loss to the logits, in their memory."""
 
 
 def row_losses(
     logits: Tensor, wanted: Tensor, teacher: SoftChunk | None, mix: KDWeights | None
 ) -> RowLosses:
-    """Return the losses of n rows and use up their logits `[n, V]`."""
+    """Return the losses of n rows; overwrites their logits `[n, V]`."""
     rows, vocabulary = logits.shape
     target = torch.arange(rows, device=logits.device) * vocabulary + wanted
     chosen = logits.view(-1)[target]
@@ -189,13 +189,13 @@ class _Softmax(NamedTuple):
     """exp(logits - peak) of n rows and its sums."""
 
     powers: Tensor
-    """`[n, V]`, with zeros for the tokens that a teacher names."""
+    """`[n, V]`, with zeros for the teacher's tokens."""
     peak: Tensor
     """`[n]`"""
     total: Tensor
-    """`[n]`, with those tokens."""
+    """`[n]`, including those tokens."""
     rest: Tensor
-    """`[n]`, without them: summed up for itself, 1 less the others would leave no digit of it."""
+    """`[n]`, without them: a separate sum, since 1 less the others has no correct digit."""
 
     def log(self, chosen: Tensor) -> Tensor:
         """Return the log-probabilities `[n]` of logits `[n]`."""
@@ -215,7 +215,7 @@ def _softmax(logits: Tensor, teacher: SoftChunk | None = None) -> _Softmax:
 
 
 class _Buckets(NamedTuple):
-    """What a student gives to the e tokens that a teacher names at n positions, and to others."""
+    """A student's probabilities of the teacher's e tokens at n positions, and of the others."""
 
     named: Tensor
     """`[e]`"""
@@ -227,8 +227,8 @@ class _Buckets(NamedTuple):
 
 _Slopes = tuple[Tensor, Tensor, Tensor]
 """A divergence `[n]`; of its gradient `q_j (g_j - c)` that of the named tokens `[e]`, and the
-factor of q_j for all others `[n]`. Temperature and alpha are not in them. They use up
-`log_named`: of whole distributions every further matrix costs as much as an exponential."""
+factor of q_j for all others `[n]`, without temperature and alpha. They overwrite `log_named`: of
+whole distributions every further matrix costs as much as an exponential."""
 
 
 def _forward(teacher: SoftChunk, student: _Buckets) -> _Slopes:
@@ -273,5 +273,5 @@ def _log(probability: Tensor) -> Tensor:
 
 def _mixed(ce: Tensor, kl: Tensor, mix: KDWeights | None) -> Tensor:
     if mix is None:
-        return ce.clone()  # autograd wants outputs apart
+        return ce.clone()  # autograd needs distinct outputs
     return mix.alpha * mix.temperature**2 * kl + (1 - mix.alpha) * ce

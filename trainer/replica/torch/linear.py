@@ -16,6 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def own(weight: Any) -> Any:
+    """Return this rank's values of a weight that tensor-parallel ranks share; else the weight."""
+    to_local = getattr(weight, "to_local", None)  # a DTensor's, whose import takes a second
+    return weight if to_local is None else to_local()
+
+
 class Linear(nn.Module):
     """A product with a weight `[out, in]`."""
 
@@ -27,7 +33,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]`."""
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, own(self.weight), own(self.bias))
 
 
 class LoraLinear(nn.Module):
@@ -53,7 +59,8 @@ class LoraLinear(nn.Module):
             if frozen.dtype == x.dtype:  # one pass over the output instead of three
                 flat = frozen.flatten(0, -2)
                 low = self.lora_A(x).flatten(0, -2)
-                return flat.addmm(low, self.lora_B.weight.t(), alpha=self._scale).view_as(frozen)
+                b = own(self.lora_B.weight)
+                return flat.addmm(low, b.t(), alpha=self._scale).view_as(frozen)
         return frozen + (self.lora_B(self.lora_A(x)) * self._scale).to(frozen.dtype)
 
 

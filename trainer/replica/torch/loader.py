@@ -1,4 +1,4 @@
-"""A model directory becomes a model that trains."""
+"""Load a model directory as a model that trains."""
 
 from __future__ import annotations
 
@@ -20,31 +20,42 @@ from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import compute_dtype, prepared, reading
 
 
-def load_model(model_dir: Path, config: RunConfig, device: torch.device) -> nn.Module:
-    """Return the model in train mode on `device`, with trainable parameters as the method says.
+def load_model(
+    model_dir: Path, config: RunConfig, device: torch.device, layers: range | None = None
+) -> nn.Module:
+    """Return the model in train mode on `device`, with the method's trainable parameters.
 
     It has no dropout: gradients must not depend on the worker. The frozen base has
-    `config.model.dtype` or NF4; what trains is fp32.
+    `config.model.dtype` or NF4; trainable weights are fp32.
+
+    Args:
+        layers: of a stage of a pipeline, whose other weights are not read; None for all.
 
     Raises:
         InputError: the weights cannot be loaded.
     """
     tree, architecture = read_config(model_dir), read_architecture(model_dir)
     if not decoder.is_computed_here(tree):
+        assert layers is None, "only our decoder is split into stages"
         with announced("importing transformers"):
             from trainer.replica.torch.published import load_published
         return load_published(model_dir, config, device)
-    dtype = torch.float32 if config.method == "full" else getattr(torch, config.model.dtype)
+    dtype = base_dtype(config)
     nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
     with reading(model_dir, device, nf4=nf4 is not None):
         stored = StoredWeights(model_dir, dtype, device, nf4)
         where = str(model_dir / "config.json")
-        model = Decoder(architecture, tree, where, stored, config.num_classes)
+        model = Decoder(architecture, tree, where, stored, config.num_classes, layers)
     return prepared(model, model_dir, config, device)
 
 
+def base_dtype(config: RunConfig) -> torch.dtype:
+    """Return the dtype of stored weights, and so of what passes between layers."""
+    return torch.float32 if config.method == "full" else getattr(torch, config.model.dtype)
+
+
 def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Return a language model that only reads, where `torch_decoder.is_computed_here`.
+    """Return a language model for inference, if `decoder.is_computed_here`.
 
     Raises:
         InputError: the weights are incomplete or cannot be loaded.
@@ -58,8 +69,8 @@ def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> De
 
 
 class StoredWeights:
-    """A model directory's weights as `torch_decoder.Stored`: mapped from the file on the CPU where
-    they are stored as they are used, so that processes share them.
+    """A model directory's weights as `decoder.Stored`: mapped from the file on the CPU if their
+    dtype fits, so that processes share them.
 
     Args:
         nf4: the dtype of products whose weights are quantised to NF4; None quantises nothing.
@@ -77,7 +88,7 @@ class StoredWeights:
         self._files: dict[Path, Any] = {}
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor; the layout has checked that it is there and has its shape."""
+        """Return a tensor; the layout has checked its presence and shape."""
         stored = stored_name(self._headers, name)
         assert stored is not None, f"{name}: the layout would have refused this"
         path = self._headers[stored].file

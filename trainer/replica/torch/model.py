@@ -1,4 +1,4 @@
-"""A loaded model made ready to train: adapted, what trains in one flat tensor."""
+"""Prepare a loaded model for training: adapters, and trainable weights in one flat tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NF4_BLOCK = 64
 
 @contextmanager
 def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iterator[None]:
-    """Say that a model is loaded, and turn what goes wrong there into one line for people."""
+    """Announce that a model is loaded, and turn errors into one line for people."""
     try:
         with announced(f"{'quantising' if nf4 else 'loading'} {model_dir}"):
             yield
@@ -39,10 +39,10 @@ def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iter
 def prepared(
     model: nn.Module, model_dir: Path, config: RunConfig, device: torch.device
 ) -> nn.Module:
-    """Return a loaded base as it trains: what is frozen, adapters, train mode.
+    """Return a loaded base ready to train: frozen weights, adapters, train mode.
 
     Raises:
-        InputError: bitsandbytes computes other products than those of the weights.
+        InputError: bitsandbytes computes wrong products of these weights.
     """
     if config.model.quantization == "nf4" and device.type == "cpu":
         _check_nf4_widths(model, model_dir)
@@ -52,7 +52,7 @@ def prepared(
         lora = config.lora
         scale = lora.lora_alpha / lora.lora_rank
         add_adapters(model, lora.target_modules, lora.lora_rank, scale, device)
-        if config.task == "classify":
+        if config.task == "classify" and hasattr(model, "score"):  # of a pipeline the last stage's
             model.get_submodule("score").requires_grad_(True)
     for module in model.modules():
         # On CPUs with AVX512-BF16 an eval-mode forward of bitsandbytes repacks NF4 weights in
@@ -63,7 +63,7 @@ def prepared(
 
 
 def recompute_activations(model: Any) -> None:
-    """Keep only layer inputs in forward and compute the rest again in backward."""
+    """Keep only layer inputs in forward and recompute the rest in backward."""
     if isinstance(model, Decoder):
         model.model.recompute = True
     else:
@@ -71,9 +71,9 @@ def recompute_activations(model: Any) -> None:
 
 
 def compile_layers(model: Any) -> None:
-    """Let torch compile each layer when it first runs; all are alike, so it compiles once a shape.
+    """Let torch compile each layer at its first run; all are alike, so it compiles once a shape.
 
-    Not the model as a whole: its loops and caches would be compiled again and again.
+    Not the whole model: its loops and caches would be recompiled repeatedly.
     """
     for layer in model.model.layers:
         layer.compile()
@@ -112,9 +112,9 @@ def flatten(model: nn.Module, layout: GradientLayout, device: torch.device) -> T
 
 
 def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
-    """Refuse what bitsandbytes 0.50 misreads on CPUs: rows that do not end with a block.
+    """Refuse rows that do not end with a block, which bitsandbytes 0.50 misreads on CPUs.
 
-    It packs them right and unpacks other weights, off by more than the largest of a block.
+    It packs them correctly but unpacks other weights, off by more than the largest of a block.
     """
     for name, module in model.named_modules():
         width = getattr(module, "in_features", 0)

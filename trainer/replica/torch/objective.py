@@ -1,55 +1,82 @@
-"""What is minimised, summed over samples or over valid target tokens."""
+"""The objective, summed over samples or valid target tokens."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.replica.torch.batch import IGNORED, MicroBatch
 from trainer.replica.torch.kd_loss import KDWeights, Sums, token_losses
 
 
-def classify(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[Tensor, Tensor]:
-    """Return the summed loss `[]` and the logits `[B, C]` of a sequence classifier.
+class Targets(NamedTuple):
+    """The N target tokens of a batch."""
 
-    The last token is found by length, not by comparing with the pad token as transformers does:
-    many tokenizers pad with a token that also ends texts.
-    """
+    rows: Tensor
+    """int64 `[N]`"""
+    places: Tensor
+    """int64 `[N]`, of the token before the target, which predicts it."""
+    wanted: Tensor
+    """int64 `[N]` token ids."""
+
+
+def classify(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[Tensor, Tensor]:
+    """Return the summed loss `[]` and the logits `[B, C]` of a sequence classifier."""
     with autocast:
         hidden = _hidden(model, batch)
+    return class_loss(hidden, model.score, batch)
+
+
+def class_loss(hidden: Tensor, score: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Return the same from the final hidden states `[B, T, D]`.
+
+    The last token is found by length, not by the pad token as in transformers: many tokenizers pad
+    with a token that also ends texts.
+    """
     last = (batch.lengths - 1).clamp(min=0)
     pooled = hidden[torch.arange(len(last), device=last.device), last]
-    logits = model.score(pooled.float())  # the head is a trainable fp32 weight
+    logits = score(pooled.float())  # the head is a trainable fp32 weight
     return F.cross_entropy(logits, batch.labels, reduction="sum"), logits
 
 
 def language(
-    model: Any, batch: MicroBatch, autocast: torch.autocast, mix: KDWeights | None = None
+    model: Any,
+    batch: MicroBatch,
+    autocast: torch.autocast,
+    mix: KDWeights | None = None,
+    losses: Callable[..., Sums] = token_losses,
 ) -> tuple[Sums, int]:
-    """Return the losses `[]` summed over the valid target tokens, and how many those are.
+    """Return the losses `[]` summed over the valid target tokens, and their number.
 
     Args:
-        mix: how the batch's soft targets count; None for cross-entropy alone.
+        mix: weights of the batch's soft targets; None for cross-entropy alone.
+        losses: computes them from hidden states and the head.
     """
-    targets = batch.labels[:, 1:]
-    # Before the forward: finding them makes the host wait for the device.
-    rows, places = (targets != IGNORED).nonzero(as_tuple=True)
-    wanted = targets[rows, places]
+    targets = targets_of(batch)  # before the forward: this makes the host wait for the device
     soft = None if mix is None else batch.soft
     with autocast:
-        hidden = _hidden(model, batch)[rows, places]  # [N, D]: the head runs where it counts
-        return token_losses(hidden, model.lm_head.weight, wanted, soft, mix), len(wanted)
+        hidden = _hidden(model, batch)[targets.rows, targets.places]  # the head runs on these alone
+        found = losses(hidden, model.lm_head.weight, targets.wanted, soft, mix)
+    return found, len(targets.wanted)
+
+
+def targets_of(batch: MicroBatch) -> Targets:
+    """Return the target tokens of a language model's batch."""
+    targets = batch.labels[:, 1:]
+    rows, places = (targets != IGNORED).nonzero(as_tuple=True)
+    return Targets(rows, places, targets[rows, places])
 
 
 def _hidden(model: Any, batch: MicroBatch) -> Tensor:
     """Return the final hidden states `[B, T, D]`.
 
-    No attention mask: with padding on the right, causal attention never lets a real token see
-    one, and without a mask SDPA takes its fast causal kernels. Where positions start again,
-    transformers itself keeps the samples of a row apart.
+    No attention mask: with padding on the right, causal attention hides it from real tokens, and
+    without a mask SDPA takes its fast causal kernels. Where positions restart, transformers itself
+    separates the samples of a row.
     """
     output = model.model(input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False)
     return output.last_hidden_state

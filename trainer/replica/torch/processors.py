@@ -1,8 +1,8 @@
-"""How many threads compute on the CPU: as many as there are processors that nothing else uses.
+"""The number of threads on the CPU: as many as there are otherwise idle processors.
 
-The threads of a product wait for each other, and spin while they do. Where another process holds
-one of their processors, each product takes as long as the scheduler takes to bring the last thread
-back: two threads beside a busy process are slower than one (`benchmarks/threads.py`).
+The threads of a product wait for each other, and spin while they do. If another process holds one
+of their processors, each product takes until the scheduler resumes the last thread: two threads
+beside a busy process are slower than one (`benchmarks/threads.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 import psutil
 
 INTERVAL = 1.0
-"""Seconds between two looks."""
+"""Seconds between two measurements."""
 _NEARLY_FREE = 0.25
 """A processor of which others use less than this is free."""
 _SLOWER, _FOR = 3.0, 10.0
-"""So many times slower than before, for so many seconds, is worth a line."""
+"""The factor by which, and the seconds for which, a slowdown must last to be logged."""
 
 
 class Usage(NamedTuple):
@@ -32,7 +32,7 @@ class Usage(NamedTuple):
     own: float
     """Of this process."""
     stolen: float
-    """Of all processors together, given by the hypervisor to others."""
+    """Of all processors together, given to other guests by the hypervisor."""
 
 
 def usable_processors() -> int:
@@ -45,7 +45,7 @@ def usable_processors() -> int:
 def read_usage() -> Usage:
     """Return the usage so far.
 
-    What runs at a lower priority than this process gives way, and does not count as busy.
+    Processes of lower priority than this one give way, and do not count as busy.
     """
     times = psutil.cpu_times()
     busy = times.user + times.system
@@ -58,12 +58,12 @@ def read_usage() -> Usage:
 
 
 class Processors:
-    """Determines how many threads to compute with.
+    """Determines the number of threads.
 
     Args:
-        most: never more than these.
+        most: the maximum.
         count: the processors that this process may use.
-        look: what to judge by.
+        look: reads the usage.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Processors:
         self._threads = most
 
     def threads(self) -> int:
-        """Return the number for now."""
+        """Return the current number."""
         now, last = self._look(), self._last
         elapsed = now.clock - last.clock
         if elapsed >= INTERVAL:
@@ -87,7 +87,7 @@ class Processors:
 
 
 class SpeedWatch:
-    """Reports once that a computation became much slower, and what the machine shows."""
+    """Reports once that a computation became much slower, with the machine's state."""
 
     def __init__(self, look: Callable[[], Usage] = read_usage) -> None:
         self._look = look
@@ -96,7 +96,7 @@ class SpeedWatch:
         self._said = False
 
     def observe(self, tokens: int, seconds: float) -> str | None:
-        """Take a computation into account; return the line when there is one to log."""
+        """Record a computation; return a line if there is one to log."""
         if self._said or tokens == 0 or seconds <= 0:
             return None
         speed = tokens / seconds
@@ -121,7 +121,7 @@ class SpeedWatch:
 
 
 def _throttled() -> str:
-    """Return how often a processor was slowed down because of its temperature."""
+    """Return how often a processor was throttled for its temperature."""
     found = Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/core_throttle_count")
     try:
         count = sum(int(file.read_text(encoding="ascii")) for file in found)

@@ -1,6 +1,6 @@
-"""A model as transformers publishes it, for what the decoder of `decoder.py` does not do.
+"""A model of transformers, for what `decoder.py` does not do.
 
-That is to generate with a cache, to serve the harness, and rarer rotations and activations.
+That is generation with a cache, the harness, and rarer rotations and activations.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _HEADS = ("score", "lm_head")
 
 
 def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> nn.Module:
-    """Return what `load_model` returns, computed by transformers' own code.
+    """Return the same as `load_model`, computed by transformers' own code.
 
     Raises:
         InputError: the weights cannot be loaded.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    # It reports on stderr that an optional kernel package is not there.
+    # It reports on stderr that an optional kernel package is missing.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     auto = {
         "classify": transformers.AutoModelForSequenceClassification,

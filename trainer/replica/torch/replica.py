@@ -17,7 +17,7 @@ from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout, read_headers
-from trainer.model.memory_plan import (
+from trainer.planning.replica import (
     CPU_TOKENS,
     check_fits,
     fitting_tokens,
@@ -28,6 +28,7 @@ from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, collate
+from trainer.replica.torch.device import available_bytes, usable_device
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.kd_loss import KDWeights, Sums
 from trainer.replica.torch.loader import load_model
@@ -56,14 +57,14 @@ class TorchReplica:
 
     Args:
         device: `cpu` or `cuda:N`.
-        threads: intra-op threads of torch in this process; None takes as many of torch's own number
-            as there are processors that nothing else uses, at every step.
+        threads: intra-op threads of torch in this process; None takes, at every step, as many of
+            torch's default as there are otherwise idle processors.
         gradient_checkpointing: keep layer inputs only and compute the rest twice; None means on
-            CUDA, but with `moments` only where memory is too small for a busy GPU.
+            CUDA, but with `moments` only if memory is too small for a busy GPU.
         moments: a caller that uses `weights` and `gradient` keeps the optimizer's moments itself.
 
     Raises:
-        InputError: the device is not there, the model cannot be loaded or would not fit.
+        InputError: the device is missing, or the model cannot be loaded or does not fit.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class TorchReplica:
         self.layout = layout
         self.device = device
         self._config = config
-        self._device = _device(device)
+        self._device = usable_device(device)
         cuda = self._device.type == "cuda"
         self._processors = self._watch = None
         if threads is not None:
@@ -98,7 +99,7 @@ class TorchReplica:
             accelerator=cuda,
             moments=moments,
         )
-        free = _available(self._device)
+        free = available_bytes(self._device)
         recompute = gradient_checkpointing
         if recompute is None:
             recompute = cuda and (not moments or must_recompute(plan(recompute=False), free))
@@ -115,14 +116,14 @@ class TorchReplica:
             self._device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
         )
         self.limit = self._first_limit()
-        """What a micro-batch may hold; shrinks when the device runs out of memory."""
+        """The limit of a micro-batch; shrinks if the device runs out of memory."""
         self._tried = (0, 0)  # samples and tokens of the micro-batch in flight
 
     def compile(self) -> None:
         """Compile the layers by torch.compile: the first steps wait for it, later ones are faster.
 
-        It pays on CUDA, where micro-batches of few shapes (`training.pack`) keep it from
-        compiling again.
+        It pays off on CUDA, where micro-batches of few shapes (`training.pack`) avoid
+        recompilation.
         """
         compile_layers(self._model)
 
@@ -140,7 +141,7 @@ class TorchReplica:
 
     @property
     def gradient(self) -> Tensor:
-        """What `accumulate` summed up, fp32 `[layout.size]` on the device."""
+        """The sum of `accumulate`, fp32 `[layout.size]` on the device."""
         return self._stream().flat
 
     def accumulate(self, batch: Sequence[Encoded], alpha: float | None = None) -> StepResult:
@@ -166,8 +167,8 @@ class TorchReplica:
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run forward alone; see `Replica.evaluate`.
 
-        The model stays in train mode: without dropout it computes the same, and bitsandbytes
-        repacks NF4 weights in eval mode.
+        The model stays in train mode: without dropout that is the same, and bitsandbytes repacks
+        NF4 weights in eval mode.
         """
         self._choose_threads()
         with torch.no_grad():
@@ -195,13 +196,13 @@ class TorchReplica:
         return StepResult(loss, weight, tokens, seconds, ce_sum=ce, kl_sum=kl)
 
     def _stream(self) -> GradientStream:
-        if self._gradients is None:  # an evaluation never needs the memory
+        if self._gradients is None:  # an evaluation does not need its memory
             parameters = dict(trainable_parameters(self._model))
             self._gradients = GradientStream(self.layout, parameters, self._device)
         return self._gradients
 
     def _mix(self, batch: Sequence[Encoded], alpha: float | None = None) -> KDWeights | None:
-        """Return how soft targets count; None where there are none, or they count nothing."""
+        """Return the weights of soft targets; None if there are none, or their weight is 0."""
         settings = self._config.distillation
         if settings is None or not batch or batch[0].soft is None:
             return None
@@ -250,7 +251,7 @@ class TorchReplica:
                         f"{self.device}: one sample of {self._tried[1]} tokens does not fit; lower"
                         " data.max_seq_len or set model.quantization nf4"
                     ) from None
-            # Outside the handler, whose traceback keeps the activations alive.
+            # Outside the handler: its traceback keeps the activations alive.
             self.limit = smaller
             torch.cuda.empty_cache()
 
@@ -275,7 +276,7 @@ class TorchReplica:
             yield micro.to(self._device), number == len(groups)
 
     def _rows(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return which samples share a row: none, or as many as one sample could be long."""
+        """Return the samples of each row: one, or as many as fit `data.max_seq_len`."""
         if not self._config.training.pack:
             return [[index] for index in range(len(lengths))]
         return pack(lengths, min(self._config.data.max_seq_len, self.limit.tokens))
@@ -284,33 +285,7 @@ class TorchReplica:
         wanted = self._config.training.micro_batch_size
         if wanted != "auto":
             return Limit(wanted, _UNBOUNDED)
-        tokens = fitting_tokens(self._plan, _available(self._device))
+        tokens = fitting_tokens(self._plan, available_bytes(self._device))
         if self._device.type == "cpu":
             tokens = min(tokens, CPU_TOKENS)
         return Limit(_UNBOUNDED, tokens)
-
-
-def _device(name: str) -> torch.device:
-    """Return a usable device.
-
-    Raises:
-        InputError: it is neither the CPU nor a CUDA device of this machine.
-    """
-    kind, _, index = name.partition(":")
-    if name == "cpu":
-        return torch.device(name)
-    if kind != "cuda" or (index and not index.isdecimal()):
-        raise InputError(f"device {name}: must be cpu or cuda:N")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(index or 0) >= count:
-        raise InputError(f"device {name}: torch sees {count} CUDA devices on this machine")
-    return torch.device("cuda", int(index or 0))
-
-
-def _available(device: torch.device) -> int:
-    """Return the bytes that a process could still take on a device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    import psutil
-
-    return psutil.virtual_memory().available

@@ -1,7 +1,7 @@
-"""Time the variants of matrix products on a device, and keep what was fastest.
+"""Time the variants of matrix products on a device, and store the fastest.
 
-The table of an adapter lies in the user's cache folder and is valid for one driver and one version
-of wgpu-native. A device without one takes the defaults of `kernels.variants`.
+An adapter's table is in the user's cache folder and is valid for one driver and one version of
+wgpu-native. A device without one takes the defaults of `kernels.gemm.choice`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainer.config.run import LINEARS
 from trainer.model.architecture import Architecture
-from trainer.replica.wgpu.gpu.array import Kind
+from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
@@ -33,7 +33,7 @@ _SECONDS = 0.5  # a variant that takes longer than this is timed once
 
 @dataclass(frozen=True)
 class Timing:
-    """How fast one variant multiplied."""
+    """The speed of one variant."""
 
     product: Product
     variant: Variant
@@ -47,7 +47,7 @@ class Timing:
 
 
 def products(model: Architecture, kind: Kind, tokens: int, rank: int = 16) -> list[Product]:
-    """Return the products of a training step of `tokens`, one of each class, batches left out."""
+    """Return the products of a training step of `tokens`, one of each class, without batches."""
     found: list[Product] = []
     for linear in LINEARS:
         out, inner = model.linear_shape(linear)
@@ -71,7 +71,7 @@ def products(model: Architecture, kind: Kind, tokens: int, rank: int = 16) -> li
 
 
 def tune(device: Device, wanted: Iterable[Product]) -> Iterator[list[Timing]]:
-    """Time the candidates of each product, fastest first, and let the device take that one.
+    """Time the candidates of each product, fastest first, and set the device to the fastest.
 
     Raises:
         DeviceError: a product does not fit.
@@ -103,7 +103,7 @@ def _seconds(device: Device, product: Product, variant: Variant) -> float:
         for repeat in range(_REPEATS + 1):
             begin = time.perf_counter()
             graph.run()
-            device.read(word)  # returns when the product is there
+            device.read(word)  # waits for the product
             if repeat > 0:
                 best = min(best, time.perf_counter() - begin)
             if best > _SECONDS and repeat > 0:
@@ -116,7 +116,7 @@ def _seconds(device: Device, product: Product, variant: Variant) -> float:
 
 
 def table_path(adapter: Adapter) -> Path:
-    """Return where an adapter's table is kept."""
+    """Return the path of an adapter's table."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     name = hashlib.sha256(adapter.key.encode()).hexdigest()[:16]
     return cache / "motley" / "wgpu" / f"gemm-{name}.json"
@@ -139,7 +139,7 @@ def save(device: Device) -> Path:
 
 
 def load(device: Device) -> None:
-    """Let a device take what was tuned for it, if anything was; a damaged table is ignored."""
+    """Load a device's table, if there is one; a damaged table is ignored."""
     path = table_path(device.adapter)
     known = {variant.name: variant for variant in Variants(device).usable()}
     try:

@@ -1,4 +1,4 @@
-"""A micro-batch as one vector of words, the only thing that goes up to the device for it."""
+"""A micro-batch as one vector of words, its only upload to the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
+from trainer.planning.vulkan_buffers import CHUNK_ROWS, padded_length, padded_words, regions
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.kernels.embedding import sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED
 from trainer.replica.wgpu.soft_target_tables import table_width, tables
@@ -17,11 +18,6 @@ from trainer.replica.wgpu.soft_target_tables import table_width, tables
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
-CHUNK_ROWS = 256
-"""Most rows whose logits are computed together."""
-_STEP = 16
-"""Widths are rounded up to multiples of it: fewer recordings, and whole vectors in every row."""
-_WORDS = ALIGNMENT // 4
 _FLOATS = ("counts", "weights", "shares")
 IGNORED = -100
 
@@ -34,9 +30,9 @@ class Bucket:
     length: int
     """Tokens a sample, padding included."""
     classify: bool
-    """One target a sample, at its last token; else one a token."""
+    """One target a sample, at its last token; else one for each token."""
     entries: int = 0
-    """Classes that a teacher names in the place of a target; 0 without a teacher."""
+    """A teacher's classes for each target; 0 without a teacher."""
 
     @property
     def rows(self) -> int:
@@ -45,7 +41,7 @@ class Bucket:
 
     @property
     def chunk_rows(self) -> int:
-        """Targets that are worked on together."""
+        """Targets that are processed together."""
         return min(CHUNK_ROWS, self.samples if self.classify else self.rows)
 
     @property
@@ -56,24 +52,12 @@ class Bucket:
     @property
     def regions(self) -> dict[str, int]:
         """Words of every part of the vector, in order."""
-        targets = self.chunks * self.chunk_rows
-        return {
-            "ids": self.rows,
-            "rows": targets,
-            "classes": targets,
-            "counts": targets,
-            "taught": targets * self.entries,
-            "weights": targets * self.entries,
-            "shares": 2 if self.entries else 0,
-            "unique": self.rows,
-            "starts": self.rows + 1,
-            "order": self.rows,
-        }
+        return regions(self.rows, self.chunks * self.chunk_rows, self.entries)
 
     @property
     def words(self) -> int:
         """Length of the vector; every part begins at an aligned byte."""
-        return sum(_padded(count) for count in self.regions.values())
+        return sum(padded_words(count) for count in self.regions.values())
 
     def window(self, vector: Array, name: str) -> Array:
         """Return a part of the vector on the device."""
@@ -82,7 +66,7 @@ class Bucket:
             if part == name:
                 kind = "f32" if part in _FLOATS else "u32"
                 return Array(vector.buffer, (count,), kind, vector.offset + 4 * offset)
-            offset += _padded(count)
+            offset += padded_words(count)
         raise KeyError(name)
 
 
@@ -101,19 +85,14 @@ class Packed:
     """The teacher's, summed over targets, in nats."""
 
 
-def padded_length(tokens: int) -> int:
-    """Return the width of a micro-batch whose longest sample has that many tokens."""
-    return -(-tokens // _STEP) * _STEP
-
-
 def pack(samples: Sequence[Encoded], shares: tuple[float, float] | None = None) -> Packed:
     """Return samples as the vector of the smallest bucket, padded on the right with token 0.
 
-    What a target is read from: the last token of a classified sample; else the token before it.
+    A target is predicted from the last token of a classified sample, else from the token before it.
 
     Args:
-        shares: how much the cross-entropy and the divergence from a teacher weigh; None takes no
-            notice of teachers.
+        shares: weights of the cross-entropy and of the divergence from a teacher; None ignores
+            teachers.
     """
     classify = isinstance(samples[0].labels, int)
     length = padded_length(max(len(sample.input_ids) for sample in samples))
@@ -165,9 +144,5 @@ def _vector(bucket: Bucket, parts: Mapping[str, NDArray[np.generic]]) -> NDArray
             vector[offset : offset + len(part)] = part.view(np.uint32)
             if name == "rows":
                 vector[offset + len(part) : offset + count] = SKIPPED
-        offset += _padded(count)
+        offset += padded_words(count)
     return vector
-
-
-def _padded(count: int) -> int:
-    return -(-count // _WORDS) * _WORDS

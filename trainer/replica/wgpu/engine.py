@@ -1,4 +1,4 @@
-"""A model on a device that runs shards: one upload, one readback, gradients apart from both."""
+"""Run shards on a device: one upload and one readback, gradients apart from both."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.planning.vulkan_buffers import ALIGNMENT
 from trainer.replica.wgpu.batch import Packed
-from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.layers.decoder import Decoder
@@ -24,10 +25,10 @@ AfterSegment = Callable[[Any, str], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What the micro-batches of a shard came to."""
+    """The result of a shard's micro-batches."""
 
     loss: float
-    """The cross-entropy, summed over targets; NaN when anything on the way was not finite."""
+    """The cross-entropy, summed over targets; NaN if any intermediate value was not finite."""
     taught: float
     """The same against a teacher; 0 without one."""
     predictions: NDArray[np.uint32]
@@ -52,13 +53,13 @@ class Engine:
         self._recordings = self._none_yet()
 
     def forget(self) -> None:
-        """Give back all memory but the weights', after it ran out."""
+        """Free all memory but the weights', after it ran out."""
         self._pool.release()
         self._pool = Pool(self._device)
         self._recordings = self._none_yet()
 
     def prepare(self, micros: Sequence[Packed], *, training: bool) -> list[Recording]:
-        """Make what is needed to run these; nothing runs yet.
+        """Make the recordings of these micro-batches; nothing runs yet.
 
         Raises:
             DeviceError: there is no memory for it.
@@ -92,7 +93,7 @@ class Engine:
             first += count
 
     def result(self) -> Result:
-        """Wait for what was started and return it."""
+        """Wait for the started micro-batches and return their result."""
         self._copy(self._outcome, 0, self._outcome.nbytes)
         words = self._device.read(self._results)
         finite = words[_FLAG] == 0
@@ -108,7 +109,7 @@ class Engine:
         return Recordings(self._decoder, self._pool, outcome, keep=self._keep)
 
     def _upload(self, micros: Sequence[Packed]) -> list[int]:
-        """Write all vectors in one go; return where each begins, in bytes."""
+        """Write all vectors in one upload; return their offsets in bytes."""
         vector = np.concatenate([np.empty(0, np.uint32), *(micro.vector for micro in micros)])
         samples = sum(micro.bucket.samples for micro in micros)
         self._uploads = self._at_least(self._uploads, len(vector))

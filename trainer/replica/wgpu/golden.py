@@ -1,8 +1,8 @@
-"""A small decoder layer and what lies around the layers in NumPy, fp64.
+"""A small decoder layer, the embedding and the losses in NumPy, fp64.
 
 A device must compute the same before it may join.
 
-Written after the definitions and not after the kernels: no windows, no tiles, no backward.
+It follows the definitions, not the kernels: no windows, no tiles, no backward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Values = NDArray[np.float64]
 class Sizes:
     """Of the layer: grouped keys, and heads wider than hidden / heads.
 
-    Multiples of 8, as those of real models, so that what runs here is the code that runs there.
+    Multiples of 8, as in real models, so that the same code runs.
     """
 
     samples: int = 2
@@ -127,12 +127,12 @@ def layer(values: Mapping[str, Values], rope: tuple[Values, Values], sizes: Size
 
 @dataclass(frozen=True)
 class Lesson:
-    """Tokens, and at some of them what follows and what a teacher expects; some tokens repeat."""
+    """Tokens, with labels and a teacher's predictions for some of them; some tokens repeat."""
 
     ids: NDArray[np.uint32]
     """`[M]`"""
     rows: NDArray[np.uint32]
-    """`[N]`, whose states are looked at."""
+    """`[N]`, the rows with targets."""
     labels: NDArray[np.uint32]
     """`[N, 1]`"""
     classes: NDArray[np.uint32]
@@ -145,11 +145,11 @@ class Lesson:
 
 
 def draw_lesson(sizes: Sizes) -> tuple[Lesson, dict[str, NDArray[np.float32]]]:
-    """Return what is learnt, and the weights `table` `[V, hidden]` and `norm` `[hidden]`."""
+    """Return the lesson, and the weights `table` `[V, hidden]` and `norm` `[hidden]`."""
     rng = np.random.default_rng(3)
     vocabulary, count, entries = 100, 8, 4
     classes = [rng.permutation(vocabulary)[:entries] for _ in range(count)]
-    classes[0][1] = label = 7  # a teacher may well expect what follows
+    classes[0][1] = label = 7  # a teacher may predict the label
     lesson = Lesson(
         ids=rng.integers(0, 10, 2 * count).astype(np.uint32),
         rows=np.arange(0, 2 * count, 2, dtype=np.uint32),
@@ -167,7 +167,7 @@ def draw_lesson(sizes: Sizes) -> tuple[Lesson, dict[str, NDArray[np.float32]]]:
 def losses(values: Mapping[str, Values], lesson: Lesson, sizes: Sizes) -> tuple[float, float]:
     """Return the cross-entropy with the labels and with the teacher, each summed over rows.
 
-    The table is the embedding and the output matrix; between them lies the norm alone.
+    The table is the embedding and the output matrix, with only the norm between them.
     """
     x = values["table"][lesson.ids[lesson.rows]]
     scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + sizes.eps)

@@ -1,4 +1,4 @@
-"""A model directory becomes a decoder on a device."""
+"""Load a model directory as a decoder on a device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
+from trainer.planning.vulkan_buffers import padded_length
 from trainer.process.announcement import announced
 from trainer.replica.rope import rope_tables
-from trainer.replica.wgpu.batch import padded_length
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Pool
@@ -41,7 +41,7 @@ class Loaded:
 
 
 def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Device) -> Loaded:
-    """Bring a model to a device; what trains is undefined until it is written.
+    """Load a model onto a device; trainable weights are undefined until written.
 
     Raises:
         InputError: the directory cannot be read, or the engine does not compute this model.

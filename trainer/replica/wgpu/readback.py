@@ -1,4 +1,4 @@
-"""Gradients on their way to the host, block by block, while later blocks are still computed."""
+"""Copy gradients to the host, block by block, while later blocks are still computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Readback:
     """Host-visible memory for every block.
 
     Args:
-        blocks: the gradients on the device, padded as `slots` says.
+        blocks: the gradients on the device, padded by `slots`.
     """
 
     def __init__(self, device: Device, slots: Slots, blocks: list[Array]) -> None:
@@ -28,7 +28,7 @@ class Readback:
         self._staging = [device.buffer(block.nbytes, usage) for block in blocks]
 
     def encode(self, encoder: Any, index: int) -> None:
-        """Add the copy of a block that is final to what will run."""
+        """Encode the copy of a final block."""
         block, staging = self._blocks[index], self._staging[index]
         encoder.copy_buffer_to_buffer(block.buffer, block.offset, staging, 0, block.nbytes)
 
@@ -42,7 +42,7 @@ class Readback:
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield index and gradient, fp32 `[block.size]`, in the layout's order of sending.
 
-        Waits for the copy of each in turn; `encode` must have been submitted for all.
+        Waits for each copy in turn; `encode` must have been submitted for all.
         """
         for index in self._slots.layout.send_order:
             staging = self._staging[index]

@@ -1,4 +1,4 @@
-"""Recordings of a model by shape of micro-batch, made when first needed and run in small parts."""
+"""Recordings of a model by shape of micro-batch, made at first use and run in small parts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.replica.wgpu.layers.head import Outcome
 
 _KEPT = 32
-"""Recordings kept for later; their bind groups take host memory, their arrays lie in one pool."""
+"""Cached recordings; their bind groups take host memory, their arrays share one pool."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One graph and where its inputs and outputs lie."""
+    """One graph with its inputs and outputs."""
 
     graph: Graph
     vector: Array
@@ -31,7 +31,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a recording is made for."""
+    """The settings of a recording."""
 
     bucket: Bucket
     training: bool
@@ -39,7 +39,7 @@ class Settings:
 
 
 class Recordings:
-    """All recordings of one model; they share a pool, for only one runs at a time."""
+    """All recordings of one model; they share a pool, since only one runs at a time."""
 
     def __init__(self, decoder: Decoder, pool: Pool, outcome: Outcome, *, keep: bool) -> None:
         self._decoder = decoder
@@ -64,7 +64,7 @@ class Recordings:
 
 
 def record(decoder: Decoder, pool: Pool, outcome: Outcome, settings: Settings) -> Recording:
-    """Make one recording; afterwards all its memory is free for the next.
+    """Make one recording; afterwards its memory is free for the next.
 
     Raises:
         DeviceError: there is no memory for it.
@@ -96,11 +96,11 @@ def run(
 ) -> None:
     """Submit a recording layer by layer, without chunks of targets that are empty.
 
-    A device that is busy for seconds with one submission is taken for hung by some systems.
+    Some systems consider a device hung that is busy for seconds with one submission.
 
     Args:
-        before: may encode ahead of the first dispatch.
-        after: may encode behind a segment, in the same submission; gets its name.
+        before: may encode before the first dispatch.
+        after: may encode after a segment, in the same submission; gets its name.
     """
     graph = recording.graph
     device = graph.device

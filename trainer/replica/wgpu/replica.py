@@ -1,4 +1,4 @@
-"""The wgpu replica: a member of the run like the torch one, on any GPU with Vulkan."""
+"""The wgpu replica, on any GPU with Vulkan."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
+from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import split
-from trainer.replica.wgpu.batch import Packed, pack, padded_length
+from trainer.replica.wgpu.batch import Packed, pack
 from trainer.replica.wgpu.engine import Engine
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
@@ -34,11 +35,11 @@ class WgpuReplica:
     Weights are undefined until the first `write_trainable`.
 
     Args:
-        gradient_checkpointing: keep layer inputs only and compute the rest twice; None means
-            where one sample would not fit otherwise.
+        gradient_checkpointing: keep layer inputs only and compute the rest twice; None: only if
+            one sample does not fit otherwise.
 
     Raises:
-        InputError: the model cannot be computed by this engine, or would not fit.
+        InputError: the engine does not compute the model, or it does not fit.
         DeviceError: the device fails.
     """
 
@@ -61,7 +62,7 @@ class WgpuReplica:
         self._engine = Engine(device, self._loaded.decoder, keep=not planned.recompute)
         self._readback = Readback(device, self._loaded.slots, self._loaded.gradients)
         self.limit = planned.limit
-        """What a micro-batch may hold; shrinks when the device runs out of memory."""
+        """The limit of a micro-batch; shrinks if the device runs out of memory."""
 
     def write_trainable(self, flat: np.ndarray) -> None:
         """Copy fp32 `[layout.size]` into the trainable weights."""
@@ -109,7 +110,7 @@ class WgpuReplica:
         return EvalResult(result.loss, weight, confusion.tolist())
 
     def _shares(self, batch: Sequence[Encoded], alpha: float | None) -> tuple[float, float] | None:
-        """Return how much cross-entropy and divergence weigh; None where no teacher counts."""
+        """Return the weights of cross-entropy and divergence; None if no teacher counts."""
         distillation = self._config.distillation
         if distillation is None or not batch or batch[0].soft is None:
             return None
@@ -117,7 +118,7 @@ class WgpuReplica:
         return (1 - alpha, alpha * distillation.temperature**2) if alpha else None
 
     def _copy_block(self, encoder: Any, segment: str) -> None:
-        """Send a layer's gradient on its way when its backward is done, the others at the end."""
+        """Encode the copy of a layer's gradient after its backward, of the others at the end."""
         part, _, number = segment.partition(".")
         if part == "backward":
             self._readback.encode(encoder, int(number))
@@ -129,7 +130,7 @@ class WgpuReplica:
     def _prepare(
         self, batch: Sequence[Encoded], shares: tuple[float, float] | None, *, training: bool
     ) -> tuple[list[int], list[Packed], list[Recording]]:
-        """Return the samples' order, micro-batches and recordings, smaller ones where memory ends.
+        """Return the samples' order, micro-batches and recordings, smaller ones if memory is short.
 
         Raises:
             InputError: not even one sample fits.

@@ -1,7 +1,7 @@
-"""Proof that a device computes: products, a decoder layer, embedding and losses, against NumPy.
+"""Test a device: products, a decoder layer, embedding and losses, against NumPy.
 
-A driver that miscompiles a kernel would poison the run of everybody else, so a device that fails
-here never joins (F-DP-004).
+A driver that miscompiles a kernel would poison the whole run, so a device that fails here never
+joins (F-DP-004).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu import golden
-from trainer.replica.wgpu.gpu.array import Array, Kind
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
@@ -33,7 +34,8 @@ from trainer.replica.wgpu.weights.floats import from_bf16, to_bf16
 from trainer.replica.wgpu.weights.nf4 import dequantize, quantize
 
 TOLERANCE = 1e-5
-"""Of the largest value, or of the norms' product for a derivative; right is below 1e-6."""
+"""Relative to the largest value, or for a derivative to the norms' product; correct devices are
+below 1e-6."""
 
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("q", "k", "v", "o"), "nf4"),
@@ -45,12 +47,12 @@ _PRODUCTS: tuple[tuple[Kind, str], ...] = (
     *(("nf4", form) for form in ("NN", "NT")),
 )
 _SIZES = ((20, 24, 48), (20, 24, 256), (1, 24, 256))
-"""m, n, k of products for which defaults differ: few of all, more k, one row."""
+"""m, n, k of products with different defaults: all small, larger k, one row."""
 _TRAINED = "down"  # a base weight that trains, as all do without an adapter
 
 
 def check(device: Device) -> None:
-    """Let a device prove itself.
+    """Test a device.
 
     Raises:
         DeviceError: names what is wrong and by how much; or the device fails.
@@ -71,7 +73,7 @@ def check(device: Device) -> None:
 
 
 def _products(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
-    """Yield the error of every form of product that a model needs, in every variant it may take."""
+    """Yield the error of every form of product of a model, in every variant that it may take."""
     rng = np.random.default_rng(1)
     for (kind, form), (m, n, k) in itertools.product(_PRODUCTS, _SIZES):
         trans_a, trans_b = form[0] == "T", form[1] == "T"
@@ -92,7 +94,7 @@ def _products(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
 
 
 def _variants(device: Device, product: Product) -> list[Variant]:
-    """Return the variant for a product, and what products of the form were tuned to."""
+    """Return the variant for a product, and the tuned ones of products of its form."""
     form = f"{product.form} {product.kind_b} "
     tuned = [variant for key, variant in Variants(device).tuned.items() if key.startswith(form)]
     return list(dict.fromkeys([Variants(device).choose(product), *tuned]))
@@ -101,8 +103,8 @@ def _variants(device: Device, product: Product) -> list[Variant]:
 def _layer(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
     """Yield the errors of a layer's output and of its gradients.
 
-    A gradient is right when its product with a direction is the derivative along it, which NumPy
-    finds by central differences of `sum(output * dy)`.
+    A gradient is correct if its product with a direction is the derivative along it, which NumPy
+    computes by central differences of `sum(output * dy)`.
     """
     sizes = golden.Sizes()
     drawn = golden.draw(sizes)
@@ -126,7 +128,7 @@ def _layer(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
 
 
 def _lesson(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
-    """Yield the errors of what lies around the layers: embedding, final norm and losses."""
+    """Yield the errors around the layers: embedding, final norm and losses."""
     sizes = golden.Sizes()
     lesson, drawn = golden.draw_lesson(sizes)
     weights = {name: _put(device, pool, value) for name, value in drawn.items()}
@@ -225,7 +227,7 @@ def _run(
 def _off(
     gradient: NDArray[np.float32], direction: golden.Values, along: Callable[[float], float]
 ) -> float:
-    """Return how far a gradient's product with a direction is from the derivative along it."""
+    """Return the error of a gradient's product with a direction against the derivative."""
     found = float((gradient * direction).sum())
     scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
     return abs(found - _derivative(along)) / max(scale, 1e-30)
@@ -262,7 +264,7 @@ def _words(device: Device, pool: Pool, values: NDArray[np.uint32]) -> Array:
 
 
 def _seen(values: NDArray[np.float32], kind: Kind) -> NDArray[np.float32]:
-    """Return values as a kind holds them."""
+    """Return values rounded to a kind."""
     flat = values.reshape(-1)
     if kind == "bf16":
         flat = from_bf16(to_bf16(flat))

@@ -1,4 +1,4 @@
-"""What a teacher expects in the place of each target, as tables for the device."""
+"""A teacher's predictions of each target, as tables for the device."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ if TYPE_CHECKING:
     from trainer.data.soft_targets import SoftTargets
     from trainer.data.tokens import Encoded
 
-PLANNED_ENTRIES = 128
-"""Classes a target for which memory is planned: teachers keep about that many."""
-
 
 @dataclass(frozen=True)
 class Tables:
-    """The targets of some samples, one after the other: N rows of K entries."""
+    """The targets of consecutive samples: N rows of K entries."""
 
     classes: NDArray[np.uint32]
     """`[N, K]`"""
     weights: NDArray[np.float32]
-    """`[N, K]`, 0 behind the last entry of a row."""
+    """`[N, K]`, 0 after the last entry of a row."""
     entropy: float
     """Of all rows together, in nats: their cross-entropy less this is the divergence."""
 
 
 def check_supported(distillation: DistillationConfig) -> None:
-    """Refuse what the engine's kernels do not compute.
+    """Refuse settings that the engine's kernels do not compute.
 
     Raises:
         InputError: another divergence than the forward one.
@@ -46,7 +43,7 @@ def check_supported(distillation: DistillationConfig) -> None:
 
 
 def table_width(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]]) -> int:
-    """Return the most entries of any target, rounded up to a power of two: fewer recordings."""
+    """Return the most entries of any target, rounded up to a power of two for fewer recordings."""
     most = 1
     for sample, chosen in zip(samples, places, strict=True):
         counts = np.diff(_soft(sample).offsets)[chosen]
@@ -58,7 +55,7 @@ def tables(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]], widt
     """Return the entries of every target; `places` are the positions of each sample's, ascending.
 
     Raises:
-        InputError: a part of a distribution is known as a sum only.
+        InputError: a part of a distribution is stored only as a sum.
     """
     classes: list[NDArray[np.uint32]] = []
     weights: list[NDArray[np.float32]] = []

@@ -12,3 +12,9 @@ from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 def device(vulkan: Adapter) -> Device:
     """Return an opened device; without any Vulkan the tests skip."""
     return Device(vulkan)
+
+
+@pytest.fixture(scope="session")
+def narrow(device: Device) -> Device:
+    """Return a device whose kernel arguments span 64 KiB."""
+    return Device(device.adapter, binding_limit=64 << 10)

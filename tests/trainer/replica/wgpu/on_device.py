@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.replica.wgpu.gpu.array import Array, Kind
+from trainer.planning.vulkan_buffers import Kind
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph, Grid
 from trainer.replica.wgpu.weights.nf4 import dequantize, quantize

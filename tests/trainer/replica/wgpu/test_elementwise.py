@@ -12,12 +12,6 @@ from trainer.replica.wgpu.kernels import elementwise
 SHAPES = [(1,), (3, 85), (2, 128, 3)]
 
 
-@pytest.fixture(scope="module")
-def narrow(device: Device) -> Device:
-    """Return a device whose kernel arguments span 64 KiB."""
-    return Device(device.adapter, binding_limit=64 << 10)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_is_numpys(device: Device, shape: tuple[int, ...]) -> None:
     x, y = draw(*shape), draw(*shape, number=1)

@@ -15,12 +15,6 @@ from trainer.replica.wgpu.kernels.embedding import sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED
 
 
-@pytest.fixture(scope="module")
-def narrow(device: Device) -> Device:
-    """Return a device whose kernel arguments span 64 KiB."""
-    return Device(device.adapter, binding_limit=64 << 10)
-
-
 def tokens(count: int, vocabulary: int) -> np.ndarray:
     """Return ids in which some are common, as in a text; the first and last are there."""
     ids = np.random.default_rng(0).integers(0, vocabulary, count).astype(np.uint32)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click.testing
 import pytest
-import small_model as small
 
+from tests.trainer import small_model as small
 from trainer.commands.evaluate import evaluate
 from trainer.replica.wgpu.gpu.device import Device
 

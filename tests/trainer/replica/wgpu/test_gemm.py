@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, packed, put, run
-from trainer.replica.wgpu.gpu.array import Array, Kind
+from trainer.planning.vulkan_buffers import Kind
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.kernels.gemm.choice import Variants

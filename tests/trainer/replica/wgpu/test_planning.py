@@ -12,15 +12,27 @@ from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient
 from tests.trainer.small_model import write_hollow_weights
 from trainer.errors import InputError
+from trainer.model.architecture import read_architecture
 from trainer.model.layout import build_layout
+from trainer.model.safetensors_headers import read_config
+from trainer.planning.vulkan_buffers import PLANNED_ENTRIES, padded_length
 from trainer.replica.wgpu import planning
+from trainer.replica.wgpu.batch import Bucket
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.planning import count, plan
+from trainer.replica.wgpu.gpu.pool import Pool, Purpose
+from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
+from trainer.replica.wgpu.layers.head import Outcome
+from trainer.replica.wgpu.planning import budget, plan
+from trainer.replica.wgpu.recordings import Settings, record
 from trainer.replica.wgpu.replica import WgpuReplica
+from trainer.replica.wgpu.weights.loader import take_frozen
+from trainer.replica.wgpu.weights.slots import Slots
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
     from tests.trainer.replica.conftest import MakeBatch
+    from trainer.config.run import RunConfig
 
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -54,7 +66,7 @@ def test_qwen3_4b_in_nf4_fits_8_gb(tmp_path: Path, make_config: MakeConfig, task
     )
     layout = build_layout(folder, config)
     kept, computed_twice = (
-        count(folder, config, layout, 1, recompute=again) for again in (False, True)
+        budget(folder, config, layout, 1, recompute=again) for again in (False, True)
     )
     print(f"{task}: {kept}; with gradient checkpointing {computed_twice}")
     assert kept.total < 8e9
@@ -62,6 +74,52 @@ def test_qwen3_4b_in_nf4_fits_8_gb(tmp_path: Path, make_config: MakeConfig, task
     linears = 36 * (2 * 4096 * 2560 + 2 * 1024 * 2560 + 3 * 9728 * 2560)
     embedding = 151_936 * 2560
     assert kept.parts["frozen"] == pytest.approx(0.5625 * linears + 2 * embedding, rel=1e-3)
+
+
+def recorded(
+    folder: Path, config: RunConfig, samples: int, *, recompute: bool
+) -> dict[Purpose, int]:
+    """Return what the engine takes to record a micro-batch, without a device."""
+    pool, layout = Pool(None), build_layout(folder, config)
+    architecture, slots = read_architecture(folder), Slots(layout)
+    length = padded_length(config.data.max_seq_len)
+    tables = (length, architecture.head_dim // 2)
+    tensors = Tensors(
+        take_frozen(architecture, config, pool),
+        slots.tensors(slots.arrays(pool, "trainable")),
+        slots.tensors(slots.arrays(pool, "gradients")),
+        (pool.take(tables, purpose="frozen"), pool.take(tables, purpose="frozen")),
+    )
+    decoder = Decoder(architecture, read_config(folder), config, tensors, "config.json")
+    outcome = Outcome(Array(None, (1,)), Array(None, (1,)), Array(None, (1,), "u32"))
+    entries = PLANNED_ENTRIES if config.distillation else 0
+    bucket = Bucket(samples, length, config.task == "classify", entries)
+    record(decoder, pool, outcome, Settings(bucket, training=True, keep=not recompute))
+    return pool.budget().parts
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "full"},
+        {"method": "full", "task": "causal-lm"},
+        {"method": "lora", "task": "causal-lm", "lora__target_modules": ["q_proj", "down_proj"]},
+        {"method": "lora", "model__quantization": "nf4", "model__dtype": "bfloat16"},
+        {"task": "causal-lm", "distillation__alpha": 0.5, "data__max_seq_len": 1000},
+    ],
+)
+def test_the_plan_is_the_recording_to_the_byte(
+    tmp_path: Path, make_config: MakeConfig, model_type: str, settings: dict[str, Any]
+) -> None:
+    tree = {**QWEN3_4B, "model_type": model_type, "hidden_size": 256, "intermediate_size": 704}
+    tree |= {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2}
+    tree |= {"head_dim": 64, "vocab_size": 70_000, "attention_bias": True}
+    folder = write_hollow(tmp_path, tree)
+    config = make_config(folder, **settings)
+    for samples, recompute in ((1, False), (3, True)):
+        planned = budget(folder, config, build_layout(folder, config), samples, recompute=recompute)
+        assert planned.parts == recorded(folder, config, samples, recompute=recompute)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
@@ -76,7 +134,7 @@ def test_what_is_planned_is_what_is_taken(
     folder = tiny_model()
     config = make_config(folder, method=method, data__max_seq_len=48)
     layout = build_layout(folder, config)
-    planned = count(folder, config, layout, 2, recompute=False).total
+    planned = budget(folder, config, layout, 2, recompute=False).total
     weights = driving.drawn_weights(folder, config)
     before = device.allocated
     replica = WgpuReplica(folder, config, layout, device)
@@ -105,7 +163,9 @@ def test_activations_are_computed_twice_where_they_would_not_fit(
     folder = tiny_model(num_hidden_layers=8)
     config = make_config(folder, data__max_seq_len=256, training__micro_batch_size="auto")
     layout = build_layout(folder, config)
-    kept, again = (count(folder, config, layout, 1, recompute=flag).total for flag in (False, True))
+    kept, again = (
+        budget(folder, config, layout, 1, recompute=flag).total for flag in (False, True)
+    )
     monkeypatch.setattr(planning, "available", lambda _adapter: (kept + again) // 2)
     planned = plan(folder, config, layout, device)
     assert planned.recompute

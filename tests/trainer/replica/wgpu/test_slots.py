@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_model import write_data, write_model
 
+from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout, build_layout
-from trainer.replica.wgpu.gpu.array import ALIGNMENT
+from trainer.planning.vulkan_buffers import ALIGNMENT
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.weights.slots import Slots

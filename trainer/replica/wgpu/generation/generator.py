@@ -1,7 +1,7 @@
 """Text generation on a GPU with Vulkan, with the keys and values of all tokens cached.
 
-Two recordings serve a whole call: one takes the prompts in pieces, one a token of each sample. For
-a token there is one upload of a few words and one readback of logits `[B, V]`.
+A call uses two recordings: one takes the prompts in pieces, one takes a token of each sample. Each
+token needs one upload of a few words and one readback of logits `[B, V]`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import InputError
+from trainer.planning.vulkan_buffers import ALIGNMENT
 from trainer.replica.sampling import Logits, Sampling
 from trainer.replica.wgpu.generation.kv_cache import Cache, StepInputs, record_decoding
-from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.gpu.graph import Graph
@@ -29,11 +30,11 @@ _PIECES = (128, 64, 32, 16)
 
 @dataclass(frozen=True)
 class Shape:
-    """What recordings are made for."""
+    """The shape of recordings."""
 
     batch: int
     piece: int
-    """Tokens of each prompt that are taken at once."""
+    """Tokens of each prompt that are taken together."""
     slots: int
     """Cached tokens of each sample."""
 
@@ -58,7 +59,7 @@ class _RecordedStep:
 
 
 def slots_for(longest: int, max_new_tokens: int) -> int:
-    """Return the positions that continuing a prompt takes: whole pieces, for their padding."""
+    """Return the positions that a continued prompt takes: whole pieces, for their padding."""
     return -(-(longest + max_new_tokens) // _PIECES[0]) * _PIECES[0]
 
 
@@ -76,7 +77,7 @@ class WgpuGenerator:
         self._decoder = decoder
         self._batch = batch
         self._pool = Pool(device)
-        self._made: tuple[Shape, _RecordedStep] | None = None  # what was wanted, and what fitted
+        self._made: tuple[Shape, _RecordedStep] | None = None  # the requested and the fitting one
 
     def generate(
         self,
@@ -92,7 +93,7 @@ class WgpuGenerator:
         """
         recorded = self._recorded(prompts, max_new_tokens)
         batch = recorded.shape.batch
-        # Samples of about one length end their prompts in the same piece.
+        # Prompts of similar length end in the same piece.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         made: dict[int, list[int]] = {}
         for first in range(0, len(order), batch):
@@ -102,7 +103,7 @@ class WgpuGenerator:
         return [made[index] for index in range(len(prompts))]
 
     def _recorded(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> _RecordedStep:
-        """Return recordings for these prompts, those of the last call where they are the same."""
+        """Return recordings for these prompts, the last call's if they are the same."""
         longest = max(len(prompt) for prompt in prompts)
         slots = slots_for(longest, max_new_tokens)
         assert slots <= self._decoder.rope[0].shape[0], "the decoder has no such positions"
@@ -118,7 +119,7 @@ class WgpuGenerator:
         """Return recordings of the largest shape that fits.
 
         Raises:
-            InputError: not even one sample does.
+            InputError: not even one sample fits.
         """
         problem = ""
         for shape in _smaller(wanted):
@@ -136,7 +137,7 @@ class WgpuGenerator:
         )
 
     def _problem(self, shape: Shape) -> str:
-        """Return why a shape cannot be recorded; empty when it can, as far as can be known."""
+        """Return why a shape cannot be recorded; empty if no reason is known."""
         limit = self._device.binding_limit
         if 4 * _widest(self._decoder, shape) > limit:
             return f"an array exceeds the {limit >> 20} MiB that a kernel's argument may span"
@@ -149,7 +150,7 @@ class WgpuGenerator:
 
 
 class _Run:
-    """A batch of samples on its way; rows that no sample takes continue a token 0."""
+    """A batch of samples in progress; rows without a sample continue a token 0."""
 
     def __init__(
         self, device: Device, recorded: _RecordedStep, prompts: Sequence[Sequence[int]]
@@ -166,7 +167,7 @@ class _Run:
     def prefill(self) -> Logits:
         """Take the prompts into the cache; return the logits `[B, V]` after each."""
         recorded, piece = self._recorded, self._recorded.shape.piece
-        # A slot behind a sample has no weight in its attention, but NaN times 0 would be NaN.
+        # A slot after a sample has no weight in its attention, but NaN times 0 would be NaN.
         self._device.clear(recorded.cache.arrays)
         logits = np.zeros(recorded.logits.shape, np.float32)
         last = self._lengths - 1
@@ -201,7 +202,7 @@ class _Run:
         if ids.shape[1] == 1:
             part.graph.run()
             return
-        # A device that is busy for seconds with one submission is taken for hung by some systems.
+        # Some systems consider a device hung that is busy for seconds with one submission.
         for name in part.graph.segments:
             part.graph.run(*part.graph.span(name))
 
@@ -231,7 +232,7 @@ def _continue(
 
 
 def _smaller(wanted: Shape) -> Iterator[Shape]:
-    """Yield a shape and ever smaller ones; fewer samples at last."""
+    """Yield a shape and smaller and smaller ones; fewer samples at last."""
     batch = wanted.batch
     while batch:
         for piece in _PIECES:
@@ -241,7 +242,7 @@ def _smaller(wanted: Shape) -> Iterator[Shape]:
 
 
 def _widest(decoder: Decoder, shape: Shape) -> int:
-    """Return the elements of the largest array that a kernel takes whole."""
+    """Return the elements of the largest array that is one kernel argument."""
     model = decoder.architecture
     heads = model.num_heads * max(model.head_dim, shape.slots)
     rows = shape.piece * max(heads, model.intermediate_size, model.hidden_size)

@@ -1,4 +1,4 @@
-"""A few tokens after those whose keys and values are cached: what generation repeats."""
+"""A generation step: a few tokens after those whose keys and values are cached."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Cache:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What changes from one run of a recording to the next; all u32."""
+    """The inputs of a recording, which change from run to run; all u32."""
 
     ids: Array
     """`[B * T]`, padded on the right."""
     starts: Array
-    """`[B]`, the position of each sample's first token here."""
+    """`[B]`, the position of each sample's first token in this step."""
     last: Array
-    """`[B]`, the row whose logits are wanted, of each sample."""
+    """`[B]`, each sample's row with the requested logits."""
 
 
 def record_decoding(
@@ -60,8 +60,8 @@ def record_decoding(
 ) -> None:
     """Record T more tokens of each sample, and logits `[B, V]` after one of them.
 
-    What padding writes into the cache lies behind the sample's end and is written over later; the
-    cache must have slots for it. Segments: `embed`, `forward.N`, `head`.
+    Padding writes into the cache after the sample's end and is overwritten later; the cache must
+    have slots for it. Segments: `embed`, `forward.N`, `head`.
     """
     batch, slots = cache.keys[0].shape[0], cache.keys[0].shape[2]
     model = decoder.architecture
@@ -94,7 +94,7 @@ class _Step:
     starts: Array
 
     def layer(self, layer: Layer, keys: Array, values: Array, x: Array, y: Array) -> None:
-        """Record y = layer(x) with the tokens before in the cache, and these added to it."""
+        """Record y = layer(x) after the cached tokens, and add these to the cache."""
         graph, pool, eps = self.graph, self.pool, self.decoder.eps
         rows, inner = x.shape[0], self.decoder.architecture.intermediate_size
         normed, middle = pool.take(x.shape), pool.take(x.shape)
@@ -141,7 +141,7 @@ class _Step:
             m=shape.group_rows, n=head_dim, k=self.slots,
             strides=(sizes[2], sizes[1], sizes[0]),
         )  # fmt: skip
-        attended = raw  # done with, and of the size
+        attended = raw  # no longer needed, and of the right size
         merge_heads(graph, merged, attended)
         for array in (queries, few, scores, merged):
             pool.give(array)

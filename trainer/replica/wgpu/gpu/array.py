@@ -1,21 +1,16 @@
-"""Device memory with a shape: what kernels read and write."""
+"""Device memory with a shape, which kernels read and write."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from trainer.planning.vulkan_buffers import ALIGNMENT, NF4_BLOCK, Kind, nbytes, row_windows
 
 if TYPE_CHECKING:
     import wgpu
-
-Kind = Literal["f32", "u32", "bf16", "nf4"]
-
-ALIGNMENT = 256
-"""Bytes that a window into a buffer is aligned to: the most that any device asks for."""
-NF4_BLOCK = 64
-"""Elements that share one absmax, counted over the flattened tensor (bitsandbytes)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class Array:
         return replace(self, shape=shape)
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return a window of the first axis; it must begin at an aligned byte."""
+        """Return a window of the first axis, which must begin at an aligned byte."""
         assert 0 <= start < stop <= self.shape[0], (start, stop, self.shape)
         row = self.size // self.shape[0]
         begin = nbytes((start * row,), self.kind)
@@ -62,37 +57,10 @@ class Array:
         return replace(self, shape=shape, offset=self.offset + begin, scales=scales)
 
 
-def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
-    """Return the bytes of a tensor, rounded up to whole 4-byte words."""
-    bits = {"f32": 32, "u32": 32, "bf16": 16, "nf4": 4}[kind] * math.prod(shape)
-    return -(-bits // 32) * 4
-
-
-def aligned(size: int) -> int:
-    """Return `size` bytes rounded up to a whole number of aligned pieces, at least one."""
-    return max(1, -(-size // ALIGNMENT)) * ALIGNMENT
-
-
 def windows(weight: Array, limit: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows of a matrix, each within the bytes that a kernel argument may span.
 
-    A window begins at an aligned byte, of the NF4 scales as well.
+    A window begins at an aligned byte, also of the NF4 scales.
     """
     rows, columns = weight.shape
-    if weight.nbytes <= limit:
-        yield 0, rows
-        return
-    step = 1
-    while not _aligned(weight, step, columns):
-        step *= 2
-    count = limit * rows // weight.nbytes // step * step
-    assert count > 0, f"{weight.shape} cannot be bound in windows of {limit} bytes"
-    for start in range(0, rows, count):
-        yield start, min(rows, start + count)
-
-
-def _aligned(weight: Array, rows: int, columns: int) -> bool:
-    elements = rows * columns
-    if weight.kind == "nf4":
-        return elements % (NF4_BLOCK * ALIGNMENT // 4) == 0
-    return elements * (2 if weight.kind == "bf16" else 4) % ALIGNMENT == 0
+    yield from row_windows(rows, columns, weight.kind, limit)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import wgpu
 
+from trainer.planning.vulkan_buffers import Kind, aligned, nbytes
 from trainer.process.announcement import announced
-from trainer.replica.wgpu.gpu.array import Array, Kind, aligned, nbytes
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
@@ -24,14 +25,14 @@ LIMITS = (
     "max-compute-workgroup-storage-size",
     "max-storage-buffers-per-shader-stage",
 )
-"""Asked for in full: what is not asked for is WebGPU's least, such as 128 MiB a binding."""
+"""Requested in full: others are WebGPU's minimum, such as 128 MiB a binding."""
 FEATURES = {"subgroup"}
-"""Asked for where the driver has them."""
+"""Requested if the driver has them."""
 
 
 @dataclass
 class Counters:
-    """What crossed between host and device, and what was started there."""
+    """Transfers between host and device, submissions and dispatches."""
 
     uploads: int = 0
     readbacks: int = 0
@@ -44,14 +45,14 @@ _KINDS: tuple[tuple[str, type[DeviceError]], ...] = (
     ("maximum buffer size", OutOfMemoryError),
     ("device is lost", LostError),
 )
-"""wgpu-py has types for these and raises validation errors; the texts are wgpu's own."""
+"""wgpu-py has types for these, but raises validation errors; the texts are wgpu's own."""
 
 
 class Device:
     """An opened device.
 
     Raises:
-        DeviceError: the driver refuses.
+        DeviceError: the driver fails to open it.
     """
 
     def __init__(self, adapter: Adapter, *, binding_limit: int | None = None) -> None:
@@ -93,7 +94,7 @@ class Device:
         return buffer
 
     def release(self, buffer: wgpu.GPUBuffer) -> None:
-        """Give a buffer's memory back."""
+        """Free a buffer."""
         self.allocated -= buffer.size
         buffer.destroy()
 
@@ -142,16 +143,16 @@ class Device:
         return self.handle.create_command_encoder()
 
     def submit(self, encoder: Any) -> None:
-        """Start what was encoded, after all that was written before."""
+        """Start the encoded work, after all earlier writes."""
         self.counters.submits += 1
         with self.guarded():
-            # A lost device is told here; submitting to it would abort the process.
+            # A lost device is reported here; submitting to it would abort the process.
             commands = encoder.finish()
             self.handle.queue.submit([commands])
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Raise what wgpu says within as a DeviceError, of the kind that it is."""
+        """Raise wgpu's errors in the block as the matching DeviceError."""
         try:
             yield
         except (wgpu.GPUError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""What a device can do to us."""
+"""The errors of a device."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from trainer.errors import TrainerError
 class DeviceError(TrainerError):
     """The device cannot be opened or used, or computes nonsense; the message names it and why.
 
-    A worker that it ends in the middle of a run is restarted, and determines again which
-    backend works (F-DP-004).
+    A worker that it ends during a run is restarted, and determines again which backend works
+    (F-DP-004).
     """
 
     exit_code = 7
 
 
 class OutOfMemoryError(DeviceError):
-    """The device has no room for a buffer; it works on with those that it has."""
+    """The device has no memory for a buffer; existing ones stay usable."""
 
 
 class LostError(DeviceError):
-    """The driver gave the device up, as after a hang; it cannot be used again.
+    """The driver lost the device, as after a hang; it cannot be used again.
 
-    wgpu-native tells of it between submissions, and we raise this. When it notices within a
-    submission or a wait it aborts the process instead, which a supervisor starts again.
+    wgpu-native reports it between submissions, which raises this. Within a submission or a wait it
+    aborts the process instead, and a supervisor restarts it.
     """

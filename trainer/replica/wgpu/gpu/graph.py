@@ -1,4 +1,4 @@
-"""Dispatches recorded once and encoded again at every step.
+"""Dispatches that are recorded once and encoded at every step.
 
 Recording makes pipelines, bind groups and parameters, which is slow (50 us a bind group); encoding
 walks a list of handles through wgpu-native itself, which is fast (1 us a dispatch against 4 us
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import wgpu
 from wgpu.backends import wgpu_native
 
-from trainer.replica.wgpu.gpu.array import ALIGNMENT, Array
+from trainer.planning.vulkan_buffers import ALIGNMENT, BINDING_BYTES
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.params import pack
 
 if TYPE_CHECKING:
@@ -45,20 +46,20 @@ class Dispatch:
 
 
 class Graph:
-    """A list of dispatches in segments, which can be run apart.
+    """A list of dispatches in segments, which can run separately.
 
     Args:
-        device: where it will run; None plans only.
-        binding_limit: bytes that one array may span, where no device says so.
+        device: where it runs; None plans only.
+        binding_limit: bytes that one array may span, without a device.
     """
 
-    def __init__(self, device: Device | None, binding_limit: int = 128 << 20) -> None:
+    def __init__(self, device: Device | None, binding_limit: int = BINDING_BYTES) -> None:
         self.device = device
         self.binding_limit = device.binding_limit if device is not None else binding_limit
         self.dispatches: list[Dispatch] = []
         self._starts: dict[str, int] = {}
         self._encoded: list[tuple[Any, Any, int, int, int]] | None = None
-        self._alive: list[object] = []  # what the raw handles below point into
+        self._alive: list[object] = []  # owners of the raw handles below
 
     def add(
         self,
@@ -71,8 +72,8 @@ class Graph:
     ) -> None:
         """Record one dispatch.
 
-        Arrays are bound in their order from binding 0, after them a uniform with `params`, a value
-        for each field of the code's `struct Params`. `constants` set the code's overrides.
+        Arrays are bound in order from binding 0, then a uniform with `params`, a value for each
+        field of the code's `struct Params`. `constants` set the code's overrides.
         """
         assert self._encoded is None, "a frozen graph cannot grow"
         assert max(grid) <= _LARGEST, f"{label}: grid {grid}"
@@ -83,7 +84,7 @@ class Graph:
         self.dispatches.append(Dispatch(code, settings, tuple(arrays), packed, grid, label))
 
     def segment(self, name: str) -> None:
-        """Begin a named part; it ends where the next begins."""
+        """Begin a named part; it ends at the next one."""
         assert name not in self._starts, f"segment {name} is there already"
         self._starts[name] = len(self.dispatches)
 
@@ -122,14 +123,14 @@ class Graph:
         self.device.counters.dispatches += len(chosen)
 
     def run(self, first: int = 0, last: int = -1) -> None:
-        """Encode and submit a part by itself; see `encode`."""
+        """Encode and submit a part alone; see `encode`."""
         assert self.device is not None, "a plan cannot run"
         encoder = self.device.encoder()
         self.encode(encoder, first, last)
         self.device.submit(encoder)
 
     def _freeze(self, device: Device) -> list[tuple[Any, Any, int, int, int]]:
-        """Make every pipeline and bind group; all parameters lie in one uniform buffer."""
+        """Make all pipelines and bind groups; all parameters are in one uniform buffer."""
         places: dict[bytes, int] = {}
         for item in self.dispatches:
             places.setdefault(item.params, len(places) * ALIGNMENT)
@@ -159,6 +160,6 @@ class Graph:
             )
             self._alive += [pipeline, group]
             frozen.append((pipeline._internal, group._internal, *item.grid))
-        # It goes with this graph, and is nobody's to free once the process ends.
+        # Freed with this graph, and not at the end of the process.
         weakref.finalize(self, device.release, uniform).atexit = False
         return frozen

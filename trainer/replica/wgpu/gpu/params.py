@@ -1,4 +1,4 @@
-"""A kernel's parameters by name, laid out as `struct Params` of its code says."""
+"""A kernel's parameters by name, laid out as its code's `struct Params`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FIELD = re.compile(r"(\w+)\s*:\s*(\w+)")
 
 @cache
 def fields(code: str) -> Mapping[str, str]:
-    """Return name and type of each field in order; none where a code has no `struct Params`."""
+    """Return name and type of each field in order; none if a code has no `struct Params`."""
     found = _STRUCT.search(_COMMENT.sub("", code))
     members = found.group(1).split(",") if found else []
     types: dict[str, str] = {}
-    for member in filter(None, map(str.strip, members)):  # none behind the last comma
+    for member in filter(None, map(str.strip, members)):  # the last comma is followed by none
         field = _FIELD.fullmatch(member)
         assert field is not None, f"struct Params: {member!r} is no name and type"
         name, kind = field.groups()
@@ -36,7 +36,7 @@ def fields(code: str) -> Mapping[str, str]:
 def pack(kernel: str, code: str, values: Mapping[str, float]) -> bytes:
     """Return the bytes of `struct Params`; every field has a value, every value a field.
 
-    A bool counts as 0 or 1. `kernel` is what messages call it.
+    A bool is 0 or 1. `kernel` is its name in messages.
     """
     types = fields(code)
     wrong = [f"no value for {name}" for name in types if name not in values]

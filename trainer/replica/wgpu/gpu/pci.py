@@ -1,4 +1,4 @@
-"""PCI devices as Linux shows them: where a GPU sits and how much of its own memory is free."""
+"""PCI devices in Linux's files: a GPU's address and the free part of its own memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 import subprocess
 from pathlib import Path
 
+from trainer.process import nvidia_smi
+
 DEVICES = Path("/sys/bus/pci/devices")
 _ADDRESS = re.compile(r"(?:[0-9a-f]{0,4}([0-9a-f]{4}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.I)
-_MIB = 1 << 20
 
 
 def address_of(text: str) -> str | None:
-    """Return a PCI address as `0000:0b:00.0`, given with any width of domain; None if it is none.
+    """Return a PCI address of any domain width as `0000:0b:00.0`; None if it is not one.
 
     >>> address_of("00000000:0B:00.0")
     '0000:0b:00.0'
@@ -22,7 +23,7 @@ def address_of(text: str) -> str | None:
 
 
 def addresses(vendor: int, device: int, root: Path = DEVICES) -> list[str]:
-    """Return where devices with these ids sit, in order."""
+    """Return the addresses of devices with these ids, in order."""
     return sorted(
         folder.name
         for folder in root.glob("*")
@@ -31,23 +32,26 @@ def addresses(vendor: int, device: int, root: Path = DEVICES) -> list[str]:
 
 
 def free_memory(address: str, root: Path = DEVICES) -> int | None:
-    """Return the free bytes of a card's own memory; None where neither driver nor tool tells.
+    """Return the free bytes of a card's own memory; None if neither driver nor tool reports it.
 
-    amdgpu tells in files, NVIDIA's driver through nvidia-smi, Intel's and nouveau not at all.
+    amdgpu reports it in files, NVIDIA's driver through nvidia-smi, Intel's and nouveau do not.
     """
     total = _number(root / address / "mem_info_vram_total")
     used = _number(root / address / "mem_info_vram_used")
     if total is not None and used is not None:
         return total - used
-    for line in _ask_nvidia():
-        place, _, free = line.partition(",")
-        if address_of(place.strip()) == address and free.strip().isdecimal():
-            return int(free) * _MIB
-    return None
+    return next(
+        (
+            nvidia_smi.size(card["memory.free"])
+            for card in _ask_nvidia()
+            if address_of(card["pci.bus_id"]) == address
+        ),
+        None,
+    )
 
 
 def largest_card(root: Path = DEVICES) -> int | None:
-    """Return the free bytes of the GPU with most memory of its own; None where nothing tells."""
+    """Return the free bytes of the GPU with most memory of its own; None if not reported."""
     gpus = (folder.name for folder in root.glob("*") if (_number(folder / "class") or 0) >> 16 == 3)
     return max(filter(None, (free_memory(address, root) for address in gpus)), default=None)
 
@@ -59,16 +63,12 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _ask_nvidia() -> list[str]:
-    query = ["--query-gpu=pci.bus_id,memory.free", "--format=csv,noheader,nounits"]
+def _ask_nvidia() -> list[dict[str, str]]:
+    fields = ("pci.bus_id", "memory.free")
     try:
         done = subprocess.run(
-            ["nvidia-smi", *query],  # noqa: S607  # where it lies differs between systems
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
+            nvidia_smi.query(*fields), capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    return nvidia_smi.read(done.stdout, *fields)[0] if done.returncode == 0 else []

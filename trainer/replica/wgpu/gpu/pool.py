@@ -1,7 +1,7 @@
-"""Device memory by purpose: taken and given back while recording, so that little is enough.
+"""Device memory by purpose, reused while recording, which keeps it small.
 
-A queue runs in order, so what a later dispatch writes may lie where an earlier one is done reading.
-A pool without a device records the same way and allocates nothing: its budget is exact.
+A queue runs in order, so a later dispatch may write where an earlier one has finished reading. A
+pool without a device records the same way and allocates nothing: its budget is exact.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Literal, get_args
 import psutil
 
 from trainer.errors import InputError
+from trainer.planning.vulkan import USABLE
+from trainer.planning.vulkan_buffers import NF4_BLOCK, Kind, aligned, nbytes
 from trainer.replica.wgpu.gpu import pci
-from trainer.replica.wgpu.gpu.array import NF4_BLOCK, Array, Kind, aligned, nbytes
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
 Purpose = Literal[
     "frozen", "trainable", "gradients", "checkpoints", "activations", "logits", "workspace", "input"
 ]
-USABLE = 0.95
-"""Share of a device's free memory; the rest is the driver's own and fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Budget:
 class Pool:
     """Memory of one device, or the plan of it.
 
-    What is given back is taken again for the same purpose alone: a small array that is kept long
-    must not sit in a large one that passes.
+    Memory is reused for the same purpose alone: a small long-lived array must not occupy a large
+    temporary one.
 
     Args:
-        device: where the memory lies; None plans only.
+        device: of the memory; None plans only.
     """
 
     def __init__(self, device: Device | None) -> None:
@@ -58,13 +58,13 @@ class Pool:
         self._allocated: Counter[Purpose] = Counter()
         self._wholes: list[Array] = []
         self._taken: dict[int, tuple[Array, Array, Purpose]] = {}
-        """By the id of the array that was handed out: that array, the whole allocation, why."""
+        """By the id of the taken array: that array, the whole allocation, its purpose."""
         self._free: dict[Purpose, list[Array]] = {purpose: [] for purpose in get_args(Purpose)}
 
     def take(
         self, shape: tuple[int, ...], kind: Kind = "f32", *, purpose: Purpose = "workspace"
     ) -> Array:
-        """Return memory with whatever lies there; the smallest free piece that is large enough.
+        """Return uninitialised memory: the smallest free piece that is large enough.
 
         Raises:
             OutOfMemoryError: it does not fit.
@@ -86,7 +86,7 @@ class Pool:
         return array
 
     def give(self, array: Array) -> None:
-        """Let later takes have the memory of an array that `take` returned, and no window of it."""
+        """Free an array that `take` returned, not a window of one, for later takes."""
         assert id(array) in self._taken, f"{array.shape} was not taken here, or was given already"
         _, whole, purpose = self._taken.pop(id(array))
         if array.scales is not None:
@@ -94,7 +94,7 @@ class Pool:
         self._free[purpose].append(whole)
 
     def release(self) -> None:
-        """Give all memory back to the device, also what is taken; the pool is empty again."""
+        """Free all memory on the device, taken or not; the pool is empty afterwards."""
         for whole in self._wholes:
             if self.device is not None and whole.buffer is not None:
                 self.device.release(whole.buffer)
@@ -105,7 +105,7 @@ class Pool:
             free.clear()
 
     def budget(self) -> Budget:
-        """Return what is allocated; before a `release` that only grows, so it is the peak."""
+        """Return the allocated bytes; until a `release` they only grow, so they are the peak."""
         return Budget(dict(self._allocated))
 
     def _allocate(self, size: int, purpose: Purpose) -> Array:
@@ -118,7 +118,7 @@ class Pool:
 
 
 def available(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
-    """Return the free bytes of what an adapter's buffers lie in; None where nothing tells.
+    """Return the free bytes of the memory of an adapter's buffers; None if not reported.
 
     A software or integrated adapter has the machine's memory.
     """
@@ -128,10 +128,10 @@ def available(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
 
 
 def check_fits(budget: Budget, there: int, device: str) -> None:
-    """Refuse a budget above the memory of a device.
+    """Refuse a budget that exceeds a device's memory.
 
     Raises:
-        InputError: names what is needed and what there is.
+        InputError: names the needed and the available memory.
     """
     if budget.total > there * USABLE:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The Vulkan devices of this machine, and which of them is meant."""
+"""The Vulkan devices of this machine, and the selection of one."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _ORDER: tuple[Kind, ...] = ("discrete", "integrated", "other", "software")
 
 @dataclass(frozen=True)
 class Adapter:
-    """A Vulkan device; `software` ones are the CPU in disguise, such as Mesa's llvmpipe."""
+    """A Vulkan device; `software` ones compute on the CPU, such as Mesa's llvmpipe."""
 
     index: int
     """Its place in `adapters()`."""
     name: str
     driver: str
-    """Name and version of the driver, as it gives them."""
+    """Name and version of the driver, as it reports them."""
     kind: Kind
     vendor: int = 0
     """PCI ids."""
     device: int = 0
     address: str = ""
-    """PCI address such as `0000:0b:00.0`, where it is certain."""
+    """PCI address such as `0000:0b:00.0`, if it is certain."""
     handle: Any = field(default=None, repr=False, compare=False)
 
     @property
     def software(self) -> bool:
-        """Computed by the CPU."""
+        """Whether the CPU computes it."""
         return self.kind == "software"
 
     @property
     def key(self) -> str:
-        """What a cache of tuned variants is valid for."""
+        """The key of a cache of tuned variants."""
         return f"{self.name} | {self.driver} | wgpu-native {wgpu_native.__version__}"
 
     def __str__(self) -> str:
@@ -66,21 +66,21 @@ def adapters() -> list[Adapter]:
 
 
 def select(wanted: str = "", *, allow_software: bool = False) -> Adapter:
-    """Return the adapter that is meant.
+    """Return the selected adapter.
 
     Args:
-        wanted: an index of `adapters()`, a PCI address, or a part of the name, of which the first
-            is taken; empty for the first GPU.
-        allow_software: with an empty `wanted`, a software adapter will do where there is no GPU.
+        wanted: an index of `adapters()`, a PCI address, or a part of the name (the first match);
+            empty for the first GPU.
+        allow_software: with an empty `wanted`, take a software adapter if there is no GPU.
 
     Raises:
-        DeviceError: there is none; lists what there is.
+        DeviceError: there is none; lists the existing ones.
     """
     return pick(adapters(), wanted, allow_software=allow_software)
 
 
 def pick(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adapter:
-    """Return the adapter of `found` that is meant; see `select`."""
+    """Return the selected adapter of `found`; see `select`."""
     if not found:
         raise DeviceError("no Vulkan device answers")
     matching = [adapter for adapter in found if _matches(adapter, wanted)]
@@ -98,8 +98,8 @@ def located(
 ) -> list[Adapter]:
     """Return the adapters with their PCI addresses.
 
-    wgpu tells ids but no address. Equal cards are taken to be enumerated in the order of the bus;
-    where not all of them are there, which one is missing cannot be known, and none gets an address.
+    wgpu reports ids but no address. Equal cards are assumed to be listed in the order of the bus;
+    if some are missing, it is unknown which, and none gets an address.
     """
     twins = Counter(_model(adapter) for adapter in found)
     seen: Counter[tuple[int, int, str]] = Counter()
@@ -114,7 +114,7 @@ def located(
 
 
 def ordered(found: Sequence[Adapter]) -> list[Adapter]:
-    """Return adapters by kind, else as they are, numbered."""
+    """Return the adapters sorted by kind, otherwise in order, and numbered."""
     listed = sorted(found, key=lambda adapter: _ORDER.index(adapter.kind))
     return [replace(adapter, index=index) for index, adapter in enumerate(listed)]
 
@@ -128,7 +128,7 @@ def _matches(adapter: Adapter, wanted: str) -> bool:
 
 
 def _model(adapter: Adapter) -> tuple[int, int, str]:
-    """Return what equal cards share; two drivers may show the same card once each."""
+    """Return the key of equal cards; two drivers may list the same card once each."""
     return adapter.vendor, adapter.device, adapter.driver
 
 

@@ -1,5 +1,5 @@
 """WGSL kernels and the functions that record them, forward beside backward.
 
 A binder `name(graph, inputs..., outputs..., *, settings)` checks shapes and adds one or more
-dispatches to a graph. It computes nothing itself. `=` or `+=` of every output is in its docstring.
+dispatches to a graph. It computes nothing itself. Its docstring says `=` or `+=` for every output.
 """

@@ -1,4 +1,4 @@
-// Like causal_softmax, but the first of a sample's rows is at a position that a buffer tells.
+// Like causal_softmax, but a buffer holds the position of each sample's first row.
 struct Params { rows: u32, sample_rows: u32, width: u32, length: u32, scale: f32 }
 @group(0) @binding(0) var<storage, read> starts: array<u32>;
 @group(0) @binding(1) var<storage, read_write> scores: array<f32>;

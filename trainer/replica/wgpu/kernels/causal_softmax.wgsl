@@ -1,5 +1,5 @@
 // Softmax of scores over the keys up to the row's position, one workgroup a row. The rows of a
-// matrix are at positions 0 to length - 1, again and again for every head of a group.
+// matrix are at positions 0 to length - 1, repeated for every head of a group.
 struct Params { rows: u32, matrix_rows: u32, width: u32, first_row: u32, length: u32, scale: f32 }
 @group(0) @binding(0) var<storage, read_write> scores: array<f32>;
 @group(0) @binding(1) var<uniform> p: Params;

@@ -1,17 +1,16 @@
-"""Sums over the rows of a matrix, in an order that never changes.
+"""Sums over the rows of a matrix, in a fixed order.
 
-A long matrix is summed in two stages, so that the device has more to do at once than one walk down
-its rows: into some partial sums, then those into one.
+A long matrix is summed in two stages for more parallel work: into some partial sums, then those
+into one.
 """
 
 from __future__ import annotations
 
+from trainer.planning.vulkan_buffers import PARTIAL_SUMS
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels.source import source
-
-_PARTS = 128  # partial sums that keep a large GPU busy; any number gives a right sum
 
 
 def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False) -> None:
@@ -32,7 +31,7 @@ def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False
 
 def take_parts(pool: Pool, x: Array) -> Array:
     """Return memory `[P, D]` for partial sums over x `[R, D]`."""
-    return pool.take((min(x.shape[0], _PARTS), x.shape[1]))
+    return pool.take((min(x.shape[0], PARTIAL_SUMS), x.shape[1]))
 
 
 def add_column_sums(graph: Graph, pool: Pool, x: Array, sums: Array) -> None:

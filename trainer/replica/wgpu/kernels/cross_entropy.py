@@ -6,9 +6,9 @@ With targets (class c_k, probability p_k) of a row, logits and a temperature tau
     d loss / d logits = ((sum_k p_k) softmax(z) - p) / tau
 
 A label is one target of probability 1; a teacher's largest few probabilities at a temperature are
-its distillation (Hinton et al., arXiv 1503.02531, section 2, which multiplies by tau^2: scale the
-probabilities). They need not sum to 1, so a row's weight goes into them, too; all zero means that
-the row does not count.
+distillation (Hinton et al., arXiv 1503.02531, section 2, which multiplies by tau^2: scale the
+probabilities). They need not sum to 1, so they include a row's weight; all zero means that the row
+does not count.
 
 The logits of all classes need not exist at once. `cross_entropy_start`, then one
 `cross_entropy_window` a window, gather what loss and gradient need in a state `[N, 4]` (a softmax
@@ -21,11 +21,11 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
 
-_LANES = 64  # rows of a workgroup where a lane has a row
+_LANES = 64  # rows of a workgroup with a lane for each row
 
 
 def cross_entropy_start(graph: Graph, state: Array) -> None:
-    """Record state `[N, 4]` = that of no classes."""
+    """Record state `[N, 4]` = the state of no classes."""
     rows = state.shape[0]
     assert state.shape == (rows, 4), state.shape
     params, grid = {"rows": rows}, spread(-(-rows // _LANES))
@@ -45,7 +45,7 @@ def cross_entropy_window(
     """Record state `[N, 4]` += the logits `[N, W]` of classes `first` to first + W - 1.
 
     The targets are classes u32 `[N, K]` and probabilities `[N, K]`, f32. A row has a class once; an
-    entry of probability 0 may name any.
+    entry of probability 0 may have any.
     """
     graph.add(
         "cross_entropy_window",
@@ -57,7 +57,7 @@ def cross_entropy_window(
 
 
 def cross_entropy_loss(graph: Graph, state: Array, probabilities: Array, total: Array) -> None:
-    """Record total `[1]` += the loss of all rows, once state `[N, 4]` has seen all classes."""
+    """Record total `[1]` += the loss of all rows, after state `[N, 4]` covers all classes."""
     rows, targets = probabilities.shape
     assert state.shape == (rows, 4), (state.shape, probabilities.shape)
     assert total.shape == (1,), total.shape
@@ -76,7 +76,7 @@ def cross_entropy_gradient(
     first: int = 0,
     temperature: float = 1.0,
 ) -> None:
-    """Record logits `[N, W]` = their gradient, once state has seen all classes.
+    """Record logits `[N, W]` = their gradient, after state covers all classes.
 
     The arguments are those of `cross_entropy_window`.
     """

@@ -29,7 +29,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
   sum = sum_over_group(sum, lane);
   var score = 0.0;
   for (var k = row * p.targets + lane; k < (row + 1u) * p.targets; k += 64u) {
-    let place = classes[k] - p.first;  // a class before the window wraps round to a large one
+    let place = classes[k] - p.first;  // a class before the window wraps around
     if (place < p.width) { score += probabilities[k] * logits[base + place] * p.sharpness; }
   }
   score = sum_over_group(score, lane);

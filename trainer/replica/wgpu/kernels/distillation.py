@@ -1,4 +1,4 @@
-"""The gradient of a distillation: a label and what a teacher expects, in one pass over the logits.
+"""The gradient of a distillation: a label and a teacher, in one pass over the logits.
 
 With a label c, a teacher's entries (class c_k, weight w_k) at temperature T, and z = logits / T,
 
@@ -8,8 +8,8 @@ With a label c, a teacher's entries (class c_k, weight w_k) at temperature T, an
     d loss / d logits = a_0 (softmax(logits) - one_hot(c)) + a_1 ((sum_k w_k) softmax(z) - w) / T
 
 where a_0 = 1 - alpha, a_1 = alpha T^2 (Hinton et al., arXiv 1503.02531, section 2) and H is the
-teacher's entropy, which has no gradient. Either sum is a `cross_entropy` with a state of its own,
-gathered over the same windows of logits; they cannot share one where T is not 1.
+teacher's entropy, which has no gradient. Each sum is a `cross_entropy` with its own state, computed
+over the same windows of logits; they cannot share one if T is not 1.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trainer.replica.wgpu.kernels.source import source
 
 @dataclass(frozen=True)
 class Teacher:
-    """What a teacher expects of N rows; all on the device."""
+    """A teacher's predictions of N rows; all on the device."""
 
     classes: Array
-    """u32 `[N, K]`; a row has a class once, but an entry of weight 0 may name any."""
+    """u32 `[N, K]`; a row has a class once, but an entry of weight 0 may have any."""
     weights: Array
     """f32 `[N, K]`; all zero for a row without a teacher."""
     shares: Array
@@ -47,8 +47,8 @@ def distillation_gradient(
 ) -> None:
     """Record logits `[N, W]` of classes from `first` on = their gradient.
 
-    hard and soft `[N, 4]` are the states of both cross-entropies, once they have seen all classes.
-    labels u32 `[N, 1]` with counts f32 `[N, 1]`, 1 for a row that counts and 0 for another.
+    hard and soft `[N, 4]` are the states of both cross-entropies, which cover all classes.
+    labels u32 `[N, 1]` with counts f32 `[N, 1]`, 1 for a row that counts, else 0.
     """
     rows, width = logits.shape
     entries = teacher.classes.shape[1]

@@ -36,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     logits[base + i] = gradient;
   }
   storageBarrier();
-  // A row's classes differ, so no two lanes meet; entries of weight 0 may repeat and are left.
+  // A row's classes differ, so no lanes collide; entries of weight 0 may repeat and are skipped.
   for (var k = first + lane; k < stop; k += 64u) {
     let place = classes[k] - p.first;
     if (weights[k] != 0.0 && place < p.width) { logits[base + place] -= sharpness * weights[k]; }

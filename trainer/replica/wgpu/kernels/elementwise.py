@@ -1,4 +1,4 @@
-"""One element at a time; arrays may exceed what a kernel argument spans."""
+"""Elementwise operations; arrays may exceed the span of a kernel argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def copy(graph: Graph, x: Array, y: Array) -> None:
 
 
 def fill(graph: Graph, y: Array, *, value: float) -> None:
-    """Record y = value, everywhere."""
+    """Record y = value, for all elements."""
     _each(graph, "fill", [y], value=value)
 
 

@@ -1,7 +1,7 @@
 """Token embedding, forward and backward.
 
-Many rows may have one token. So that its gradient needs no atomics and comes out the same every
-time, the host says which rows each token has, and one workgroup adds them in their order.
+Many rows may have the same token. So that its gradient needs no atomics and is reproducible, the
+host lists the rows of each token, and one workgroup adds them in order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def embed(graph: Graph, table: Array, ids: Array, out: Array) -> None:
 
 
 def sort_tokens(ids: Words) -> tuple[Words, Words, Words]:
-    """Return the rows of every token of ids `[M]`, as `embedding_gradient` wants them.
+    """Return the rows of every token of ids `[M]` for `embedding_gradient`.
 
-    They are `unique` `[M]`, the tokens in ascending order; `starts` `[M + 1]`, where the rows of
-    each begin in the third, and where the last one's end; and `order` `[M]`, the rows. Entries past
+    They are `unique` `[M]`, the tokens in ascending order; `starts` `[M + 1]`, the first index of
+    each one's rows in `order`, and the end of the last; and `order` `[M]`, the rows. Entries after
     the last token have no rows.
     """
     order = np.argsort(ids, kind="stable")

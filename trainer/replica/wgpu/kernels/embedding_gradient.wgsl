@@ -20,7 +20,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
   if (u >= p.tokens || column >= p.width) { return; }
   let first = starts[u];
   let stop = starts[u + 1u];
-  let row = unique[u] - p.first;  // a token before the window wraps round to a large one
+  let row = unique[u] - p.first;  // a token before the window wraps around
   if (first >= stop || row >= p.rows) { return; }
   var sum = 0.0;
   for (var i = first; i < stop; i++) { sum += dy[order[i] * p.width + column]; }

@@ -1,4 +1,4 @@
-"""Whether numbers are numbers."""
+"""Detection of NaN and Inf."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LANES = 256  # elements of a workgroup
 
 
 def mark_non_finite(graph: Graph, x: Array, flag: Array) -> None:
-    """Record flag u32 `[1]` = 1 if any element of x, f32, is NaN or Inf; else it stays."""
+    """Record flag u32 `[1]` = 1 if any element of x, f32, is NaN or Inf; else unchanged."""
     assert x.kind == "f32", x.kind
     assert flag.shape == (1,), flag.shape
     column = x.reshape(x.size, 1)

@@ -1,15 +1,15 @@
-"""Causal attention in one kernel: scores live in registers, and no window of them is written.
+"""Causal attention in one kernel: scores stay in registers, and no window of them is written.
 
-FlashAttention (Dao et al., arXiv 2205.14135) with a softmax that is normalised as it goes (Milakov
-and Gimelshein, arXiv 1805.02867). Of a row, with m its largest score so far, l the sum of the
-exponentials and o the output, each block of scores s_j and values v_j makes
+FlashAttention (Dao et al., arXiv 2205.14135) with an online softmax (Milakov and Gimelshein,
+arXiv 1805.02867). Of a row, with m its largest score so far, l the sum of the exponentials and o
+the output, each block of scores s_j and values v_j makes
 
     m' = max(m, s_j),  l' = l e^(m - m') + sum_j e^(s_j - m'),
     o' = o e^(m - m') + sum_j e^(s_j - m') v_j;  in the end the output is o / l
 
 A workgroup is one subgroup of 8 threads with 16 rows of queries of one head. Of the scores a thread
-has 4 of 32 keys, of the output every eighth vector of columns; what one thread knows and all need,
-queries and then exponentials, it broadcasts. Keys behind the last row are never looked at.
+has 4 of 32 keys, of the output every eighth vector of columns; it broadcasts what all threads need,
+queries and then exponentials. Keys after the last row are never read.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _KEYS = 4 * LANES
 
 
 def serves(device: Device | None, head_dim: int) -> bool:
-    """Return whether this kernel is the faster way: measured on llvmpipe alone.
+    """Return whether this kernel is faster, which was measured on llvmpipe alone.
 
-    On a GPU so many sums would not fit into a thread's registers. Wider heads compile for long.
+    On a GPU its sums would not fit into a thread's registers. Wider heads take long to compile.
     """
     if device is None or head_dim % (4 * LANES) or head_dim > 128:
         return False
@@ -46,8 +46,8 @@ def flash_attention(
 ) -> None:
     """Record out `[B, Hq, T, d]` = softmax(scale Q K^T, causal) V.
 
-    Queries are `[B, Hq, T, d]`, keys and values `[B, Hkv, T, d]`; Hq / Hkv heads after one another
-    share theirs. d is a multiple of 32.
+    Queries are `[B, Hq, T, d]`, keys and values `[B, Hkv, T, d]`; Hq / Hkv consecutive heads share
+    theirs. d is a multiple of 32.
     """
     batch, heads, length, width = queries.shape
     assert out.shape == queries.shape, (out.shape, queries.shape)

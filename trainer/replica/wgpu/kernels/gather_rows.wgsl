@@ -1,5 +1,5 @@
 // out[n] = table[index[n]], one workgroup a row. The table may be a window that begins at row
-// `first`: rows outside it stay as they are. SKIPPED gives zeros.
+// `first`: rows outside it do not change. SKIPPED gives zeros.
 struct Params { count: u32, width: u32, first: u32, rows: u32 }
 @group(0) @binding(0) var<storage, read> table: array<u32>;
 @group(0) @binding(1) var<storage, read> index: array<u32>;
@@ -20,7 +20,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) lane: u32) {
   let n = group_index(group, groups);
   if (n >= p.count) { return; }
-  let row = index[n] - p.first;  // one before the window wraps round to a large one
+  let row = index[n] - p.first;  // a row before the window wraps around
   if (index[n] == SKIPPED) {
     for (var i = lane; i < p.width; i += 64u) { out[n * p.width + i] = 0.0; }
   } else if (row < p.rows) {

@@ -1,8 +1,8 @@
 """From rows of all heads to a matrix a head, with head norm and rotary positions, and back.
 
-Rows are `[B * T, H * d]`, as linear layers make them; attention wants `[B, H, T, d]`. On the way
-queries and keys may get an RMSNorm of their own (Qwen3) and a rotary position embedding (Su et al.,
-arXiv 2104.09864), the halves of a head being the pairs that are turned, as in Llama.
+Rows are `[B * T, H * d]`, as linear layers return them; attention takes `[B, H, T, d]`. Queries and
+keys may also get an RMSNorm (Qwen3) and a rotary position embedding (Su et al., arXiv 2104.09864),
+which turns the pairs of a head's two halves, as in Llama.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def split_heads(
         rope: angles by position; None turns nothing.
         eps: of the norm.
         starts: u32 `[B]`, the position of each sample's first row; None is 0. Its values may change
-            between two runs of a recording, as they do when a token is generated at a time.
-        cached: a row lands in the slot of its position, and other slots stay as they are.
+            between runs of a recording, as in token by token generation.
+        cached: a row is written to the slot of its position, and other slots do not change.
     """
     batch, heads, slots, head_dim = out.shape
     length = x.shape[0] // batch
@@ -47,7 +47,7 @@ def split_heads(
     assert length <= slots if cached else length == slots, (x.shape, out.shape)
     assert starts is None or starts.shape == (batch,), starts
     _check(norm, rope, head_dim)
-    cosines, sines = rope or (x, x)  # x stands in for what is not read
+    cosines, sines = rope or (x, x)  # x is a placeholder for arrays that are not read
     rows = batch * length * heads
     graph.add(
         "split_heads",
@@ -83,7 +83,7 @@ def split_heads_backward(
 ) -> None:
     """Record dx `[B * T, H * d]` = the gradient of x, from dout `[B, H, T, d]`.
 
-    The arguments are those of `split_heads`, all starts 0; x is read where there is a norm.
+    The arguments are those of `split_heads`, all starts 0; x is read if there is a norm.
     """
     assert x.shape == dx.shape, (x.shape, dx.shape)
     _merge(graph, dout, x, dx, norm=norm, rope=rope, eps=eps)

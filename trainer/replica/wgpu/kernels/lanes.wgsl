@@ -1,4 +1,4 @@
-// How many lanes a subgroup has, or 0 where a thread is numbered otherwise than in the workgroup.
+// The lanes of a subgroup, or 0 if a thread's number differs from that in the workgroup.
 @group(0) @binding(0) var<storage, read_write> sizes: array<u32>;
 
 @compute @workgroup_size(8)

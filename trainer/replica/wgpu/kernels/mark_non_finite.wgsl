@@ -1,5 +1,5 @@
-// flag = 1 if any element is NaN or Inf. Their exponent bits are all set; comparing would not do,
-// as compilers may take nan != nan for false.
+// flag = 1 if any element is NaN or Inf. Their exponent bits are all set; a comparison is not
+// reliable, since compilers may take nan != nan for false.
 struct Params { size: u32 }
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read_write> flag: atomic<u32>;

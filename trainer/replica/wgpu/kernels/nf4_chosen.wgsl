@@ -1,5 +1,5 @@
-// NF4 (Dettmers et al., arXiv 2305.14314, appendix E) by choosing bit after bit, which costs no
-// memory access.
+// NF4 (Dettmers et al., arXiv 2305.14314, appendix E) by selecting bit after bit, without memory
+// access.
 fn nf4(code: vec4<u32>) -> vec4<f32> {
   let bit0 = (code & vec4<u32>(1u)) != vec4<u32>(0u);
   let bit1 = (code & vec4<u32>(2u)) != vec4<u32>(0u);

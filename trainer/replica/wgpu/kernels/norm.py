@@ -28,7 +28,7 @@ def rms_norm_backward(
     eps: float,
     accumulate: bool = False,
 ) -> None:
-    """Record dx `[R, D]` = (or += when `accumulate`) the gradient of x, from dy `[R, D]`."""
+    """Record dx `[R, D]` = (or += with `accumulate`) the gradient of x, from dy `[R, D]`."""
     rows, width = x.shape
     assert weight.shape == (width,), weight.shape
     assert dy.shape == dx.shape == x.shape, (dy.shape, dx.shape, x.shape)

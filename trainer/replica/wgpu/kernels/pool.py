@@ -1,4 +1,4 @@
-"""Some rows out of many, and back."""
+"""Gather and scatter rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.source import source
 
 SKIPPED = 0xFFFFFFFF
-"""An index that names no row."""
+"""An index of no row."""
 
 
 def gather_rows(graph: Graph, table: Array, index: Array, out: Array) -> None:
     """Record out `[N, D]` = rows of table `[R, D]`, f32 or bf16, by index u32 `[N]`.
 
-    `SKIPPED` gives zeros; any other index is below R. The table may exceed what a kernel argument
-    spans.
+    `SKIPPED` gives zeros; any other index is below R. The table may exceed the span of a kernel
+    argument.
     """
     width = table.shape[1]
     assert index.shape == out.shape[:1], (index.shape, out.shape)
@@ -32,9 +32,9 @@ def gather_rows(graph: Graph, table: Array, index: Array, out: Array) -> None:
 
 
 def scatter_rows(graph: Graph, x: Array, index: Array, out: Array) -> None:
-    """Record rows of out `[R, D]` = x `[N, D]`, by index u32 `[N]`; other rows stay.
+    """Record rows of out `[R, D]` = x `[N, D]`, by index u32 `[N]`; other rows do not change.
 
-    No index is there twice, but for `SKIPPED`, whose rows go nowhere.
+    No index occurs twice, except `SKIPPED`, whose rows are dropped.
     """
     rows, width = out.shape
     assert index.shape == x.shape[:1], (index.shape, x.shape)

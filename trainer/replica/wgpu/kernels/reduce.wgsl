@@ -1,4 +1,4 @@
-// Sums and maxima over a workgroup of 64, in an order that never changes.
+// Sums and maxima over a workgroup of 64, in a fixed order.
 var<workgroup> partial: array<f32, 64>;
 
 fn sum_over_group(value: f32, lane: u32) -> f32 {

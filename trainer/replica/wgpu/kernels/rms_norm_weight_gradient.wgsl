@@ -1,5 +1,5 @@
 // sums[part] = sum of dy * x * scale over the part's rows, one workgroup a part; scale is the
-// forward's 1 / sqrt(mean(x^2) + eps) of a row. A lane owns its columns, so nothing races.
+// forward's 1 / sqrt(mean(x^2) + eps) of a row. A lane owns its columns: no races.
 struct Params { rows: u32, width: u32, parts: u32, eps: f32 }
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> dy: array<f32>;

@@ -1,4 +1,4 @@
-// out[index[n]] = x[n], one workgroup a row; SKIPPED goes nowhere.
+// out[index[n]] = x[n], one workgroup a row; SKIPPED is dropped.
 struct Params { count: u32, width: u32, rows: u32 }
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> index: array<u32>;

@@ -1,7 +1,7 @@
 """Softmax of attention scores under the causal mask, forward and backward.
 
-A matrix of scores has a row for each query of each head that shares its keys: heads one after the
-other, `length` positions each. Scores may be a window of those rows, from `first_row` on.
+A matrix of scores has a row for each query of each head that shares its keys: consecutive heads of
+`length` positions each. Scores may be a window of those rows, from `first_row` on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def causal_softmax_backward(
     scale: float,
     first_row: int = 0,
 ) -> None:
-    """Record gradient `[Z, R, keys]` = that of the scores, in place of that of probabilities.
+    """Record gradient `[Z, R, keys]` = the scores' gradient, in place of the probabilities'.
 
     Both are `[Z, R, length]`; the settings are those of `causal_softmax`.
     """
@@ -56,8 +56,8 @@ def cached_softmax(
     """Record scores `[Z, G * length, slots]` = softmax(scale * scores), for cached keys.
 
     Query t of sample b sees starts[b] + t + 1 keys: those before its sample's queries, and from
-    these up to itself. starts are u32 `[B]`, B dividing Z; their values may change between two runs
-    of a recording, as they do when a token is generated at a time.
+    these up to itself. starts are u32 `[B]`, B dividing Z; their values may change between runs of
+    a recording, as in token by token generation.
     """
     matrices, matrix_rows, width = scores.shape
     assert matrices % starts.shape[0] == 0, (matrices, starts.shape)

@@ -1,4 +1,4 @@
-"""WGSL files beside this module, with the shared pieces that they name."""
+"""WGSL files beside this module, with the shared pieces that they use."""
 
 from __future__ import annotations
 

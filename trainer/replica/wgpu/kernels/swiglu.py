@@ -17,7 +17,7 @@ def swiglu(graph: Graph, gate: Array, up: Array, y: Array) -> None:
 
 
 def swiglu_backward(graph: Graph, gate: Array, up: Array, dy: Array) -> None:
-    """Record gate and up = their gradients, from dy; their values are used up."""
+    """Record gate and up = their gradients, from dy; overwrites their values."""
     assert gate.shape == up.shape == dy.shape, (gate.shape, up.shape, dy.shape)
     params, grid = {"size": dy.size}, spread(-(-dy.size // _LANES))
     graph.add("swiglu_backward", source("swiglu_backward"), [dy, gate, up], params, grid)

@@ -12,15 +12,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainer.planning.vulkan_buffers import SCORE_BYTES
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels.flash import flash_attention, serves
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.softmax import causal_softmax, causal_softmax_backward
-
-SCORE_BYTES = 64 << 20
-"""Most bytes of one window of scores; two exist in backward."""
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ _PEFT = "base_model.model."
 
 @dataclass(frozen=True)
 class Tensors:
-    """Everything on the device, by the names of the layout and of the model directory."""
+    """All tensors on the device, by the names of the layout and of the model directory."""
 
     frozen: Mapping[str, Array]
     weights: Mapping[str, Array]
-    """What trains."""
+    """The trainable ones."""
     gradients: Mapping[str, Array]
     rope: tuple[Array, Array]
 
@@ -43,13 +43,13 @@ class Tensors:
         return Norm(self.frozen[name])
 
     def matrix(self, name: str) -> tuple[Array, Array | None]:
-        """Return a weight, and its gradient where it trains."""
+        """Return a weight, and its gradient if it trains."""
         if name in self.weights:
             return self.weights[name], self.gradients[name]
         return self.frozen[name], None
 
     def linear(self, stem: str, lora_scale: float) -> Linear:
-        """Return a linear with its bias and adapter, where there are any."""
+        """Return a linear with its bias and adapter, if any."""
         weight, gradient = self.matrix(f"{stem}.weight")
         bias, bias_gradient = None, None
         if f"{stem}.bias" in self.weights or f"{stem}.bias" in self.frozen:
@@ -68,7 +68,7 @@ class Tensors:
 
 
 class Decoder:
-    """The model on a device, which records forwards and backwards.
+    """The model on a device; records forwards and backwards.
 
     Args:
         tree: the model's config.json.
@@ -116,7 +116,7 @@ class Decoder:
         """Record a micro-batch, forward and backward; gradients are `+=`.
 
         Segments: `embed`, `forward.N`, `head.N` for each chunk of targets, `backward.N` and
-        `embedding`. Backward may begin when the chunks that have targets are done.
+        `embedding`. Backward may begin after the chunks that have targets.
 
         Args:
             keep: hold every layer's activations; else only its input, and compute the rest twice.

@@ -1,14 +1,15 @@
 """From the last hidden states to the loss and back: pooled classifier or language model.
 
-Only the rows that count are looked at: the last token of each sample, or the positions with a
-target. They come in chunks of fixed size, so that one recording serves any number of them, and the
-vocabulary in windows, so that no `[rows, V]` array exists for a large one.
+Only rows with targets are computed: the last token of each sample, or the positions with a target.
+They come in chunks of fixed size, so that one recording serves any number of them, and the
+vocabulary in windows, so that a large one needs no `[rows, V]` array.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer.planning.vulkan_buffers import logit_window_bytes
 from trainer.replica.wgpu.gpu.array import Array, windows
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import Pool
@@ -26,13 +27,10 @@ from trainer.replica.wgpu.kernels.norm import rms_norm
 from trainer.replica.wgpu.kernels.pool import gather_rows, scatter_rows
 from trainer.replica.wgpu.layers.decoder_layer import Norm, norm_backward
 
-LOGIT_BYTES = 32 << 20
-"""Most bytes of logits at once."""
-
 
 @dataclass(frozen=True)
 class Targets:
-    """What one chunk of N rows should predict; all on the device."""
+    """The targets of one chunk of N rows; all on the device."""
 
     rows: Array
     """u32 `[N]`: which hidden states; `SKIPPED` for none."""
@@ -41,19 +39,19 @@ class Targets:
     counts: Array
     """f32 `[N, 1]`, 1 or, for a row that does not count, 0."""
     teacher: Teacher | None = None
-    """What the rows learn from beside their classes."""
+    """The rows' teacher, beside their classes."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where results gather over a step; all on the device."""
+    """The sums of results over a step; all on the device."""
 
     loss: Array
     """f32 `[1]`, `+=` the sum over rows of the cross-entropy against classes."""
     taught: Array
     """f32 `[1]`, `+=` the sum over rows of the cross-entropy against a teacher."""
     flag: Array
-    """u32 `[1]`, 1 once a NaN or Inf was seen."""
+    """u32 `[1]`, 1 after a NaN or Inf."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Head:
             dnormed = pool.take((count, width))
             for start, stop in spans:
                 part = Array(logits.buffer, (count, stop - start), offset=logits.offset)
-                if len(spans) > 1:  # a single window still holds its logits
+                if len(spans) > 1:  # a single window still has its logits
                     part = self._logits(graph, normed, logits, start, stop)
                 objective.gradient(graph, part, start)
                 self._window_backward(graph, normed, part, dnormed, start, stop)
@@ -128,9 +126,9 @@ class Head:
         pool.give(normed)
 
     def _window_bytes(self, graph: Graph, count: int) -> int:
-        """Return the bytes of weights whose window neither exceeds a binding nor the logits."""
-        most = LOGIT_BYTES // (4 * count)
-        return min(graph.binding_limit, most * self.weight.nbytes // self.weight.shape[0])
+        """Return the bytes of a window of weights that exceeds neither a binding nor the logits."""
+        rows, columns = self.weight.shape
+        return logit_window_bytes(rows, columns, self.weight.kind, count, graph.binding_limit)
 
     def _logits(self, graph: Graph, normed: Array, logits: Array, start: int, stop: int) -> Array:
         """Record the logits `[N, stop - start]` of a window, dense, over those of another."""
@@ -158,13 +156,13 @@ class Head:
 
 @dataclass(frozen=True)
 class _Objective:
-    """The loss of a chunk: cross-entropy against classes and, with a teacher, against it, too."""
+    """The loss of a chunk: cross-entropy against classes and, if there is one, a teacher."""
 
     targets: Targets
     hard: Array
-    """What the windows of logits come to for the classes, f32 `[N, 4]`."""
+    """The state of the classes' cross-entropy, f32 `[N, 4]`."""
     soft: Array | None
-    """And for the teacher."""
+    """The teacher's."""
 
     @classmethod
     def start(cls, graph: Graph, pool: Pool, targets: Targets) -> _Objective:
@@ -176,11 +174,11 @@ class _Objective:
 
     @property
     def states(self) -> list[Array]:
-        """Both, where there are both."""
+        """The existing ones."""
         return [self.hard] if self.soft is None else [self.hard, self.soft]
 
     def window(self, graph: Graph, logits: Array, first: int) -> None:
-        """Record what the logits of the classes from `first` on add."""
+        """Record the addition of the logits of the classes from `first` on."""
         targets, teacher = self.targets, self.targets.teacher
         cross_entropy_window(graph, logits, self.hard, targets.classes, targets.counts, first=first)
         if teacher and self.soft:

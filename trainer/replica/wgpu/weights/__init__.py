@@ -1,1 +1,1 @@
-"""Frozen and trainable weights on their way to the device."""
+"""Transfer of frozen and trainable weights to the device."""

@@ -1,4 +1,4 @@
-"""Stored weights as fp32 in pieces, and bf16, which NumPy does not know."""
+"""Stored weights as fp32 in pieces, and bf16, which NumPy lacks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def stored_values(header: TensorHeader, step: int) -> Iterator[NDArray[np.float3
 
 
 def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Return the numbers that bf16 bit patterns stand for."""
+    """Return the values of bf16 bit patterns."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return bf16 bit patterns, rounded to the nearest, a tie to the even one, as torch does."""
+    """Return bf16 bit patterns, rounded to nearest even, as in torch."""
     bits = values.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""The frozen base from a Hugging Face directory onto the device, a piece at a time."""
+"""Load the frozen base from a Hugging Face directory onto the device, piece by piece."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.run import LINEARS, RunConfig
+from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.layout import stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
-from trainer.replica.wgpu.gpu.array import Array, Kind
+from trainer.planning.vulkan import frozen_tensors
+from trainer.planning.vulkan_buffers import Kind
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
@@ -22,23 +24,18 @@ from trainer.replica.wgpu.weights.nf4_file import ABSMAX, quantized
 
 _STEP = 1 << 22  # elements of a piece
 
-_LINEAR_WEIGHTS = tuple(f"{linear}.weight" for linear in LINEARS)
-
 
 def take_frozen(model: Architecture, config: RunConfig, pool: Pool) -> dict[str, Array]:
-    """Take memory for all that does not train, by the names of transformers; fills nothing.
+    """Take memory for everything that does not train, by the names of transformers; not filled.
 
-    Linears are NF4 where the config says so; matrices have its dtype; vectors are fp32, rounded to
-    its dtype.
+    Vectors are fp32, rounded to the config's dtype.
 
     Raises:
         OutOfMemoryError: it does not fit.
     """
-    if config.method == "full":
-        return {}
     return {
-        name: pool.take(shape, _kind(name, shape, config), purpose="frozen")
-        for name, shape in _base_tensors(model, config)
+        name: pool.take(shape, kind, purpose="frozen")
+        for name, shape, kind in frozen_tensors(model, config)
     }
 
 
@@ -66,23 +63,6 @@ def load_frozen(model_dir: Path, config: RunConfig, pool: Pool) -> dict[str, Arr
                 assert scales is not None, name
                 _upload(device, scales, _raw(codes[name + ABSMAX]))
     return arrays
-
-
-def _base_tensors(model: Architecture, config: RunConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for layer in range(model.num_layers):
-        for name, shape in model.layer_tensors():
-            yield f"model.layers.{layer}.{name}", shape
-    yield "model.norm.weight", (model.hidden_size,)
-    table = (model.vocab_size, model.hidden_size)
-    yield "model.embed_tokens.weight", table
-    if config.task == "causal-lm" and not model.tied:
-        yield "lm_head.weight", table
-
-
-def _kind(name: str, shape: tuple[int, ...], config: RunConfig) -> Kind:
-    if config.model.quantization == "nf4" and name.endswith(_LINEAR_WEIGHTS):
-        return "nf4"
-    return "bf16" if config.model.dtype == "bfloat16" and len(shape) == 2 else "f32"
 
 
 def _stored(model_dir: Path, arrays: dict[str, Array]) -> dict[str, TensorHeader]:
@@ -120,6 +100,8 @@ def _upload(device: Device, array: Array, pieces: Iterable[np.ndarray[Any, Any]]
         raw = np.pad(raw, (0, -raw.size % 4)) if raw.size % 4 else raw
         stop = start + raw.size // 4
         device.write(words.rows(start, stop), raw)
-        device.submit(device.encoder())  # else the driver stages the whole model in host memory
+        device.submit(
+            device.encoder()
+        )  # otherwise the driver stages the whole model in host memory
         start = stop
     assert start == words.size, f"{start} words of {words.size}"

@@ -1,4 +1,4 @@
-"""NormalFloat, 4 bits (QLoRA, Dettmers et al., arXiv 2305.14314), byte for byte as bitsandbytes.
+"""NormalFloat, 4 bits (QLoRA, Dettmers et al., arXiv 2305.14314), the same bytes as bitsandbytes.
 
 64 consecutive elements of the flattened tensor share an absmax; each element is the index of the
 nearest of 16 values, relative to it. In a byte the first element has the high nibble.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.replica.wgpu.gpu.array import NF4_BLOCK
+from trainer.planning.vulkan_buffers import NF4_BLOCK
 
 VALUES = np.array(
     [
@@ -22,15 +22,15 @@ VALUES = np.array(
 """The quantiles of a normal distribution, from the paper's appendix E."""
 
 _MIDPOINTS = (VALUES[:-1] + VALUES[1:]) / 2
-_SMALLEST = np.float32(1e-38)  # what bitsandbytes divides by where a block is all zeros
+_SMALLEST = np.float32(1e-38)  # bitsandbytes' divisor for a block of zeros
 
 
 def quantize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return codes, u8 `[ceil(n / 2)]`, and absmax, fp32 `[ceil(n / 64)]`, of fp32 `[n]`.
 
     A tensor may be quantised in consecutive pieces of whole blocks. The arithmetic is that of
-    bitsandbytes 0.50 on a CPU: whole blocks are multiplied by 1 / absmax, a last one that is not
-    whole is divided by it.
+    bitsandbytes 0.50 on a CPU: whole blocks are multiplied by 1 / absmax, a last incomplete one is
+    divided by it.
     """
     assert values.dtype == np.float32, values.dtype
     assert values.ndim == 1, values.shape
@@ -51,6 +51,6 @@ def quantize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantize(codes: np.ndarray, absmax: np.ndarray, size: int) -> np.ndarray:
-    """Return fp32 `[size]` from what `quantize` returned."""
+    """Return fp32 `[size]` from the results of `quantize`."""
     values = VALUES[np.stack([codes >> 4, codes & 15], axis=-1).reshape(-1)[:size]]
     return values * np.repeat(absmax, NF4_BLOCK)[:size]

@@ -1,8 +1,8 @@
-"""Linears quantised once: one safetensors file for all backends, beside the model where it may be.
+"""Linears quantised once: one safetensors file for all backends, beside the model if possible.
 
 A tensor has its codes under its own name, u8 `[ceil(n / 2)]`, and its absmax under `<name>.absmax`,
 fp32 `[ceil(n / 64)]`, as bitsandbytes names them. The metadata holds the BLAKE3 of the model that
-they were made from and of the tensors' bytes; a file that does not match is made again.
+they were made from and of the tensors' bytes; a file that does not match is rewritten.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from blake3 import blake3
 from trainer.errors import InputError
 from trainer.model.files import model_digest
 from trainer.model.safetensors_headers import TensorHeader, read_file_headers
+from trainer.planning.vulkan_buffers import NF4_BLOCK
 from trainer.process.announcement import announced
-from trainer.replica.wgpu.gpu.array import NF4_BLOCK
 from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
 from trainer.replica.wgpu.weights.nf4 import quantize
 
@@ -34,21 +34,21 @@ log = logging.getLogger(__name__)
 
 SCHEMA = "motley.nf4/1"
 ABSMAX = ".absmax"
-_STEP = 1 << 16  # elements at a time: what quantising works on stays in the processor's cache
+_STEP = 1 << 16  # elements at a time, which fit the processor's cache
 
 
 @contextmanager
 def quantized(
     model_dir: Path, tensors: Mapping[str, TensorHeader], *, through_bf16: bool
 ) -> Iterator[dict[str, TensorHeader]]:
-    """Yield where codes and absmax of every tensor lie, quantised now if they were not before.
+    """Yield the headers of every tensor's codes and absmax, quantising them if necessary.
 
     Args:
-        tensors: the stored weights by the names that they shall have.
-        through_bf16: round to bf16 first, as a base of that dtype is.
+        tensors: the stored weights by their new names.
+        through_bf16: round to bf16 first, as for a base of that dtype.
 
     Raises:
-        InputError: there is no place for the file.
+        InputError: the file cannot be written anywhere.
     """
     dtype = "bfloat16" if through_bf16 else "float32"
     metadata = {"schema": SCHEMA, "source": model_digest(model_dir), "dtype": dtype}
@@ -63,7 +63,7 @@ def quantized(
             if matches:
                 yield read_file_headers(path)
                 return
-            log.warning("%s: damaged, or of another model; it is made again", path)
+            log.warning("%s: damaged, or of another model; it is rewritten", path)
     for path in places:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _entries(tensors: Mapping[str, TensorHeader]) -> dict[str, dict[str, Any]]:
 
 
 def _make(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, TensorHeader]) -> None:
-    """Write the file under another name and rename it when it is whole."""
+    """Write the file under another name and rename it once it is complete."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
@@ -127,7 +127,7 @@ def _write(
 ) -> None:
     entries = _entries(tensors)
     hasher = blake3()
-    # The header comes first and holds the digest of what follows: written twice, equally long.
+    # The header comes first and has the digest of the rest: it is written twice, equally long.
     _write_header(file, {**metadata, "blake3": "0" * 64}, entries)
     for header in tensors.values():
         scales: list[np.ndarray] = []

@@ -1,7 +1,7 @@
-"""Where trainable tensors lie on the device: the layout's blocks with aligned tensors.
+"""Trainable tensors on the device: the layout's blocks with aligned tensors.
 
 A kernel's argument begins at a multiple of 256 bytes, a tensor of the flat vector anywhere. So a
-block is padded between its tensors, and crosses between host and device as one range.
+block is padded between its tensors, and is transferred as one range.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 
 from trainer.model.layout import Block, GradientLayout
-from trainer.replica.wgpu.gpu.array import Array, aligned
+from trainer.planning.vulkan_buffers import aligned
+from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.pool import Pool
 
 
@@ -30,12 +31,12 @@ class Slots:
         """Take one fp32 array `[padded_size]` for each block.
 
         Raises:
-            OutOfMemoryError: a block does not fit, or no buffer may be so large.
+            OutOfMemoryError: a block does not fit, or exceeds the largest buffer.
         """
         return [pool.take((starts[-1],), purpose=purpose) for starts in self._starts]
 
     def tensors(self, blocks: list[Array]) -> dict[str, Array]:
-        """Return every tensor by name, as a window of what `arrays` took."""
+        """Return every tensor by name, as a window of the result of `arrays`."""
         found: dict[str, Array] = {}
         for block, array, starts in zip(self.layout.blocks, blocks, self._starts, strict=True):
             for slot, start in zip(block.tensors, starts, strict=False):
@@ -43,7 +44,7 @@ class Slots:
         return found
 
     def pad(self, index: int, values: np.ndarray) -> np.ndarray:
-        """Return a block `[block.size]` as it lies on the device, with zeros between tensors."""
+        """Return a block `[block.size]` in its form on the device, with zeros between tensors."""
         block, starts = self.layout.blocks[index], self._starts[index]
         padded = np.zeros(starts[-1], np.float32)
         for slot, start in zip(block.tensors, starts, strict=False):
@@ -62,7 +63,7 @@ class Slots:
 
 
 def _starts(block: Block) -> list[int]:
-    """Return each tensor's first element in the padded block, and the size of that."""
+    """Return each tensor's first element in the padded block, and the block's size."""
     starts = [0]
     for slot in block.tensors:
         starts.append(starts[-1] + aligned(4 * slot.size) // 4)

@@ -1,4 +1,4 @@
-"""Which variant of a matrix product a device takes."""
+"""The choice of a device's variant of a matrix product."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHARING: WeakKeyDictionary[Device, bool] = WeakKeyDictionary()
 
 
 class Variants:
-    """Which variant a device takes: the tuned one, else a sensible one."""
+    """The variants of a device: the tuned ones, else defaults."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -43,7 +43,7 @@ class Variants:
         return self.tuned.get(product.key) or self.default(product)
 
     def default(self, product: Product) -> Variant:
-        """Return what an untuned device takes."""
+        """Return the variant of an untuned device."""
         if self._device.adapter.software:
             if product.m < 4:
                 return DIRECT_ROW
@@ -73,7 +73,7 @@ class Variants:
 
     @property
     def sharing(self) -> bool:
-        """Whether 8 threads are one subgroup here, numbered as in the workgroup."""
+        """Whether 8 threads are one subgroup, numbered as in the workgroup."""
         if self._device not in _SHARING:
             _SHARING[self._device] = self._find_sharing()
         return _SHARING[self._device]

@@ -1,8 +1,8 @@
 """WGSL of a matrix product, written for a variant and the layout of its operands.
 
-Everything that changes from call to call (sizes, pitches, strides, offsets, alpha) is read from the
-uniform parameters, so that few pipelines serve a whole model. What is written into the code is what
-the compiler must see: the unrolled register tile, and how an operand lies in memory.
+Everything that changes between calls (sizes, pitches, strides, offsets, alpha) is read from the
+uniform parameters, so that few pipelines serve a whole model. The code contains what the compiler
+must know: the unrolled register tile, and the layout of operands in memory.
 """
 
 from __future__ import annotations

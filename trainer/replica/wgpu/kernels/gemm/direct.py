@@ -19,7 +19,7 @@ def direct(variant: Variant, layout: Layout) -> list[str]:
     a, b = operands(layout)
     rows, columns, splits = variant.rows, variant.columns, variant.splits
     threads = variant.down * variant.across
-    # Neighbours in memory go to neighbour threads: where b lies along k these are the splits.
+    # Neighbours in memory go to neighbour threads: if b lies along k these are the splits.
     split, spot = f"lane / {threads}u", f"lane % {threads}u"
     if b.along_k:
         split, spot = f"lane % {splits}u", f"lane / {splits}u"
@@ -65,9 +65,9 @@ def direct(variant: Variant, layout: Layout) -> list[str]:
 
 
 def _load_a(variant: Variant, a: Operand) -> tuple[list[str], list[str]]:
-    """Return what reads four k of a's rows into a0, a1..., before the loop and in it.
+    """Return the code that reads four k of a's rows into a0, a1..., before the loop and in it.
 
-    Where a lies along k there is one vector a row, else one every four rows of each k.
+    If a lies along k there is one vector a row, else one every four rows of each k.
     """
     fours = -(-variant.rows // 4)
     places: list[str] = []

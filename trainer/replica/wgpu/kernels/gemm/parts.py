@@ -1,10 +1,10 @@
-"""What kernels of a matrix product have in common: operands in memory, and how `main` begins."""
+"""The common parts of matrix product kernels: operands in memory, and the start of `main`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.replica.wgpu.gpu.array import Kind
+from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.kernels.gemm.variants import Variant
 
 XYZW = "xyzw"
@@ -12,7 +12,7 @@ XYZW = "xyzw"
 
 @dataclass(frozen=True)
 class Layout:
-    """How the operands lie in memory."""
+    """The layout of the operands in memory."""
 
     trans_a: bool
     trans_b: bool
@@ -22,7 +22,7 @@ class Layout:
     wide_b: bool
     wide_c: bool
     ragged: bool
-    """k is no multiple of the step that the variant takes: what lies beyond counts as zero."""
+    """k is not a multiple of the variant's step: elements beyond count as zero."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Operand:
     """Expressions that read four neighbours of a or b.
 
     `x` counts rows of the result for a, columns for b; rows of memory run along k or along x.
-    Beyond k everything is zero. Beyond the last x it is anything that exists, as no such result is
-    stored.
+    Beyond k everything is zero. Beyond the last x it is arbitrary, since no such result is stored.
     """
 
     name: str
@@ -40,14 +39,14 @@ class Operand:
     ragged: bool
 
     def place(self, x: str) -> str:
-        """Return the part of an address that is the same for every k."""
+        """Return the part of an address that does not depend on k."""
         size = {"a": "m", "b": "n"}[self.name]
         if self.along_k:
             return f"origin_{self.name} + min({x}, {size} - 1u) * ld{self.name}"
         return f"min({x}, {size} - 4u)" if self.wide else x
 
     def load(self, place: str, at: str) -> str:
-        """Return what lies at k = `at` and the next three, or, at that k alone, from x on."""
+        """Return the elements at k = `at` and the next three, or, at that k alone, from x on."""
         name, size = self.name, {"a": "m", "b": "n"}[self.name]
         if self.along_k:
             if not (self.wide and self.ragged):
@@ -70,7 +69,7 @@ def operands(layout: Layout) -> tuple[Operand, Operand]:
 
 
 def head(variant: Variant) -> list[str]:
-    """Begin `main`: which tile of which batch item this workgroup computes.
+    """Begin `main`: the workgroup's tile and batch item.
 
     Neighbours in the grid share columns: b, often the larger, then stays in the cache. Parameters
     are read once, as a read in the loop costs more than a multiplication.

@@ -35,8 +35,8 @@ def gemm(
 
     a is `[m, k]`, or `[k, m]` with `trans_a`; b is `[k, n]`, or `[n, k]` with `trans_b`, in f32,
     bf16 or NF4. Sums are f32 and their order is fixed by sizes and variant: repeats are bitwise
-    equal. Items of a batch lie `strides` elements apart, rows `lda`, `ldb` and `ldc` elements (the
-    length of a row, unless given), and everything begins `offsets` elements into its array.
+    equal. Items of a batch are `strides` elements apart, rows `lda`, `ldb` and `ldc` elements (by
+    default the length of a row), and everything begins `offsets` elements into its array.
     """
     pitches = (lda or (m if trans_a else k), ldb or (k if trans_b else n), ldc or n)
     extents = ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (m, n))
@@ -55,7 +55,7 @@ def gemm(
     product = Product(trans_a, trans_b, b.kind, m, n, k)
     chosen = variant or (Variants(graph.device).choose(product) if graph.device else DIRECT)
     if trans_a and chosen.rows % 4:
-        wide[0] = False  # the first row of a tile may lie anywhere
+        wide[0] = False  # the first row of a tile may be unaligned
     step = chosen.depth if chosen.kind == "tiled" else 4
     layout = Layout(trans_a, trans_b, b.kind, *wide, ragged=k % step != 0)
     tile_rows, tile_columns = chosen.tile

@@ -1,4 +1,4 @@
-"""Kernels whose workgroups copy tiles of both operands into their own memory first."""
+"""Kernels whose workgroups first copy tiles of both operands into workgroup memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainer.replica.wgpu.kernels.gemm.variants import Variant
 
 
 def tiled(variant: Variant, layout: Layout) -> list[str]:
-    """Write a kernel whose workgroup copies tiles of a and b into its own memory."""
+    """Write a kernel whose workgroup copies tiles of a and b into workgroup memory."""
     a, b = operands(layout)
     rows, columns = variant.tile
     depth, down, across = variant.depth, variant.down, variant.across
-    # Fours of a thread lie `down` and `across` fours apart, so that neighbours read neighbours.
+    # A thread's fours are `down` and `across` fours apart, so that neighbours read neighbours.
     return [
         f"var<workgroup> tile_a: array<vec4<f32>, {depth * rows // 4}>;",
         f"var<workgroup> tile_b: array<vec4<f32>, {depth * columns // 4}>;",

@@ -1,11 +1,11 @@
-"""How the work of a matrix product is divided among threads."""
+"""The division of a matrix product among threads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.replica.wgpu.gpu.array import Kind
+from trainer.planning.vulkan_buffers import Kind
 
 LANES = 8
 """Threads of a `shared` workgroup; they must be one subgroup."""
@@ -16,8 +16,8 @@ class Variant:
     """A thread keeps `rows` x `columns` sums; a workgroup is `down` x `across` threads."""
 
     kind: Literal["direct", "shared", "tiled"]
-    """Where operands are read from: `direct` from memory; `shared` too, but a by the lanes of a
-    subgroup in turn, each for all of them; `tiled` from a copy in workgroup memory."""
+    """The source of operands: `direct` is memory; `shared` too, but the lanes of a subgroup read a
+    in turn, each for all of them; `tiled` is a copy in workgroup memory."""
     rows: int
     columns: int
     down: int = 1
@@ -47,7 +47,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         name = f"{self.kind} {self.rows}x{self.columns} {self.down}x{self.across}"
         name += f" k{self.depth}" if self.kind == "tiled" else ""
         return name + (f" /{self.splits}" if self.splits > 1 else "")
@@ -55,7 +55,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Product:
-    """What a choice of variant depends on."""
+    """The properties that determine a variant."""
 
     trans_a: bool
     trans_b: bool
@@ -66,22 +66,22 @@ class Product:
 
     @property
     def form(self) -> str:
-        """Which operands are transposed, as BLAS says it: NN, NT, TN or TT."""
+        """The transposed operands in BLAS's notation: NN, NT, TN or TT."""
         return f"{'NT'[self.trans_a]}{'NT'[self.trans_b]}"
 
     @property
     def key(self) -> str:
-        """Its class: products that take the same variant. Sizes count by the next power of two."""
+        """Its class: products with the same variant. Sizes are rounded up to powers of two."""
         m, n, k = (1 << (size - 1).bit_length() for size in (self.m, self.n, self.k))
         return f"{self.form} {self.kind_b} {m}x{n}x{k}"
 
 
-# On CPUs loads are dear and registers spill to the cache: large tiles, no workgroup memory.
+# On CPUs loads are expensive and registers spill to the cache: large tiles, no workgroup memory.
 DIRECT = Variant("direct", 16, 8)
 DIRECT_ROW = Variant("direct", 1, 4)
 SHARED = Variant("shared", 32, 4)
 SHARED_LOW = Variant("shared", 8, 4)
-# On GPUs 4x4 registers and 64 threads do well on all vendors' chips (llama.cpp, PR 22241).
+# On GPUs 4x4 registers and 64 threads are good on all vendors' chips (llama.cpp, PR 22241).
 TILED = Variant("tiled", 4, 4, down=8, across=8, depth=8)
 TILED_DEEP = Variant("tiled", 4, 4, down=8, across=8, depth=32)
 TILED_LARGE = Variant("tiled", 8, 8, down=8, across=8, depth=16)

@@ -1,0 +1,307 @@
+"""One model on two processes: each strategy against plain PyTorch, memory, overlap, inference.
+
+    python benchmarks/parallel.py [--parts steps memory overlap generate] [--rounds 15]
+
+Two processes with one thread each and gloo between them train one small Llama, all weights.
+`steps`: forward, backward and every reduction of a step, beside the same strategy by hand
+(benchmarks/rig/plain.py), one step of either in turn. A step takes as long as its slowest rank; the
+ratio is that of medians, and `of_processor_time` that of the busier rank's processor time, which
+other load changes less. The losses of both are compared first.
+`memory`: the most bytes that torch's allocator holds on a rank from the loading of the model to the
+end of a step, against the plan.
+`overlap`: when DDP reduces each bucket, and how much of that is hidden behind backward.
+`generate`: tokens a second of two processes (tensor=2) against one, over the model's width.
+JSON: benchmarks/results/parallel-PART.json, pictures: docs/parallel-PART.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rig.parallel_generation import report_generation, time_generation
+from rig.parallel_models import (
+    RANKS,
+    ROWS,
+    STRATEGIES,
+    TOKENS,
+    TREE,
+    encoded,
+    meshes,
+    ours,
+    rows,
+    write_model,
+)
+from rig.picture import FIRST, SECOND, TEXT, picture
+from rig.report import Ratio, Report, skip
+
+PARTS = ("steps", "memory", "overlap", "generate")
+LIMIT, WITHIN = 1.05, 0.1
+
+
+def main() -> int:
+    """Measure, print, draw, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rank", nargs=2, metavar=("RANK", "FOLDER"))
+    options = parser.parse_args()
+    if options.rank:
+        be_rank(options.parts[0], int(options.rank[0]), Path(options.rank[1]), options.rounds)
+        return 0
+    if len(os.sched_getaffinity(0)) < RANKS:
+        skip(f"{RANKS} processes need a processor each")
+    missed = 0
+    for part in options.parts:
+        report = Report(f"parallel-{part}")
+        found = measure(part, options.rounds)
+        REPORTS[part](report, found)
+        missed |= report.write()
+    return missed
+
+
+def measure(part: str, rounds: int) -> list[Any]:
+    """Return what each rank found."""
+    with tempfile.TemporaryDirectory(prefix="motley-parallel-") as scratch:
+        command = [sys.executable, __file__, "--parts", part, "--rounds", str(rounds), "--rank"]
+        running = [
+            subprocess.Popen(
+                [*command, str(rank), scratch],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(RANKS)
+        ]
+        codes = [process.wait() for process in running]
+        if any(codes):
+            sys.exit(f"parallel: a process of {part} failed")
+        return [json.loads(Path(scratch, f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def be_rank(part: str, rank: int, folder: Path, rounds: int) -> None:
+    """Measure as one of the processes, and write what was found."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), RANKS)  # pyright: ignore[reportPrivateImportUsage]  # documented
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    found = WORK[part](folder, rounds)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def time_steps(folder: Path, rounds: int) -> dict[str, Any]:
+    """Return this rank's seconds of each step, ours and by hand in turn."""
+    import torch.distributed as dist
+    from rig.plain import Plain, plain_step
+    from safetensors.torch import load_file
+
+    path, found = write_model(folder), {}
+    for strategy, mesh in meshes().items():
+        replica = ours(path, strategy, mesh)
+        plain = Plain(TREE)
+        plain.load_state_dict(load_file(path / "model.safetensors"))
+        dimension = "tensor" if strategy.startswith("tp") else "data"
+        step = plain_step(plain, strategy, mesh[dimension])
+        share = replica.share(ROWS)
+        mine = rows()[share.start : share.stop]
+        batch = encoded(mine)
+        losses = replica.accumulate(batch), step(mine)
+        mean = losses[0].loss_sum / losses[0].weight
+        assert abs(mean / losses[1] - 1) < 1e-4, f"{strategy}: {mean} is not {losses[1]}"
+        times: dict[str, list[float]] = {
+            name: [] for name in ("ours", "plain", "cpu ours", "cpu plain")
+        }
+        for number in range(rounds + 1):
+            for name in ("ours", "plain") if number % 2 else ("plain", "ours"):
+                dist.barrier()
+                began, used = time.perf_counter(), time.process_time()
+                if name == "ours":
+                    replica.accumulate(batch)
+                else:
+                    step(mine)
+                times[name].append(time.perf_counter() - began)
+                times[f"cpu {name}"].append(time.process_time() - used)
+        found[strategy] = {name: seconds[1:] for name, seconds in times.items()}
+    return found
+
+
+def report_steps(report: Report, ranks: list[Any]) -> None:
+    """Report the ratio of each strategy."""
+    for strategy in STRATEGIES:
+        seconds = {
+            name: list(map(max, *(rank[strategy][name] for rank in ranks)))
+            for name in ("ours", "plain", "cpu ours", "cpu plain")
+        }
+        medians = {name: statistics.median(every) for name, every in seconds.items()}
+        report.add(
+            Ratio(
+                f"{strategy}: a step",
+                medians["ours"] / medians["plain"],
+                "the same by hand in plain PyTorch",
+                LIMIT,
+            ),
+            median_seconds={name: round(value, 4) for name, value in medians.items()},
+            of_processor_time=round(medians["cpu ours"] / medians["cpu plain"], 3),
+            of_shortest=round(min(seconds["ours"]) / min(seconds["plain"]), 3),
+        )
+
+
+def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
+    """Return the most bytes that torch holds for each strategy, and the plan."""
+    from trainer.model.architecture import read_architecture
+    from trainer.planning.memory import plan_memory_by_part
+    from trainer.planning.shapes import shape_of
+    from trainer.planning.strategy import FP32, Strategy, Training
+
+    path, found = write_model(folder), {}
+    shape = shape_of(read_architecture(path))
+    for strategy, mesh in meshes().items():
+        tensor = RANKS if strategy.startswith("tp") else 1
+        planned = plan_memory_by_part(
+            shape,
+            Training(length=TOKENS, rows=ROWS * tensor // RANKS, precision=FP32),
+            Strategy(
+                world=RANKS,
+                data="fsdp" if strategy == "fsdp" else "ddp",
+                tensor=tensor,
+                sequence=strategy == "tp-sp",
+            ),
+        )
+        with peak() as measured:
+            replica = ours(path, strategy, mesh)
+            import torch
+
+            optimizer = torch.optim.AdamW(replica.parameters.values(), foreach=False)
+            share = replica.share(ROWS)
+            for _ in range(2):
+                replica.accumulate(encoded(rows()[share.start : share.stop]))
+                optimizer.step()
+        found[strategy] = {"peak": measured[0], "plan": planned.total, "parts": planned.bytes()}
+        del replica, optimizer
+    return found
+
+
+@contextmanager
+def peak() -> Iterator[list[int]]:
+    """Yield a list that gets the most bytes that torch's CPU allocator held in the block."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found: list[int] = []
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield found
+    kineto: Any = profiler.profiler
+    events = kineto.kineto_results.events()
+    held, most = 0, 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    found.append(most)
+
+
+def report_memory(report: Report, ranks: list[Any]) -> None:
+    """Report how far each strategy's memory is from the plan."""
+    for strategy in STRATEGIES:
+        figures = max((rank[strategy] for rank in ranks), key=lambda rank: rank["peak"])
+        ratio = figures["peak"] / figures["plan"]
+        print(f"  {strategy}: {figures['peak'] / 1e6:.1f} MB, {ratio:.3f} of the plan")
+        name = f"{strategy}: memory of a process, distance from the plan"
+        report.add(Ratio(name, abs(ratio - 1), "the plan", WITHIN), **figures)
+
+
+def trace_buckets(folder: Path, rounds: int) -> list[Any]:
+    """Return, for each step, when backward ran and when each bucket was reduced."""
+    import torch.distributed as dist
+
+    path = write_model(folder, hidden_size=768, head_dim=128, intermediate_size=2048)
+    replica = ours(path, "ddp", meshes()["ddp"])
+    share = replica.share(ROWS)
+    batch = encoded(rows()[share.start : share.stop])
+    buckets: list[dict[str, float]] = []
+
+    def hook(_: None, bucket: Any) -> Any:
+        buffer = bucket.buffer().div_(RANKS)
+        entry = {"megabytes": buffer.nbytes / 1e6, "start": time.perf_counter()}
+        buckets.append(entry)
+
+        def done(future: Any) -> Any:
+            entry["stop"] = time.perf_counter()
+            return future.value()[0]
+
+        work: Any = dist.all_reduce(buffer, async_op=True)
+        return work.get_future().then(done)
+
+    hook.__annotations__.clear()  # torch reads them as types; here they are text
+    replica._module.register_comm_hook(None, hook)  # what DDP does without one, and the times
+    steps: list[Any] = []
+    for _ in range(rounds + 1):
+        buckets.clear()
+        dist.barrier()
+        began = time.perf_counter()
+        replica.accumulate(batch)
+        steps.append({"begin": began, "end": time.perf_counter(), "buckets": list(buckets)})
+    return steps[1:]
+
+
+def report_overlap(report: Report, ranks: list[Any]) -> None:
+    """Report how much of the reductions is hidden behind backward, and draw the shortest step."""
+    shares: list[float] = []
+    for step in ranks[0]:
+        computed = max(bucket["start"] for bucket in step["buckets"])  # the last gradient is there
+        busy = sum(bucket["stop"] - bucket["start"] for bucket in step["buckets"])
+        hidden = sum(
+            max(0.0, min(bucket["stop"], computed) - bucket["start"]) for bucket in step["buckets"]
+        )
+        shares.append(hidden / busy)
+    report.add(
+        Ratio(
+            "ddp: hidden behind backward",
+            statistics.median(shares),
+            "the time of the all-reduces, summed over buckets",
+        ),
+        every_step=[round(share, 3) for share in shares],
+    )
+    shown = min(ranks[0], key=lambda step: step["end"] - step["begin"])
+    with picture("overlap", "DDP's buckets") as axes:
+        begin = shown["begin"]
+        computed = max(bucket["start"] for bucket in shown["buckets"])
+        bars = [("forward and backward", computed - begin, 0.0, FIRST)]
+        for number, bucket in enumerate(shown["buckets"]):
+            name = f"bucket {number}, {bucket['megabytes']:.0f} MB"
+            bars.append((name, bucket["stop"] - bucket["start"], bucket["start"] - begin, SECOND))
+        names, widths, lefts, colours = zip(*bars, strict=True)
+        axes.barh(range(len(bars)), widths, left=lefts, color=colours)
+        axes.set_yticks(range(len(bars)), names)
+        axes.invert_yaxis()
+        axes.axvline(computed - begin, color=TEXT, linewidth=0.8, linestyle=":")
+        axes.set_xlabel("seconds of a step; dotted: the last gradient is computed")
+
+
+WORK = {
+    "steps": time_steps,
+    "memory": weigh,
+    "overlap": trace_buckets,
+    "generate": time_generation,
+}
+REPORTS = {
+    "steps": report_steps,
+    "memory": report_memory,
+    "overlap": report_overlap,
+    "generate": report_generation,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Planned memory against the peak of real steps: the torch replica and the wgpu engine.
+
+Each case runs in a process of its own. Of the torch replica the peak is that of the process's own
+resident pages above what its libraries took before the model was loaded; large
+blocks go back to the kernel when they are freed, so that pages are tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rig.report import Ratio, Report
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3, hidden 512": {
+        "model_type": "qwen3",
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 32_000,
+        "tie_word_embeddings": True,
+    },
+    "llama, hidden 1024": {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 64,
+        "vocab_size": 8_000,
+        "tie_word_embeddings": True,
+    },
+    "qwen2, hidden 768": {
+        "model_type": "qwen2",
+        "hidden_size": 768,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "vocab_size": 16_000,
+        "tie_word_embeddings": True,
+    },
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "qlora": {"model.quantization": "nf4"},
+    "full": {"method": "full"},
+}
+ROWS, LENGTH = 2, 512
+_EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+WITHIN = 1.10
+
+
+def main() -> int:
+    """Run every case, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=["torch", "wgpu"], action="append")
+    parser.add_argument("--shape", choices=list(SHAPES), action="append")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(**json.loads(arguments.case))))
+        return 0
+    report = Report("plan")
+    for engine in arguments.engine or ["torch", "wgpu"]:
+        for shape in arguments.shape or SHAPES:
+            for method in METHODS:
+                case = json.dumps({"engine": engine, "shape": shape, "method": method})
+                done = subprocess.run(
+                    [sys.executable, __file__, "--case", case],
+                    stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **_EXACT},
+                )  # fmt: skip
+                found = json.loads(done.stdout.splitlines()[-1])
+                worse = max(found["planned"] / found["peak"], found["peak"] / found["planned"])
+                name = f"{engine}, {shape}, {method}: planned and measured"
+                report.add(Ratio(name, worse, "the lesser of both", target=WITHIN), **found)
+    return report.write()
+
+
+def measure(engine: str, shape: str, method: str) -> dict[str, Any]:
+    """Return planned and peak bytes of a step."""
+    from trainer.config.run import load
+    from trainer.model.layout import build_layout
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_model(Path(scratch), SHAPES[shape])
+        config = load(
+            None,
+            {
+                "model.path": str(folder),
+                "data.train": "none",
+                "task": "causal-lm",
+                "data.max_seq_len": LENGTH,
+                "training.micro_batch_size": ROWS,
+                **METHODS[method],
+            },
+        )
+        layout = build_layout(folder, config)
+        run = on_torch if engine == "torch" else on_vulkan
+        return run(folder, config, layout)
+
+
+def write_model(folder: Path, tree: dict[str, Any]) -> Path:
+    """Write a model of random weights."""
+    import torch
+    from safetensors.torch import save_file
+
+    from trainer.model.architecture import read_architecture
+
+    (folder / "config.json").write_text(json.dumps(tree))
+    model = read_architecture(folder)
+    shapes = {
+        f"model.layers.{layer}.{name}": shape
+        for layer in range(model.num_layers)
+        for name, shape in model.layer_tensors()
+    }
+    shapes["model.norm.weight"] = (model.hidden_size,)
+    shapes["model.embed_tokens.weight"] = (model.vocab_size, model.hidden_size)
+    torch.manual_seed(0)
+    save_file(
+        {name: torch.randn(shape) * 0.02 for name, shape in shapes.items()},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+def samples(vocab: int) -> list[Any]:
+    """Return one micro-batch of the longest samples."""
+    import numpy as np
+
+    from trainer.data.tokens import Encoded
+
+    draw = np.random.default_rng(0)
+    ids = [draw.integers(1, vocab, LENGTH).astype(np.int32) for _ in range(ROWS)]
+    return [Encoded(each, each.astype(np.int32)) for each in ids]
+
+
+def on_torch(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
+    """Return planned and peak bytes of the torch replica on the CPU, alone."""
+    import bitsandbytes  # noqa: F401  # loaded before the first look: its own memory is not the model's
+    import torch
+
+    from trainer.model.architecture import read_architecture
+    from trainer.model.initialization import initial_weights
+    from trainer.planning.memory import plan_memory_by_part
+    from trainer.planning.replica import training_of
+    from trainer.planning.shapes import shape_of
+    from trainer.planning.strategy import Strategy
+    from trainer.replica.torch.replica import TorchReplica
+
+    shape = shape_of(read_architecture(folder))
+    weights = initial_weights(layout, folder, config)
+    batch = samples(shape.vocab)
+    torch.nn.functional.silu(torch.ones(64, 64, requires_grad=True)).sum().backward()
+    before = own_bytes()
+    replica = TorchReplica(folder, config, layout, threads=1)
+    replica.write_trainable(weights)
+    with Peak() as peak:
+        replica.forward_backward(batch, lambda *_: None)
+    training = training_of(config, accelerator=False, recompute=False)
+    parts = plan_memory_by_part(shape, replace(training, rows=ROWS), Strategy(data="motley"))
+    size = parts.bytes()
+    planned = sum(size.values()) - size["optimizer"]  # the exchange's, which is not here
+    return {"planned": planned, "peak": peak.bytes - before, "parts": size}
+
+
+def on_vulkan(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
+    """Return planned and taken bytes of the wgpu engine on the first Vulkan device."""
+    from trainer.model.initialization import initial_weights
+    from trainer.replica.wgpu.gpu.device import Device
+    from trainer.replica.wgpu.gpu.vulkan_adapter import select
+    from trainer.replica.wgpu.planning import budget
+    from trainer.replica.wgpu.replica import WgpuReplica
+
+    device = Device(select("", allow_software=True))
+    before = device.allocated
+    replica = WgpuReplica(folder, config, layout, device, gradient_checkpointing=False)
+    replica.write_trainable(initial_weights(layout, folder, config))
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    replica.forward_backward(samples(vocab), lambda *_: None)
+    staging = sum(4 * replica._loaded.slots.padded_size(block.index) for block in layout.blocks)
+    planned = budget(folder, config, layout, ROWS, recompute=False)
+    return {
+        "planned": planned.total,
+        "peak": device.allocated - before - staging,
+        "parts": planned.parts,
+    }
+
+
+def own_bytes() -> int:
+    """Return this process's resident bytes; frozen weights may be pages of their file."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+
+
+class Peak:
+    """The highest `own_bytes` while it is entered."""
+
+    def __enter__(self) -> Peak:
+        """Start to watch."""
+        self.bytes = own_bytes()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.001):
+            self.bytes = max(self.bytes, own_bytes())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""`launch plan`: memory, time and cost of every strategy, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.commands.options import json_option
+
+if TYPE_CHECKING:
+    from launcher.runs.planned import Cluster, ModelShape
+    from trainer.planning.strategies import Request
+
+
+class _Count(click.ParamType[float]):
+    """A number with an optional K, M, B or T."""
+
+    name = "count"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        text = str(value).strip().upper()
+        factor = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}.get(text[-1:], 1.0)
+        try:
+            count = float(text[:-1] if factor > 1 else text) * factor
+        except ValueError:
+            count = 0.0
+        if not 0 < count < 1e18:
+            self.fail(f"{value!r} is not a number of tokens, such as 50M", param, ctx)
+        return count
+
+
+@click.command()
+@click.option("--model", metavar="DIR|NAME", help="A model folder or a hub name.")
+@click.option("--shape", metavar="NAME", help="A named shape, e.g. 7b, qwen3-4b, gpt3-175b.")
+@click.option(
+    "--inventory",
+    "-i",
+    type=click.Path(path_type=Path),
+    envvar="MOTLEY_INVENTORY",
+    help="An Ansible inventory, whose hosts are asked; else this machine.",
+)
+@click.option(
+    "--cluster", "text", metavar="TEXT", help="Devices, e.g. '8xA100-80G nvlink, 2 hosts, 200gbit'."
+)
+@click.option("--link", metavar="RATE", help="Rate between an inventory's hosts, e.g. 1gbit.")
+@click.option(
+    "--tokens", type=_Count(), default="50M", show_default=True, help="Tokens to train on."
+)
+@click.option(
+    "--method", type=click.Choice(["lora", "qlora", "full"]), default="lora", show_default=True
+)
+@click.option(
+    "--length", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens of a row."
+)
+@click.option(
+    "--rank", type=click.IntRange(min=1), default=16, show_default=True, help="LoRA's rank."
+)
+@click.option("--price-kwh", type=click.FloatRange(min=0), help="Price of a kWh.")
+@click.option("--price-hour", type=click.FloatRange(min=0), help="Price of a device for an hour.")
+@click.option("--currency", default="", metavar="CODE", help="Of both prices, e.g. EUR.")
+@click.option("--explain", metavar="STRATEGY", help="Show a strategy's formulas, e.g. fsdp.")
+@click.option("--diagram", type=click.Choice(["tp"]), help="Print a diagram as mermaid.")
+@json_option
+def plan(
+    model: str | None, shape: str | None, inventory: Path | None, text: str | None,
+    link: str | None, tokens: float, method: Any, length: int, rank: int,
+    price_kwh: float | None, price_hour: float | None, currency: str,
+    explain: str | None, diagram: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Plan memory, time and cost of each strategy, and pick one; start nothing.
+
+    Exits with 4 when nothing fits.
+    """
+    from launcher.errors import ConfigError
+    from launcher.runs.planned import described_cluster, inventory_cluster, model_shape
+    from trainer.planning.cost import Prices
+    from trainer.planning.strategies import Request
+
+    if text is not None and (inventory is not None and not _from_environment("inventory")):
+        raise ConfigError("give --inventory or --cluster, not both")
+    if (price_kwh is not None or price_hour is not None) and not currency:
+        raise ConfigError("a price needs its currency: add --currency EUR")
+    found = model_shape(model, shape)
+    cluster = described_cluster(text) if text else inventory_cluster(inventory, link)
+    request = Request(
+        shape=found, cluster=cluster, method=method, rank=rank, length=length, tokens=tokens,
+        prices=Prices(kwh=price_kwh, hour=price_hour, currency=currency),
+    )  # fmt: skip
+    if diagram is not None:
+        _draw(found, cluster)
+        return
+    _show(request, explain, as_json)
+
+
+def _from_environment(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.ENVIRONMENT
+
+
+def _draw(shape: ModelShape, cluster: Cluster) -> None:
+    from launcher.views import render
+    from trainer.planning.tensor_diagram import tensor_diagram
+
+    inside = cluster.groups[0].devices
+    sizes = [size for size in (8, 4, 2) if size <= inside and not shape.kv_heads % size]
+    for line in tensor_diagram(shape, sizes[0] if sizes else 2).splitlines():
+        render.say(line)
+
+
+def _show(request: Request, explain: str | None, as_json: bool) -> None:
+    """Print the table and the pick, one strategy's formulas, or all as JSON.
+
+    Raises:
+        ConfigError: the strategy to explain is not in the plan.
+        PreflightError: nothing fits.
+    """
+    from launcher.errors import ConfigError, PreflightError
+    from launcher.views import planning, render
+    from trainer.planning.decision import pick
+    from trainer.planning.strategies import options
+
+    found = options(request)
+    chosen = pick(request, found)
+    if as_json:
+        render.print_json(planning.plan_tree(request, found, chosen))
+    elif explain is not None:
+        option = next((one for one in found if one.key == explain.lower()), None)
+        if option is None:
+            known = ", ".join(one.key for one in found)
+            raise ConfigError(f"--explain {explain}: not in this plan; it has {known}")
+        for line in planning.explanation(option):
+            render.say(line)
+        return
+    else:
+        for line in planning.heading(request):
+            render.say(line)
+        render.console().print(planning.plan_table(request, found, render.width()))
+        for line in chosen.lines:
+            render.say(line)
+    if chosen.option is None:
+        raise PreflightError("no strategy fits these devices")

@@ -1,0 +1,189 @@
+"""A cluster as commands use it: its hosts, the runs on them, and how one starts and ends."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from launcher.checks.finding import Check
+from launcher.errors import ConfigError
+from launcher.hosts.fleet import LOOK, REACH
+from launcher.inventory.hosts import Host, head_of, load_inventory
+from launcher.plan.configuration import Order, parse_assignments, with_shared_checkpoints
+from launcher.plan.plan import LaunchPlan
+from launcher.preflight.own_settings import follow_data
+from launcher.preflight.survey import Survey
+from launcher.runs.doctor import diagnose
+from launcher.runs.down import Ending, tear_down
+from launcher.runs.kept_configs import Start, config_of, differences, start_of
+from launcher.runs.registry import Registry
+from launcher.runs.run import Run
+from launcher.runs.status import find_run
+from launcher.runs.stopwatch import Stopwatch
+from launcher.runs.up import bring_up, look_around, make_plan
+from launcher.terminal import note, working
+from trainer.config.distill_job import DistillJob
+from trainer.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A start that is planned; nothing has been changed yet."""
+
+    plan: LaunchPlan
+    job: RunConfig | DistillJob
+    found: Survey
+
+
+class Cluster:
+    """The hosts of an inventory; without one, this machine. Hosts are read when they are needed."""
+
+    def __init__(
+        self,
+        inventory: Path | None,
+        start: Start | None = None,
+        report: Callable[[str], None] = note,
+    ) -> None:
+        """Take the arguments that select hosts; `report` gets what is worth a line meanwhile."""
+        self.start = start or Start()
+        self.watch = Stopwatch()
+        self._inventory = inventory
+        self._report = report
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """The selected hosts.
+
+        Raises:
+            ConfigError: the inventory or a variable cannot be used.
+        """
+        extra = parse_assignments(self.start.extra_vars, "-e")
+        with working("reading the inventory"):
+            return load_inventory(self._inventory, limit=self.start.limit, extra=extra)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The registry of the selected hosts, for a start.
+
+        Raises:
+            UnreachableError: none of them answers.
+        """
+        return Registry.of(self.hosts, REACH)
+
+    def known(self, deadline: float = LOOK) -> Registry:
+        """Return the runs to look at: the inventory's, or this machine's; reports if some lack.
+
+        Raises:
+            ConfigError: the inventory cannot be used.
+            UnreachableError: none of its hosts answers.
+        """
+        if self._inventory is None:
+            return Registry.default()
+        registry = Registry.of(self.hosts, deadline)
+        if registry.absence is not None:
+            self._report(f"{registry.absence}; what the other hosts know:")
+        return registry
+
+    def runs(self) -> list[Run]:
+        """Return every run, the oldest first."""
+        return self.known().all()
+
+    def find(self, run_id: str | None) -> Run | None:
+        """Return the named run; without a name the one that is up, else the latest."""
+        return find_run(self.known(), run_id)
+
+    def doctor(self, order: Order, whole: bool) -> list[Check]:
+        """Return every check of a start; `whole`: of model, data, output and memory as well."""
+        job = order.job(self.hosts)
+        with working("checking the hosts"):
+            return diagnose(self.hosts, job, self.start.expect_workers, whole, order.own)
+
+    def prepare(self, order: Order, resume: str | None, only_to_plan: bool) -> Launch:
+        """Read the job, ask the hosts what they have, and plan; changes nothing.
+
+        Args:
+            resume: the id of a run that continues; it brings its own job.
+
+        Raises:
+            LauncherError: the job cannot be used, or does not fit the hosts or the earlier start.
+        """
+        if resume is not None and order.source is not None:
+            flags = "--config" if order.leader == "student" else "--preset and --config"
+            raise ConfigError(f"--resume brings its own config; leave out {flags}")
+        self.start = self.start.over(start_of(resume))
+        own = order.own if resume is None else None
+        job = order.job(self.hosts) if resume is None else None
+        self.watch.lap("inventory")
+        before: LaunchPlan | None = None
+        if job is None:
+            before = self.registry.get(str(resume)).plan
+            job = self._resumed(order, before)
+            workers = self.start.expect_workers or len(before.workers) or None
+            self.start = replace(self.start, expect_workers=workers)
+        with working("asking the hosts what they have"):
+            found = look_around(self.hosts, only_to_plan=only_to_plan and own is None)
+        self.watch.lap("connect and survey")
+        plan = make_plan(found, job, self.start.expect_workers, resume)
+        lines: list[str] = []
+        if before is not None:
+            lines = [f"resuming {plan.run_id} {self.start}".rstrip(), *differences(before, plan)]
+        elif isinstance(job, RunConfig):
+            if own is not None:
+                with working("measuring the data"):
+                    job, lines = follow_data(job, own, plan, found)
+                self.watch.lap("settings")
+            job = with_shared_checkpoints(job, head_of(self.hosts).share_folder, plan.run_id)
+        for line in lines:
+            self._report(line)
+        return Launch(plan, job, found)
+
+    def up(self, launch: Launch, timeout: float | None) -> Run:
+        """Start a run and return it once every process takes part; see `bring_up`."""
+        return bring_up(
+            launch.plan,
+            launch.job,
+            self.registry,
+            launch.found,
+            self._report,
+            timeout,
+            self.watch,
+            self.start,
+        )
+
+    def down(self, run_id: str | None, everything: bool) -> list[Ending]:
+        """Stop a run, or all of them; each ending says what may be left of it."""
+        registry = self.known(REACH)
+        run = None if everything else find_run(registry, run_id)
+        runs = registry.all() if everything else [run] if run is not None else []
+        return [tear_down(run) for run in runs]
+
+    def _resumed(self, order: Order, before: LaunchPlan) -> RunConfig | DistillJob:
+        """Return the job of a run that continues, with what is given in place of its settings.
+
+        Raises:
+            ConfigError: it is of another kind, its config cannot be used, or its steps would not
+                fit the completed ones.
+        """
+        run_id, leader = before.run_id, before.leader.role
+        if leader != order.leader:
+            up = "launch distill up" if leader == "student" else "launch cluster up"
+            raise ConfigError(f"run {run_id} has a {leader}; to resume it: {up} --resume {run_id}")
+        config, warning = config_of(self.registry, run_id, set(order.settings))
+        if warning:
+            self._report(warning)
+        with tempfile.TemporaryDirectory(prefix="motley-") as folder:
+            path = Path(folder, "run.yaml")
+            path.write_bytes(config)
+            again = replace(order, source=str(path))
+            job = again.job(self.hosts)
+            if isinstance(job, RunConfig):
+                kept = replace(again, settings={}).job(self.hosts)
+                if isinstance(kept, RunConfig) and (changes := kept.changes(job)):
+                    raise ConfigError(
+                        f"--resume {run_id}: a run keeps these settings until its end: "
+                        f"{', '.join(changes)}; leave them out, or start a new run"
+                    )
+        return job

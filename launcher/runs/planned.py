@@ -1,0 +1,160 @@
+"""What `launch plan` plans with: a model by its config, and the devices of hosts."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from launcher.errors import ConfigError, UnreachableError
+from launcher.inventory.hosts import Host, load_inventory
+from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
+from launcher.runs.up import look_around
+from launcher.terminal import working
+from trainer.errors import InputError
+from trainer.planning import devices as known
+from trainer.planning.devices import CORE_FLOPS, PCIE, Cluster, HostGroup
+from trainer.planning.model_config import named_shape, parse_shape, read_shape
+from trainer.planning.shapes import ModelShape
+from trainer.planning.workers import MAIN_MEMORY
+
+_HUB = "https://huggingface.co/{}/resolve/main/config.json"
+_DEADLINE = 20.0
+_MOST = 1 << 20
+
+
+def model_shape(model: str | None, shape: str | None) -> ModelShape:
+    """Return the shape of a folder, a hub name or a named shape.
+
+    Raises:
+        ConfigError: neither or both are given, or it cannot be read.
+        UnreachableError: the hub does not answer.
+    """
+    if (model is None) == (shape is None):
+        raise ConfigError("give --model DIR|NAME or --shape NAME, one of them")
+    try:
+        if shape is not None:
+            return named_shape(shape)
+        assert model is not None
+        folder = Path(model)
+        if folder.is_dir():
+            return read_shape(folder)
+        if not is_hub_name(model, Path.cwd()):
+            raise ConfigError(
+                f"no model folder {model}, and it is no hub name such as Qwen/Qwen3-4B"
+            )
+        snapshot = cached_snapshot(model)
+        if snapshot is not None and (snapshot / "config.json").is_file():
+            return read_shape(snapshot)
+        return _from_hub(model)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _from_hub(name: str) -> ModelShape:
+    """Fetch a config.json alone, by HTTPS."""
+    if is_offline():
+        raise ConfigError(f"{name} is not in the hub cache, and this machine is set offline")
+    address = _HUB.format(name)
+    try:
+        with urllib.request.urlopen(address, timeout=_DEADLINE) as answer:  # noqa: S310  # _HUB is https
+            tree = json.loads(answer.read(_MOST))
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"{address}: {error.code} {error.reason}; check the name") from None
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"{address}: {error}; give a folder with its config.json") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{address}: not a JSON object")
+    return parse_shape(cast("dict[str, Any]", tree), address, name)
+
+
+def cluster_of(hosts: Sequence[Host], between: float | None) -> Cluster:
+    """Return surveyed hosts as groups of equal ones.
+
+    Args:
+        between: bytes a second between two hosts; None: unknown.
+
+    Raises:
+        ConfigError: a device's memory is not known, or several hosts have no link.
+    """
+    remarks: list[str] = []
+    counted: Counter[tuple[int, known.Device]] = Counter()
+    for host in hosts:
+        for device, count in _devices(host, remarks).items():
+            counted[count, device] += 1
+    groups = tuple(
+        HostGroup(hosts=hosts_of, devices=count, device=device, inside=device.nvlink or PCIE)
+        for (count, device), hosts_of in counted.items()
+    )
+    if not groups:
+        raise ConfigError("no host of the inventory has a device to train on")
+    cluster = Cluster(groups=groups, between=between, remarks=tuple(dict.fromkeys(remarks)))
+    try:
+        return known.linked(cluster) if len(hosts) > 1 else cluster
+    except InputError as error:
+        raise ConfigError(f"{error} with --link; launch doctor measures it") from None
+
+
+def _devices(host: Host, remarks: list[str]) -> Counter[known.Device]:
+    found: Counter[known.Device] = Counter()
+    for device in host.devices or ():
+        if device.backend == "cpu":
+            cores = device.threads or host.cores or 1
+            memory = int((host.memory or 0) * MAIN_MEMORY)
+            if not memory:
+                raise ConfigError(f"host {host.name}: its main memory is not known")
+            remarks.append(f"CPU: {CORE_FLOPS / 1e9:g} GFLOP/s a core are assumed")
+            found[
+                known.Device(
+                    name=f"CPU, {cores} cores", flops=cores * CORE_FLOPS, memory=memory,
+                    bandwidth=2e10, watts=None, source="assumed",
+                )
+            ] += 1  # fmt: skip
+            continue
+        try:
+            row = known.find_device(device.name)
+        except InputError:
+            if device.memory is None:
+                raise ConfigError(
+                    f"host {host.name}: {device.name or device.id} is not a known device and does"
+                    " not report its memory; describe it with --cluster"
+                ) from None
+            remarks.append(f"{device.name or device.id} is not a known device: no time is planned")
+            row = known.Device(
+                name=device.name or device.id, flops=None, memory=device.memory, bandwidth=0,
+                watts=None, source="its driver",
+            )  # fmt: skip
+        found[row] += 1
+    return found
+
+
+def described_cluster(text: str) -> Cluster:
+    """Return the devices of a line such as `8xA100-80G nvlink, 2 hosts, 200gbit`.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return known.parse_cluster(text)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+
+
+def inventory_cluster(inventory: Path | None, link: str | None) -> Cluster:
+    """Return the devices of an inventory's hosts, which are asked; without one, of this machine.
+
+    Raises:
+        ConfigError: the inventory or the rate cannot be used.
+        UnreachableError: a host does not answer.
+    """
+    try:
+        between = None if link is None else known.parse_rate(link)
+    except InputError as error:
+        raise ConfigError(f"--link: {error}") from None
+    with working("asking the hosts what they have"):
+        found = look_around(load_inventory(inventory))
+    return cluster_of(found.hosts, between)

@@ -1,0 +1,144 @@
+"""A plan for people: the table of strategies, and one strategy's formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from launcher.views.tables import Column, table
+from trainer.planning.decision import Pick
+from trainer.planning.strategies import ROWS_EACH, Option, Request
+
+_GIB = 2**30
+_COLUMNS = (
+    Column("STRATEGY"),
+    Column("WEIGHTS", spare=4, right=True),
+    Column("GRADS", spare=4, right=True),
+    Column("OPTIM", spare=4, right=True),
+    Column("ACTIV", spare=4, right=True),
+    Column("LOGITS", spare=5, right=True),
+    Column("BUFFERS", spare=5, right=True),
+    Column("GiB", right=True),
+    Column("FITS"),
+    Column("RECOMPUTE", spare=3),
+    Column("S/STEP", right=True),
+    Column("COMPUTE", spare=2, right=True),
+    Column("COMM", spare=2, right=True),
+    Column("BUBBLE", spare=2, right=True),
+    Column("HOURS", right=True),
+    Column("KWH", spare=1, right=True),
+    Column("COST", spare=1, right=True),
+)
+
+
+def heading(request: Request) -> list[str]:
+    """Return what is planned, and what was guessed."""
+    shape = request.shape
+    size = f"{shape.parameters / 1e9:.2f}B parameters"
+    if shape.active_parameters != shape.parameters:
+        size += f", {shape.active_parameters / 1e9:.2f}B active"
+    lines = [
+        f"{shape.name}: {size}; {request.method}; {request.cluster.text}",
+        f"a step: {ROWS_EACH} rows of {request.length} tokens for each device;"
+        f" {request.efficiency:.0%} of the devices' peak assumed",
+    ]
+    return lines + [f"note: {text}" for text in (shape.remark, *request.cluster.remarks) if text]
+
+
+def plan_table(request: Request, options: Sequence[Option], width: int | None) -> Table:
+    """Return a line for each strategy."""
+    return table(_COLUMNS, [_row(request, option) for option in options], width)
+
+
+def _row(request: Request, option: Option) -> list[str]:
+    parts = [_gib(size) for size in option.memory.bytes().values()]
+    time, cost = option.time, option.cost
+    seconds = ["-"] * 4
+    if time is not None:
+        values = (time.total, time.compute.value, time.exposed.value, time.bubble.value)
+        seconds = [f"{value:.3g}" for value in values]
+    hours = kwh = money = "-"
+    if cost is not None:
+        hours = f"{cost.seconds / 3600:.3g}"
+        kwh = "-" if cost.kwh is None else f"{cost.kwh:.3g}"
+        if cost.money is not None:
+            money = f"{cost.money:.2f} {request.prices.currency}"
+    return [
+        option.title, *parts, _gib(option.memory.total), "yes" if option.fits else "no",
+        option.training.recompute, *seconds, hours, kwh, money,
+    ]  # fmt: skip
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.1f}"
+
+
+def explanation(option: Option) -> list[str]:
+    """Return each formula of a strategy with its numbers put in, and its source."""
+    training, strategy = option.training, option.strategy
+    lines = [
+        f"{option.title}: {strategy.microbatches} micro-batches of {training.rows} x"
+        f" {training.length} tokens, recompute {training.recompute}"
+    ]
+    for part, term in option.memory.terms():
+        lines += [
+            f"{part}: {term.name} = {term.value / _GIB:.3f} GiB",
+            f"    {term.formula}",
+            f"    = {term.with_numbers}",
+            f"    {term.source}",
+        ]
+    lines.append(
+        f"together {option.memory.total / _GIB:.2f} GiB of {option.room / _GIB:.2f} usable"
+    )
+    for term in option.time.terms() if option.time is not None else ():
+        lines += [
+            f"time: {term.name} = {term.value:.4g} s",
+            f"    {term.formula}",
+            f"    = {term.with_numbers}",
+            f"    {term.source}",
+        ]
+    return lines
+
+
+def plan_tree(request: Request, options: Sequence[Option], pick: Pick) -> dict[str, Any]:
+    """Return a plan as JSON (`motley.strategies/1`)."""
+    return {
+        "schema": "motley.strategies/1",
+        "model": {
+            "name": request.shape.name,
+            "parameters": request.shape.parameters,
+            "active_parameters": request.shape.active_parameters,
+            "remark": request.shape.remark,
+        },
+        "cluster": request.cluster.text,
+        "method": request.method,
+        "options": [_option_tree(option) for option in options],
+        "pick": pick.option.key if pick.option is not None else None,
+        "reasons": pick.lines,
+    }
+
+
+def _option_tree(option: Option) -> dict[str, Any]:
+    time = option.time
+    return {
+        "strategy": option.key,
+        "fits": option.fits,
+        "room": option.room,
+        "total": option.memory.total,
+        "bytes": option.memory.bytes(),
+        "rows": option.training.rows,
+        "microbatches": option.strategy.microbatches,
+        "recompute": option.training.recompute,
+        "seconds": None
+        if time is None
+        else {
+            "step": time.total,
+            "compute": time.compute.value,
+            "exposed": time.exposed.value,
+            "bubble": time.bubble.value,
+        },
+        "cost": None if option.cost is None else asdict(option.cost),
+    }

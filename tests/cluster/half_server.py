@@ -1,0 +1,41 @@
+"""The program `trainer`, whose coordinator fails when it has half of a block of a step:
+
+python -m tests.cluster.half_server STEP:kill|stall|cut finetune --role coordinator ...
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.cluster.half_blocks import fail
+from trainer import cli
+from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.transport import server
+from trainer.exchange.transport.link import Link
+from trainer.exchange.transport.shared_memory import GRADIENTS
+
+
+class HalfServer(server.GradientServer):
+    """A coordinator that fails between the halves of a block."""
+
+    step: int
+    fault: str
+
+    def _frame(self, link: Link, frame: Frame) -> None:
+        super()._frame(link, frame)
+        training = self._coordinator.training
+        if frame.type in GRADIENTS and frame.step == self.step and training.round:
+            assert training.round.sums is not None
+            if (frame.block, frame.shard) in training.round.sums.partial:
+                fail(self.fault, link)
+
+
+def main() -> None:
+    step, HalfServer.fault = sys.argv.pop(1).split(":")
+    HalfServer.step = int(step)
+    server.GradientServer = HalfServer
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""`trainer finetune --distributed` as real processes: by hand, and by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from tests.cluster.real_process import Process
+from tests.ports import free_port
+from tests.project.command_blocks import command_block
+from tests.trainer.small_model import write_data, write_model
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.cluster
+
+
+class Hands:
+    """Starts ranks by hand."""
+
+    def __init__(self, folder: Path, model: Path, data: Path) -> None:
+        self.folder, self.output = folder, folder / "out"
+        self.model, self.data = model, data
+        self.port = free_port()
+        self.started: list[Process] = []
+
+    def options(self, *more: str) -> list[str]:
+        model, data = str(self.model), str(self.data)
+        return [
+            *("-m", "trainer", "finetune", "--distributed", model, "--data", data),
+            *("--num-classes", "3", "-o", str(self.output), "--threads", "1", *more),
+        ]
+
+    def rank(self, number: int, *more: str, world: int = 2) -> Process:
+        place = ["--world-size", str(world), "--rank", str(number)]
+        command = self.options(*place, "--master", f"127.0.0.1:{self.port}", *more)
+        name = f"rank-{number}-{len(self.started)}"
+        environment = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        process = Process(name, [sys.executable, *command], self.folder, environment)
+        self.started.append(process)
+        return process
+
+    @property
+    def status(self) -> dict:
+        file = self.output / "status.json"
+        return json.loads(file.read_bytes()) if file.exists() else {"step": 0, "state": "none"}
+
+
+@pytest.fixture
+def hands(tmp_path: Path, model: Path, data: Path) -> Iterator[Hands]:
+    made = Hands(tmp_path, model, data)
+    yield made
+    for process in made.started:
+        process.end()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "data.jsonl")
+
+
+@pytest.fixture(scope="session")
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("small") / "model", data)
+
+
+def test_sigterm_on_one_rank_saves_and_ends_all_and_the_run_goes_on(hands: Hands) -> None:
+    steps = ("--max-steps", "100000", "--batch-size", "4")
+    both = [hands.rank(number, *steps) for number in range(2)]
+    wait_for(lambda: hands.status["step"] >= 2, "two steps")
+    both[1].signal(signal.SIGTERM)
+    assert [process.wait() for process in both] == [0, 0], both[0].text + both[1].text
+    status = hands.status
+    assert (status["state"], status["exit_code"]) == ("stopped", 0)
+    assert [worker["rank"] for worker in status["workers"]] == [0, 1]
+    assert status["checkpoint"]["step"] == status["step"]
+
+    hands.port = free_port()
+    again = [hands.rank(number, *steps) for number in range(2)]
+    wait_for(lambda: hands.status["step"] > status["step"], "a further step")
+    again[0].signal(signal.SIGTERM)
+    assert [process.wait() for process in again] == [0, 0]
+    assert f'"event": "resumed", "step": {status["step"]}' in (
+        (hands.output / "metrics.jsonl").read_text()
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_is_gone_or_hangs_ends_the_others_in_one_line(
+    hands: Hands, number: signal.Signals
+) -> None:
+    steps = ("--max-steps", "100000", "--batch-size", "4")
+    both = [hands.rank(rank, *steps, "--set", "parallel.timeout=8") for rank in range(2)]
+    wait_for(lambda: hands.status["step"] >= 2, "two steps")
+    both[1].signal(number)
+    assert both[0].wait() == 3, both[0].text
+    host = os.uname().nodename
+    says = f"no sign of life from rank 1 on {host} (killed, stopped or cut off)"
+    assert f"trainer: rank 0 on {host}: a collective " in both[0].text
+    assert says in both[0].text, both[0].text
+    assert (hands.status["state"], hands.status["exit_code"]) == ("failed", 3)
+    assert says in hands.status["reason"]
+    assert "Traceback" not in both[0].text
+    assert (hands.output / "flight-recorder/rank-0.json").exists()
+
+
+def other_data(hands: Hands) -> tuple[str, ...]:
+    file = write_data(hands.folder / "other.jsonl", count=30)
+    return ("--data", str(file))
+
+
+def other_model(hands: Hands) -> tuple[str, ...]:
+    folder = write_model(hands.folder / "other", hands.data, seed=1)
+    return ("--set", f"model.path={folder}")
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda _: ("--learning-rate", "0.5"), "config"),
+        (lambda _: ("--set", "parallel.data=fsdp"), "section parallel"),
+        (other_data, "data"),
+        (other_model, "model"),
+    ],
+)
+def test_a_rank_with_something_else_is_named_and_nothing_is_written(
+    hands: Hands, make: Callable[[Hands], tuple[str, ...]], what: str
+) -> None:
+    both = [hands.rank(0), hands.rank(1, *make(hands))]
+    for process in both:
+        assert process.wait() == 4, process.text
+        assert "has another " in process.text
+        says = f"rank 1 on {os.uname().nodename} has another {what} than rank 0"
+        assert says in process.text, process.text
+        assert "Traceback" not in process.text
+    assert not (hands.output / "checkpoints").exists()
+
+
+def test_a_missing_rank_is_named(hands: Hands) -> None:
+    alone = hands.rank(0, "--set", "exchange.join_deadline=2")
+    assert alone.wait() == 3, alone.text
+    assert "trainer: rank 0 waited 2 s for rank 1 of 2: start what is missing" in alone.text
+    late = hands.rank(1, "--set", "exchange.join_deadline=2")
+    assert late.wait() == 3, late.text
+    assert f"trainer: rank 1 cannot reach rank 0 at 127.0.0.1:{hands.port}: " in late.text
+    assert "Traceback" not in alone.text + late.text
+
+
+def test_a_model_that_is_not_computed_here_is_refused_by_all(hands: Hands) -> None:
+    """Its rotation is another; by then rank 0 has opened the output folder."""
+    folder = hands.folder / "scaled"
+    shutil.copytree(hands.model, folder)
+    tree = json.loads((folder / "config.json").read_text())
+    tree["hidden_act"] = "gelu"
+    (folder / "config.json").write_text(json.dumps(tree))
+    hands.model = folder
+    both = [hands.rank(number) for number in range(2)]
+    for process in both:
+        assert process.wait() == 2, process.text
+        assert "which --distributed does not use; train it without" in process.text
+        assert "Traceback" not in process.text
+    assert (hands.status["state"], hands.status["exit_code"]) == ("failed", 2)
+
+
+def test_what_rank_0_finds_in_the_output_folder_ends_all(hands: Hands) -> None:
+    both = [hands.rank(number, "--max-steps", "2") for number in range(2)]
+    assert [process.wait() for process in both] == [0, 0], both[0].text
+    hands.port = free_port()
+    both = [hands.rank(number, "--max-steps", "2", "--run-id", "x") for number in range(2)]
+    for process in both:
+        assert process.wait() == 2, process.text
+        assert "holds the checkpoints of run run; give another -o" in process.text
+        assert "Traceback" not in process.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "parallel.tensor=2"], "2 does not divide the world of 3 processes"),
+        (["--set", "parallel.tensor=3"], "parallel.tensor 3 does not divide its 4 attention heads"),
+        (["--role", "worker"], "--distributed: there is no coordinator, so no --role worker"),
+    ],
+)
+def test_refusals_come_before_ranks_wait_for_each_other(
+    hands: Hands, options: list[str], message: str
+) -> None:
+    alone = hands.rank(0, *options, world=3)
+    assert alone.wait() == 2, alone.text
+    assert message in alone.text
+    assert not hands.output.exists()
+
+
+def test_a_port_that_is_taken_is_named(hands: Hands) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        hands.port = other.getsockname()[1]
+        alone = hands.rank(0)
+        assert alone.wait() == 2, alone.text
+    assert f"trainer: rank 0 cannot listen on 127.0.0.1:{hands.port}: " in alone.text
+    assert "Traceback" not in alone.text
+
+
+def test_killed_ranks_resume_from_their_parts_under_another_strategy(hands: Hands) -> None:
+    steps = ("--max-steps", "120", "--set", "checkpoint.every=2")
+    sharded = (*steps, "--set", "checkpoint.sharded=true")
+    both = [hands.rank(number, *sharded) for number in range(2)]
+    wait_for(lambda: (hands.status.get("checkpoint") or {}).get("step", 0) >= 2, "a checkpoint")
+    for process in both:
+        process.signal(signal.SIGKILL)
+    for process in both:
+        process.wait()
+    assert not list((hands.output / "checkpoints").glob("step-*")), "nothing was gathered"
+
+    both = [hands.rank(number, *sharded, "--set", "parallel.data=fsdp") for number in range(2)]
+    assert [process.wait() for process in both] == [0, 0], both[0].text + both[1].text
+    disturbed = hands.output
+    assert '"event": "resumed"' in (disturbed / "metrics.jsonl").read_text()
+    assert "Traceback" not in both[0].text + both[1].text
+
+    hands.output, hands.port = hands.folder / "undisturbed", free_port()
+    both = [hands.rank(number, *steps) for number in range(2)]
+    assert [process.wait() for process in both] == [0, 0], both[0].text + both[1].text
+    # A step that was done again counts once, as last done.
+    curves = [dict(losses(output)) for output in (disturbed, hands.output)]
+    assert curves[0] == pytest.approx(curves[1], abs=1e-5)
+    assert len(curves[0]) == 120
+    adapters = [
+        load_file(output / "checkpoints" / "latest" / "adapter_model.safetensors")
+        for output in (disturbed, hands.output)
+    ]
+    assert adapters[0].keys() == adapters[1].keys()
+    for name, values in adapters[1].items():
+        assert adapters[0][name] == pytest.approx(values, abs=1e-4), name
+
+
+def losses(output: Path) -> list[tuple[int, float]]:
+    """Return step and loss of every line."""
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
+
+
+def test_saving_in_parts_without_ranks_is_refused(hands: Hands) -> None:
+    options = [word for word in hands.options() if word != "--distributed"]
+    command = [sys.executable, *options, "--set", "checkpoint.sharded=true"]
+    hands.started.append(Process("alone", command, hands.folder, {"NO_COLOR": "1"}))
+    assert hands.started[0].wait() == 2
+    assert hands.started[0].text.splitlines() == [
+        "trainer: checkpoint.sharded: only the ranks of --distributed have parts to save; leave it"
+        " out, or start with --distributed"
+    ]
+    assert not hands.output.exists()
+
+
+def test_the_documents_torchrun_restarts_what_crashes(hands: Hands) -> None:
+    """As a reader types it, on less data; a process is killed on the way."""
+    text = command_block("docs/strategies.md", "Two processes of one machine").text
+    torchrun = typed(hands, text, "--max-steps 60 --set checkpoint.every=1")
+    hands.output = hands.folder / "outputs/two"
+    wait_for(lambda: (hands.status.get("checkpoint") or {}).get("step", 0) >= 2, "a checkpoint")
+    workers = [
+        process
+        for process in psutil.Process(torchrun.pid).children(recursive=True)
+        if "--distributed" in process.cmdline() and "torchrun" not in process.cmdline()[1]
+    ]
+    assert len(workers) == 2
+    workers[1].kill()
+    assert torchrun.wait(120) == 0, torchrun.text
+    assert (hands.status["state"], hands.status["step"]) == ("completed", 60)
+    metrics = (hands.output / "metrics.jsonl").read_text()
+    assert metrics.count('"event": "resumed"') == 1
+    assert (hands.output / "checkpoints/latest/adapter_model.safetensors").exists()
+    assert "Traceback" not in torchrun.text
+    assert "Warning" not in torchrun.text
+
+
+def test_the_documents_pipeline(hands: Hands) -> None:
+    """As a reader types it, on less data."""
+    torchrun = typed(hands, command_block("docs/strategies.md", "Pipelines").text, "--max-steps 3")
+    assert torchrun.wait(120) == 0, torchrun.text
+    hands.output = hands.folder / "outputs/pipeline"
+    assert (hands.status["state"], hands.status["step"]) == ("completed", 3)
+    assert (hands.output / "checkpoints/latest/adapter_model.safetensors").exists()
+    assert "Warning" not in torchrun.text
+
+
+def typed(hands: Hands, text: str, less: str) -> Process:
+    """Run commands of a document beside a model and data, with more options."""
+    (hands.folder / "model").symlink_to(hands.model)
+    (hands.folder / "data.jsonl").symlink_to(hands.data)
+    text = text.replace("--data data.jsonl", f"--data data.jsonl {less}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"PATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    command = ["bash", "-euc", f"cd {hands.folder}; {text}"]
+    process = Process("torchrun", command, hands.folder, environment)
+    hands.started.append(process)
+    return process

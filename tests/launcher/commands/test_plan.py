@@ -1,0 +1,119 @@
+"""`launch plan`: a table and a pick, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import run
+from tests.launcher.hollow_model import make_model
+
+CARDS = ("--cluster", "2xRTX4090")
+
+
+def test_a_table_and_a_pick(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ("--price-kwh", "0.3", "--currency", "EUR")
+    assert run(["plan", "--shape", "7b", *CARDS, *prices]) == 0
+    shown = capsys.readouterr().out
+    assert "7b: 6.74B parameters; lora; 2 RTX4090" in shown
+    for title in ("DDP", "ZeRO-2", "FSDP2", "TP2+SP", "PP2 zbv", "DiLoCo", "Motley", "DDP QLoRA"):
+        assert title in shown
+    assert "EUR" in shown
+    assert shown.splitlines()[-1].startswith("The runner-up is ")
+
+
+def test_a_model_folder_is_read_by_its_headers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(make_model(tmp_path))
+    assert run(["plan", "--model", folder, *CARDS, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["schema"] == "motley.strategies/1"
+    assert tree["model"]["remark"] == ""
+    assert tree["pick"] in [option["strategy"] for option in tree["options"]]
+    for option in tree["options"]:
+        assert option["total"] == pytest.approx(sum(option["bytes"].values()))
+        assert option["fits"] == (option["total"] <= option["room"])
+    (tmp_path / "config.json").unlink()
+    assert run(["plan", "--model", folder, *CARDS]) == 0
+    assert "no config.json: sizes are read from the weights' headers" in capsys.readouterr().out
+
+
+def test_an_unknown_architecture_is_planned_and_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+    tree = {"model_type": "mamba9", "vocab_size": 1000, "intermediate_size": 2048, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    assert run(["plan", "--model", str(tmp_path), "--cluster", "1xT4"]) == 0
+    assert "architecture mamba9 is not known here" in capsys.readouterr().out
+
+
+def test_formulas_with_their_numbers_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--shape", "7b", *CARDS, "--explain", "fsdp"]) == 0
+    shown = capsys.readouterr().out
+    assert "= 6,476,005,376 * 2 / 2" in shown
+    assert "Zhao et al., arXiv 2304.11277" in shown
+    assert run(["plan", "--shape", "7b", *CARDS, "--explain", "magic"]) == 2
+    assert "it has ddp, zero-1," in capsys.readouterr().err
+
+
+def test_a_block_as_mermaid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--shape", "7b", *CARDS, "--diagram", "tp"]) == 0
+    assert capsys.readouterr().out.startswith("flowchart TD\n")
+
+
+def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--shape", "405b", "--cluster", "1xT4"]) == 4
+    shown = capsys.readouterr()
+    assert "Nothing fits: " in shown.out
+    assert shown.err == "launch: no strategy fits these devices\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*CARDS], "give --model DIR|NAME or --shape NAME"),
+        (["--shape", "7b", "--model", "x", *CARDS], "one of them"),
+        (["--shape", "8x", *CARDS], "--shape 8x: unknown; known: 1b, 7b"),
+        (["--model", "absent/", *CARDS], "no model folder absent/"),
+        (["--shape", "7b", "--cluster", "1xRTX4091"], "unknown device RTX4091"),
+        (["--shape", "7b", "--cluster", "1xT4, 2 hosts"], "no link between them"),
+        (["--shape", "7b", *CARDS, "--price-kwh", "1"], "needs its currency"),
+        (["--shape", "7b", *CARDS, "--price-kwh", "-1", "--currency", "EUR"], "x>=0"),
+        (["--shape", "7b", *CARDS, "--tokens", "many"], "is not a number of tokens"),
+        (["--shape", "7b", *CARDS, "-i", "hosts.yml"], "not both"),
+        (["--shape", "7b", "--link", "fast"], "is no rate"),
+    ],
+)
+def test_mistakes(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_config_with_a_wrong_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
+    assert run(["plan", "--model", str(tmp_path), *CARDS]) == 2
+    assert "hidden_size must be a positive integer, got 'wide'" in capsys.readouterr().err
+
+
+def test_an_offline_machine_does_not_ask_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert run(["plan", "--model", "owner/name", *CARDS]) == 2
+    assert "this machine is set offline" in capsys.readouterr().err
+    home = tmp_path / "hub/models--owner--name"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs/main").write_text("abc")
+    snapshot = home / "snapshots/abc"
+    snapshot.mkdir(parents=True)
+    tree = json.loads((make_model(snapshot) / "config.json").read_text())
+    assert tree["model_type"] == "qwen3"
+    assert run(["plan", "--model", "owner/name", *CARDS]) == 0

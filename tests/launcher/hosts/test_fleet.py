@@ -1,0 +1,104 @@
+"""Several hosts at once: one that hangs, refuses or has a defect costs the others nothing."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from launcher.errors import PartialError, PreflightError, UnreachableError
+from launcher.hosts import fleet
+from launcher.hosts.fleet import Answers, ask_hosts, at_once, line_of
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+
+HOSTS = [Host(name="intel"), Host(name="lambda"), Host(name="attic")]
+
+
+@pytest.fixture
+def tried(silent_hosts: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Connect to whatever a test asks for, except `attic`; who was tried, in order."""
+    tried: list[str] = []
+
+    def connect(host: Host) -> LocalConnection:
+        tried.append(host.name)
+        if host.name == "attic":
+            raise UnreachableError("host attic: connection refused")
+        return LocalConnection()
+
+    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    return tried
+
+
+def test_answers_keep_the_order_of_the_questions() -> None:
+    second = threading.Event()
+
+    def first() -> int:
+        assert second.wait(60)
+        return 1
+
+    def set_second() -> int:
+        second.set()
+        return 2
+
+    answers = at_once({"a": first, "b": set_second}, 60)
+    assert list(answers.found.items()) == [("a", 1), ("b", 2)]
+
+
+def test_who_is_late_is_named_and_the_others_count() -> None:
+    never = threading.Event()
+    answers = at_once({"slow": never.wait, "quick": lambda: True}, 0.2)
+    never.set()
+    assert answers.found == {"quick": True}
+    assert isinstance(answers.errors["slow"], UnreachableError)
+    assert str(answers.errors["slow"]).startswith("host slow: no answer within 0 s")
+
+
+def test_one_success_may_be_enough() -> None:
+    never = threading.Event()
+    answers = at_once({"slow": never.wait, "head": lambda: True}, 60, enough="head")
+    never.set()
+    assert answers == Answers({"head": True}, {})
+
+
+def test_a_defect_is_no_answer() -> None:
+    with pytest.raises(ZeroDivisionError):
+        at_once({"broken": lambda: 1 // 0}, 60)
+
+
+def test_all_errors_are_raised_as_one() -> None:
+    errors = {
+        "a": OSError(28, "No space left on device", "/var/x"),
+        "b": UnreachableError("host b: connection refused", ["try later"]),
+    }
+    with pytest.raises(PartialError) as caught:
+        Answers({}, errors).require(PartialError)
+    assert str(caught.value) == "host a: /var/x: No space left on device"
+    assert caught.value.details == ("host b: connection refused",)
+    with pytest.raises(UnreachableError) as unreachable:
+        Answers({}, {"b": errors["b"]}).require()
+    assert unreachable.value.details == ("try later",)
+    assert Answers({"a": 1}, {}).require() == {"a": 1}
+
+
+def test_a_line_names_its_host_once() -> None:
+    assert line_of("b", UnreachableError("host b: gone")) == "host b: gone"
+    assert line_of("b", UnreachableError("gone")) == "host b: gone"
+
+
+def test_a_host_without_connection_is_not_looked_at_again_at_once(tried: list[str]) -> None:
+    for _ in range(2):
+        answers = ask_hosts(HOSTS, lambda host, _: host.name)
+        assert list(answers.found) == ["intel", "lambda"]
+        assert str(answers.errors["attic"]) == "host attic: connection refused"
+    assert tried.count("attic") == 1
+    ask_hosts(HOSTS, lambda host, _: host.name, deadline=fleet.REACH)
+    assert tried.count("attic") == 2
+
+
+def test_a_host_of_another_version_is_told_from_a_defect(tried: list[str]) -> None:
+    def ask(_host: Host, connection: LocalConnection) -> object:
+        return connection.call("an unknown operation")
+
+    answers = ask_hosts(HOSTS[:1], ask)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PreflightError, match=r"host intel: no operation .*launch cluster push"):
+        answers.require()

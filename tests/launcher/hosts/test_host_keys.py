@@ -1,0 +1,144 @@
+"""Which key a host must show, at real SSH servers: known, unknown, changed, revoked, signed."""
+
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.hosts.ssh import accept_new_host_keys, close_all, connect, ssh_command
+from launcher.inventory.hosts import Host
+from tests.launcher.sshd import Server, make_key, refused, running_sshd
+
+pytestmark = pytest.mark.usefixtures("own_ssh")
+
+
+def by_rsync_s_command(host: Host) -> str:
+    """Return what the command that rsync gets says of a host that it must not log in to."""
+    command = [*ssh_command(host), "127.0.0.1", "echo", "in"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (255, "")
+    return done.stderr
+
+
+def fingerprint(key: Path) -> str:
+    command = ["ssh-keygen", "-lf", str(key)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+def test_a_key_nobody_knows_is_refused_and_recorded_when_asked(server: Server) -> None:
+    server.known_hosts.write_text("")
+    text = refused(server.host())
+    assert f"its host key {fingerprint(server.folder / 'host.pub')} (ED25519) is not known" in text
+    assert f"as [127.0.0.1]:{server.port}; compare it at its console" in text
+    assert "--accept-new-host-keys" in text
+    assert server.known_hosts.read_text() == ""
+    accept_new_host_keys()
+    assert connect(server.host()).exists("/")
+    assert server.known_hosts.read_text() == server.known_line
+
+
+def test_a_file_that_cannot_keep_a_key_is_said(server: Server) -> None:
+    accept_new_host_keys()
+    args = ("-o", "UserKnownHostsFile=/proc/none/known_hosts")
+    assert "cannot be written to /proc/none/known_hosts" in refused(server.host(args=args))
+
+
+def test_without_a_file_for_keys_there_is_another_remedy(server: Server) -> None:
+    """Often seen beside StrictHostKeyChecking=no, which is refused: keys would be lost."""
+    text = refused(server.host(args=("-o", "UserKnownHostsFile=/dev/null")))
+    assert text.endswith("then set UserKnownHostsFile to a file that can keep it")
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
+def test_a_changed_key_is_always_refused(server: Server, tmp_path: Path, kind: str) -> None:
+    """A key of another kind is no first contact either."""
+    name, public = make_key(tmp_path / "old", kind).with_suffix(".pub").read_text().split()[:2]
+    line = f"# mine\n[127.0.0.1]:{server.port} {name} {public}\n"
+    server.known_hosts.write_text(line)
+    assert "ITS HOST KEY HAS CHANGED" in refused(server.host())
+    accept_new_host_keys()
+    text = refused(server.host())
+    assert f"ITS HOST KEY HAS CHANGED: {server.known_hosts}:2 says another" in text
+    assert f"than the {fingerprint(server.folder / 'host.pub')} it shows" in text
+    assert "Host key verification failed" in by_rsync_s_command(server.host())
+    assert server.known_hosts.read_text() == line
+    (remedy,) = re.findall(r"ssh-keygen -R .*$", text)
+    subprocess.run(["sh", "-c", remedy], check=True, capture_output=True)
+    assert connect(server.host()).exists("/")
+
+
+def test_a_revoked_key_is_refused_even_if_it_is_known(server: Server) -> None:
+    server.known_hosts.write_text(
+        f"{server.known_line}@revoked * {server.known_line.split(' ', 1)[1]}"
+    )
+    accept_new_host_keys()
+    text = refused(server.host())
+    assert f"its host key {fingerprint(server.folder / 'host.pub')} is revoked" in text
+    assert f"give [127.0.0.1]:{server.port} another key" in text
+    assert "Host key verification failed" in by_rsync_s_command(server.host())
+
+
+@pytest.mark.parametrize("way", ["arguments", "configuration"])
+def test_no_setting_of_the_operator_s_opens_the_door(server: Server, way: str) -> None:
+    server.known_hosts.write_text("")
+    # An operator's unsafe settings, which must not open anything.
+    settings = ("StrictHostKeyChecking no", "NoHostAuthenticationForLocalhost yes")
+    args: Sequence[str] = ()
+    if way == "arguments":
+        args = [word for setting in settings for word in ("-o", setting.replace(" ", "="))]
+    else:
+        server.config.write_text("\n".join(("Host *", *settings, server.config.read_text())))
+    gate = f"Host gate\n  HostName 127.0.0.1\n  Port {server.port}\n"
+    server.config.write_text(server.config.read_text() + gate)
+    assert "is not known yet" in refused(server.host(args=args))
+    assert "jump host gate: its host key" in refused(server.host(args=(*args, "-J", "gate")))
+    for jump in ((), ("-J", "gate")):
+        assert "Host key verification failed" in by_rsync_s_command(
+            server.host(args=(*args, *jump))
+        )
+    assert server.known_hosts.read_text() == ""
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    return make_key(tmp_path / "authority")
+
+
+@pytest.fixture(params=["127.0.0.1", "elsewhere"])
+def signed(request: pytest.FixtureRequest, tmp_path: Path, authority: Path) -> Iterator[Server]:
+    """Yield an sshd that an authority vouches for by one name."""
+    (tmp_path / "signed").mkdir()
+    signing = ["-s", str(authority), "-n", request.param]
+    with running_sshd(tmp_path / "signed", signing) as made:
+        made.known_hosts.write_text(
+            f"@cert-authority * {authority.with_suffix('.pub').read_text()}"
+        )
+        yield made
+        close_all()
+
+
+@pytest.mark.parametrize("signed", ["127.0.0.1"], indirect=True)
+def test_a_certificate_authority_vouches_for_hosts(
+    signed: Server, server: Server, tmp_path: Path, authority: Path
+) -> None:
+    before = signed.known_hosts.read_text()
+    assert connect(signed.host()).exists("/")
+    command = [*ssh_command(signed.host()), "127.0.0.1", "echo", "in"]
+    assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"in\n"
+    close_all()
+    other = make_key(tmp_path / "other").with_suffix(".pub").read_text()
+    signed.known_hosts.write_text(f"@cert-authority * {other}")
+    assert "is not known yet" in refused(signed.host())
+    signed.known_hosts.write_text(before + before.replace("@cert-authority", "@revoked"))
+    assert "is revoked" in refused(signed.host())
+    server.known_hosts.write_text(before)  # an authority alone vouches for no other key
+    assert "is not known yet" in refused(server.host())
+
+
+@pytest.mark.parametrize("signed", ["elsewhere"], indirect=True)
+def test_a_certificate_for_another_name_does_not_count(signed: Server) -> None:
+    text = refused(signed.host())
+    assert "is not known yet" in text
+    assert "its certificate does not count: name is not a listed principal" in text

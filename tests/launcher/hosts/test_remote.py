@@ -1,0 +1,348 @@
+"""The launcher's end of a pipe: agents that die, fall silent, or are none."""
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.hosts.frames import LIMIT, FrameError, LineSplitter, encode, error_frame
+from launcher.hosts.local import LocalConnection
+from launcher.hosts.remote import RemoteConnection
+from launcher.hosts.rpc import AgentLink, NoAgentError, to_error
+from tests.launcher.agent_pipe import AgentHost, ProcessPipe
+from tests.waiting import wait_for
+
+HELLO = (
+    '{"schema": "motley.agent/1", "version": "0", "wheel": null, "python": "/p", "user": "u", '
+    '"units": true, "state_folder": "/s", "pid": 1}'
+)
+Speak = Callable[[str], ProcessPipe]
+
+
+@pytest.fixture
+def host() -> Iterator[AgentHost]:
+    made = AgentHost()
+    yield made
+    for pipe in made.pipes:
+        pipe.process.kill()
+    made.end()
+
+
+@pytest.fixture
+def speak() -> Iterator[Speak]:
+    """Return a maker of pipes to a program that is not quite an agent."""
+    pipes: list[ProcessPipe] = []
+
+    def start(code: str) -> ProcessPipe:
+        program = f"HELLO = {HELLO!r}\n{textwrap.dedent(code)}"
+        pipes.append(ProcessPipe((sys.executable, "-u", "-c", program)))
+        return pipes[-1]
+
+    yield start
+    for pipe in pipes:
+        pipe.process.kill()
+        pipe.end()
+
+
+def test_an_agent_killed_in_the_middle_of_a_call_is_one_error(
+    host: AgentHost, tmp_path: Path
+) -> None:
+    connection = host.connect()
+    fifo = tmp_path / "fifo"
+
+    os.mkfifo(fifo)
+    caught: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            connection.read(str(fifo))  # opening it waits for a writer
+        except BaseException as error:
+            caught.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert connection.exists("/")
+    host.pipes[0].process.kill()
+    reader.join(20.0)
+    (error,) = caught
+    assert isinstance(error, UnreachableError)
+    assert str(error).startswith("host far: connection lost")
+    assert connection.exists("/")  # over a new link
+    assert len(host.pipes) == 2
+
+
+def test_a_lock_whose_link_broke_is_lost_and_said_to_be(host: AgentHost, tmp_path: Path) -> None:
+    connection = host.connect()
+    path = str(tmp_path / "lock")
+    with connection.lock(path, "run"):
+        host.pipes[0].process.kill()
+        wait_for(lambda: connection.is_spent, "the link to break")
+        with LocalConnection().lock(path, "another"):
+            pass
+        with pytest.raises(UnreachableError, match="the lock held there is lost"):
+            connection.exists("/")
+    assert not connection.is_spent
+    assert connection.exists("/")
+
+
+def test_a_closed_connection_stays_closed(host: AgentHost) -> None:
+    connection = host.connect()
+    connection.close()
+    connection.close()
+    with pytest.raises(UnreachableError, match="host far: the connection was closed"):
+        connection.exists("/")
+    assert connection.is_spent
+    assert host.pipes[0].process.wait(20.0) == 0
+
+
+def test_a_late_answer_is_told_from_a_host_that_is_gone(host: AgentHost, tmp_path: Path) -> None:
+
+    connection = host.connect()
+    os.mkfifo(tmp_path / "fifo")
+    link = host.open_link()
+    asked = {"path": str(tmp_path / "fifo"), "offset": 0, "limit": 1}
+    with pytest.raises(UnreachableError, match=r"no answer to `read` within 0 s; the host itself"):
+        link.call("read", asked, 0.1)
+    assert link.call("exists", {"path": "/"}, 10.0)
+    assert connection.exists("/")
+
+
+def test_a_host_that_falls_silent_is_given_up(
+    host: AgentHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.hosts.rpc.PING", 0.05)
+    monkeypatch.setattr("launcher.hosts.rpc.SILENCE", 2.0)
+    connection = host.connect()
+    host.pipes[0].process.send_signal(signal.SIGSTOP)
+    with pytest.raises(UnreachableError, match="host far: silent for 2 s"):
+        connection.exists("/")
+    host.pipes[0].process.send_signal(signal.SIGCONT)
+
+
+def test_an_idle_link_stays_open(host: AgentHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.hosts.rpc.PING", 0.05)
+    connection = host.connect()
+    link = host.open_link()
+    before = link._heard
+    wait_for(lambda: link._heard > before, "an answer to a ping")
+    assert link.broken is None
+    assert connection.exists("/")
+
+
+def test_noise_of_a_login_shell_before_the_hello_is_passed_over(speak: Speak) -> None:
+    pipe = speak(
+        """
+        print("Welcome!"); print('{"a": 1}'); print("motley: units"); print(HELLO)
+        import sys; sys.stdin.read()
+        """
+    )
+    link = AgentLink("far", pipe)
+    assert list(link.noise) == ["Welcome!", '{"a": 1}', "motley: units"]
+    assert RemoteConnection("far", lambda: link).units
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "words"),
+    [
+        (
+            "import sys; print('hm'); sys.exit('sh: 1: python: not found')",
+            "its agent is gone: sh: 1: python: not found",
+            ("hm", "sh: 1: python: not found"),
+        ),
+        ("print('x' * 5_000_000)", "a line of more than", ()),
+        ("import time; print('y'); time.sleep(600)", "did not start within 2 s", ("y",)),
+    ],
+)
+def test_what_is_no_agent_is_quoted(
+    speak: Speak, code: str, message: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(NoAgentError, match=message) as caught:
+        AgentLink("far", speak(code), 2.0)
+    assert caught.value.words == words
+    assert str(caught.value).startswith("host far: ")
+
+
+def test_an_agent_of_another_version_is_refused_with_what_to_do(speak: Speak) -> None:
+    code = "print(HELLO.replace('agent/1', 'agent/9')); import sys; sys.stdin.read()"
+    with pytest.raises(PreflightError, match=r"speaks motley.agent/9.*launch cluster push"):
+        RemoteConnection("far", lambda: AgentLink("far", speak(code)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("print('nonsense')", "its agent sent a line that is not JSON"),
+        ("print('[]')", "not a JSON object"),
+        (f"print('x' * {LIMIT + 1})", f"more than {LIMIT} bytes"),
+    ],
+)
+def test_an_agent_that_goes_mad_breaks_the_link(speak: Speak, answer: str, message: str) -> None:
+    code = f"print(HELLO); input(); {answer}; import sys; sys.stdin.read()"
+    link = AgentLink("far", speak(code))
+    with pytest.raises(UnreachableError, match=message):
+        link.call("exists", {"path": "/"}, 20.0)
+    with pytest.raises(UnreachableError, match=message):
+        link.call("exists", {"path": "/"}, 20.0)
+
+
+def test_answers_to_nobody_are_dropped(speak: Speak) -> None:
+    code = """
+    print(HELLO)
+    import json
+    number = json.loads(input())["id"]
+    print(json.dumps({"id": 10**9, "result": 1})); print(json.dumps({"result": 1}))
+    print(json.dumps({"id": number, "result": "mine"}))
+    input()
+    """
+    assert AgentLink("far", speak(code)).call("x", {}, 20.0) == "mine"
+
+
+def test_a_request_that_fits_in_no_frame_is_refused_here(host: AgentHost) -> None:
+    connection = host.connect()
+    with pytest.raises(FrameError, match="fit in one"):
+        connection.call("folder", {"path": "x" * LIMIT})
+    assert connection.exists("/")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file or directory", "/x"),
+        PermissionError(13, "Permission denied", "/x"),
+        OSError(28, "No space left on device"),
+        PreflightError("busy", ["one", "two"]),
+        ValueError("no such question"),
+    ],
+)
+def test_errors_arrive_as_what_they_were(error: Exception) -> None:
+    arrived = to_error(error_frame(error), "far")
+    assert type(arrived) is type(error)
+    if isinstance(error, OSError) and isinstance(arrived, OSError):
+        assert (arrived.errno, arrived.filename) == (error.errno, error.filename)
+    else:
+        assert str(arrived) == f"host far: {error}"
+    if isinstance(error, LauncherError) and isinstance(arrived, LauncherError):
+        assert arrived.details == error.details
+
+
+def test_a_defect_over_there_is_said_to_be_one() -> None:
+    assert "its agent has a defect: KeyError" in str(to_error(error_frame(KeyError("x")), "far"))
+    hostile = {"kind": "SystemExit", "text": "no"}
+    assert isinstance(to_error(hostile, "far"), RuntimeError)
+
+
+def test_lines_are_cut_wherever_the_bytes_are() -> None:
+    stream = b"one\n\ntwo" + b"\n" + b"x" * 20 + b"\nlast\n" + b"y" * 30
+    expected = [b"one", b"", b"two", None, b"last"]
+    for size in (1, 2, 3, 7, len(stream)):
+        splitter = LineSplitter(10)
+        parts = [stream[start : start + size] for start in range(0, len(stream), size)]
+        assert [line for part in parts for line in splitter.feed(part)] == expected
+    with pytest.raises(FrameError):
+        encode({"x": "x" * LIMIT})
+
+
+@pytest.mark.parametrize("value", ["-x", "relative", "", "/a\nb", "/\x1b[2J", 7, None])
+@pytest.mark.parametrize("key", ["python", "state_folder"])
+def test_a_hello_whose_paths_are_none_is_refused(speak: Speak, key: str, value: object) -> None:
+    hello = json.dumps({**json.loads(HELLO), key: value})
+    link = AgentLink("far", speak(f"print({hello!r}); import sys; sys.stdin.read()"))
+    with pytest.raises(UnreachableError, match=f"names a {key} that is no path"):
+        RemoteConnection("far", lambda: link)
+
+
+ANSWERS = """
+print(HELLO)
+import json, sys
+for line in sys.stdin:
+    number = json.loads(line)["id"]
+    print(json.dumps({"id": number, "result": ANSWER}))
+"""
+
+
+@pytest.mark.parametrize("answer", [None, 7, {"a": 1}, [1], [{"pid": []}], "x"])
+def test_answers_of_another_kind_are_one_line(speak: Speak, answer: object) -> None:
+    pipe = speak(f"ANSWER = {answer!r}\n{ANSWERS}")
+    link = AgentLink("far", pipe)
+    there = RemoteConnection("far", lambda: link)
+    for ask in (there.find_run, there.size, there.names):
+        if (ask == there.size and answer == 7) or (ask == there.names and isinstance(answer, list)):
+            continue
+        with pytest.raises(UnreachableError, match=r"host far: invalid answer of its agent to"):
+            ask("x")
+
+
+def test_names_that_are_paths_are_passed_over(speak: Speak) -> None:
+    link = AgentLink("far", speak(f"ANSWER = ['a', '../b', '/c', 'd/e']\n{ANSWERS}"))
+    assert RemoteConnection("far", lambda: link).names("/") == ["a"]
+
+
+def test_a_file_without_an_end_does_not_fill_the_memory(
+    speak: Speak, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.hosts.remote.MOST_READ", 5 << 20)
+    endless = f"import base64\nANSWER = base64.b64encode(bytes(1 << 20)).decode()\n{ANSWERS}"
+    link = AgentLink("far", speak(endless))
+    there = RemoteConnection("far", lambda: link)
+    for limit in (None, 1 << 40):
+        with pytest.raises(OSError, match="longer than 5 MiB"):
+            there.read("/proc/kcore", 0, limit)
+    assert len(there.read("/dev/zero", 0, 100)) == 100
+
+
+EARLIER = """
+print(HELLO)
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    op, known = asked["op"], {"exists": True, "ping": None}
+    if op == "ask":
+        answer = {"result": asked["args"]}
+    elif op in known:
+        answer = {"result": known[op]}
+    else:
+        answer = {"error": {"kind": "ValueError", "text": f"no operation {op!r} is known here"}}
+    print(json.dumps({"id": asked["id"], **answer}))
+"""
+
+
+def test_an_agent_of_an_earlier_version_is_asked_in_its_way(speak: Speak) -> None:
+    """It kept questions apart: `version` has to be found out, and `push` to work."""
+    link = AgentLink("far", speak(EARLIER))
+    there = RemoteConnection("far", lambda: link)
+    assert there.exists("/")
+    arguments = {"targets": ["10.0.0.1"]}
+    assert there.call("routes", arguments) == {"name": "routes", "arguments": arguments}
+
+
+def test_a_launcher_of_an_earlier_version_is_answered(host: AgentHost, tmp_path: Path) -> None:
+    link = host.open_link()
+    asked = {"name": "folder", "arguments": {"path": str(tmp_path), "least": 1}, "deadline": 5.0}
+    assert link.call("ask", asked, 10.0)["status"] == "ok"
+    for broken in ({}, {"name": "clock"}, {"name": ["clock"], "arguments": 7}):
+        with pytest.raises((RuntimeError, ValueError), match="host far: "):
+            link.call("ask", broken, 10.0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"kind": "OSError", "errno": {"a": 1}, "text": "x"},
+        {"kind": "OSError", "errno": "many", "text": "x"},
+        {"kind": "OSError", "errno": 2, "text": "x", "path": ["/etc"]},
+        {"kind": ["OSError"], "text": "x"},
+        {"kind": "PreflightError", "text": "x", "details": "none"},
+        {},
+    ],
+)
+def test_an_error_of_another_shape_is_one_line(error: dict[str, object]) -> None:
+    found = to_error(error, "far")
+    assert isinstance(found, UnreachableError)
+    assert str(found) == "host far: invalid error of its agent"

@@ -1,0 +1,214 @@
+"""Where ssh would go, by the real `ssh -G` on configurations of our own."""
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.errors import ConfigError
+from launcher.hosts.ssh_config import environment, route_to
+from launcher.inventory.hosts import Host
+
+pytestmark = [pytest.mark.needs("ssh"), pytest.mark.usefixtures("short_folder")]
+
+
+def write(folder: Path, text: str, name: str = "config") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def settings(host: Host, accept_new: bool = False) -> dict[str, str]:
+    """Return what ssh itself makes of the command, with which it logs in."""
+    route = route_to(host, accept_new)
+    command = [*route.command, "-G", "--", route.destination]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        found.setdefault(*line.partition(" ")[::2])
+    return found
+
+
+def test_include_aliases_and_wildcards_count(tmp_path: Path) -> None:
+    included = write(tmp_path, "Host intel\n  HostName 10.0.0.3\n  Port 2200\n", "more")
+    config = write(
+        tmp_path,
+        f'Include {included}\nHost *\n  User me\n  IdentityFile "{tmp_path}/a key"\n'
+        f"  IdentitiesOnly yes\n  HostKeyAlias box\n  UserKnownHostsFile {tmp_path}/one "
+        f"{tmp_path}/two\n  GlobalKnownHostsFile none\n  IdentityAgent {tmp_path}/socket\n",
+    )
+    host = Host(name="intel", ssh_args=("-F", config))
+    route = route_to(host)
+    assert (route.user, route.jumps, route.records) == ("me", (), True)
+    found = settings(host)
+    assert (found["hostname"], found["port"], found["user"]) == ("10.0.0.3", "2200", "me")
+    assert found["identityfile"] == f"{tmp_path}/a key"
+    assert (found["identitiesonly"], found["hostkeyalias"]) == ("yes", "box")
+    assert found["userknownhostsfile"] == f"{tmp_path}/one {tmp_path}/two"
+    assert found["identityagent"] == f"{tmp_path}/socket"
+
+
+def test_the_inventory_wins_over_ssh_config(tmp_path: Path) -> None:
+    config = write(tmp_path, "Host *\n  User me\n  Port 2200\n  IdentityFile ~/.ssh/mine\n")
+    host = Host(
+        name="intel",
+        address="10.0.0.9",
+        ssh_port=2222,
+        user="operator",
+        ssh_key=write(tmp_path, "", "lab"),
+        ssh_args=("-F", config, "-o", "Port=1", "-o", "ConnectTimeout=3"),
+    )
+    route = route_to(host)
+    assert (route.destination, route.user) == ("10.0.0.9", "operator")
+    found = settings(host)
+    assert found["hostname"] == "10.0.0.9"
+    assert (found["port"], found["user"]) == ("2222", "operator")
+    assert found["identityfile"] == str(tmp_path / "lab")
+    assert found["connecttimeout"] == "8"
+    with pytest.raises(ConfigError, match="ansible_ssh_private_key_file: no file /no/such"):
+        route_to(replace(host, ssh_key="/no/such"))
+
+
+def test_the_settings_that_verify_win_over_all_others(tmp_path: Path) -> None:
+    wrong = {
+        "stricthostkeychecking": "no",
+        "nohostauthenticationforlocalhost": "yes",
+        "batchmode": "no",
+        "forwardagent": "yes",
+        "controlmaster": "auto",
+        "controlpath": f"{tmp_path}/%C",
+        "controlpersist": "60",
+        "updatehostkeys": "yes",
+        "remotecommand": "tmux",
+        "connecttimeout": "0",
+    }
+    config = write(tmp_path, "Host *\n" + "\n".join(f"{k} {v}" for k, v in wrong.items()))
+    args = [word for name, value in wrong.items() for word in ("-o", f"{name}={value}")]
+    for host in (
+        Host(name="intel", ssh_args=("-F", config)),
+        Host(name="intel", ssh_args=(*args, f"-F{config}")),
+        Host(name="intel", ssh_args=(*args, f"-4F{config}")),
+        Host(name="intel", ssh_args=("-F", "/dev/null", "-F", config)),
+    ):
+        found = settings(host)
+        assert found["stricthostkeychecking"] in ("true", "yes")
+        assert found["nohostauthenticationforlocalhost"] == "no"
+        assert (found["batchmode"], found["forwardagent"]) == ("yes", "no")
+        assert found["controlmaster"] in ("false", "no")
+        assert "controlpath" not in found
+        assert found["controlpersist"] in ("false", "no")
+        assert found["updatehostkeys"] in ("false", "no")
+        assert found.get("remotecommand", "none") == "none"
+        assert found["connecttimeout"] == "8"
+        assert settings(host, accept_new=True)["stricthostkeychecking"] == "accept-new"
+        # What ssh gives to a jump host is the file, and there the same holds.
+        given = route_to(host).command[-1]
+        alone = subprocess.run(
+            ["ssh", "-F", given, "-G", "gate"], capture_output=True, text=True, check=True
+        ).stdout
+        assert "stricthostkeychecking true\n" in alone.replace(" yes\n", " true\n")
+        assert "batchmode yes\n" in alone
+
+
+def test_jump_hosts_are_named_in_order(tmp_path: Path) -> None:
+    config = write(tmp_path, "Host intel\n  ProxyJump gate,me@[::1]:2202\n")
+    assert route_to(Host(name="intel", ssh_args=("-F", config))).jumps == ("gate", "me@[::1]:2202")
+    for args in (("-J", "gate"), ("-Jgate",), ("-o", "ProxyJump=gate")):
+        assert route_to(Host(name="other", ssh_args=("-F", config, *args))).jumps == ("gate",)
+
+
+def test_without_a_file_of_the_inventory_the_operator_s_own_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the home that the system knows, as for ssh: the variable HOME does not count."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host intel\n  Port 2201\nHost other\n  Port 2202\n")
+    user = SimpleNamespace(pw_dir=str(tmp_path))
+    monkeypatch.setattr("launcher.hosts.ssh_config.getpwuid", lambda _uid: user)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    assert settings(Host(name="intel"))["port"] == "2201"
+    assert settings(Host(name="other"))["port"] == "2202"
+    assert settings(Host(name="other", ssh_args=("-F", "none")))["port"] == "22"
+
+
+def test_a_known_hosts_file_that_keeps_nothing_is_noticed(tmp_path: Path) -> None:
+    for file, records in (("none", False), ("/dev/null", False), (f"{tmp_path}/one", True)):
+        config = write(tmp_path, f"Host *\n  UserKnownHostsFile {file}\n")
+        assert route_to(Host(name="intel", ssh_args=("-F", config))).records is records
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("-F", "/no/such/file"), "/no/such/file"),
+        (("-o", "NoSuchOption=1"), "Bad configuration option"),
+        (("-Z",), "option -Z not recognized"),
+        (("-o",), "option -o requires argument"),
+        (("-v", "elsewhere"), "elsewhere is no option"),
+    ],
+)
+def test_settings_that_ssh_does_not_take_are_one_line(args: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        route_to(Host(name="intel", ssh_args=args))
+    assert str(caught.value).startswith("host intel: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_that_change_what_ssh_does_are_left_out() -> None:
+    args = ("-4NA", "-S", "/tmp/theirs", "-M", "-W", "a:1", "-E/tmp/log", "-w", "0", "-CXY", "-n")
+    command = route_to(Host(name="intel", ssh_args=("-F", "none", *args))).command
+    mine = command[-5:-2]
+    assert mine[1:] == ("-4", "-C")
+    assert settings(Host(name="intel", ssh_args=("-F", "none", *args)))["forwardagent"] == "no"
+
+
+def test_a_mistake_is_said_with_the_operator_s_file_and_line(tmp_path: Path) -> None:
+    config = write(tmp_path, "Host *\n  Nonsense yes\n")
+    with pytest.raises(ConfigError, match=rf"{config}: line 2: Bad configuration option"):
+        route_to(Host(name="intel", ssh_args=("-F", config)))
+
+
+def test_a_file_that_its_group_may_write_counts_as_for_ssh(tmp_path: Path) -> None:
+    config = write(tmp_path, "Host *\n  Port 2200\n")
+    Path(config).chmod(0o664)
+    assert settings(Host(name="intel", ssh_args=("-F", config)))["port"] == "2200"
+
+
+@pytest.mark.parametrize("kind", ["open to others", "a link", "a file"])
+def test_a_folder_that_others_may_have_made_is_refused(short_folder: Path, kind: str) -> None:
+    folder = short_folder / f"motley-{os.getuid()}"
+    if kind == "a link":
+        (short_folder / "theirs").mkdir(mode=0o700)
+        folder.symlink_to("theirs")
+    elif kind == "a file":
+        folder.touch(0o600)
+    else:
+        assert route_to(Host(name="intel", ssh_args=("-F", "none")))
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
+        folder.chmod(0o770)
+    with pytest.raises(ConfigError, match=rf"{folder} is not a folder of yours alone; remove it"):
+        route_to(Host(name="intel", ssh_args=("-F", "none")))
+
+
+def test_a_name_that_is_an_option_is_no_name() -> None:
+    with pytest.raises(ConfigError, match="'-oProxyCommand=x' is no name of a host"):
+        route_to(Host(name="intel", address="-oProxyCommand=x"))
+
+
+def test_ssh_speaks_english_and_sends_no_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LANG", "LC_ALL", "LC_MESSAGES", "LANGUAGE"):
+        monkeypatch.setenv(name, "de_DE.UTF-8")
+    monkeypatch.setenv("LCD", "no locale")
+    kept = environment()
+    assert not {"LANG", "LC_ALL", "LC_MESSAGES", "LANGUAGE"} & set(kept)
+    assert kept["LCD"] == "no locale"
+
+
+def test_without_ssh_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="host intel: there is no `ssh` here"):
+        route_to(Host(name="intel"))

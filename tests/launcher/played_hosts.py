@@ -1,0 +1,37 @@
+"""Hosts of a cluster that are all this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.hosts.local import LocalConnection
+
+
+class Disk(LocalConnection):
+    """A host with a state folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def state_folder(self) -> str:
+        return str(self.folder)
+
+
+class Units(LocalConnection):
+    """A host whose processes are units of systemd; all that it is asked is well."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked = asked
+
+    @property
+    def units(self) -> bool:
+        return True
+
+    def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = 1.0
+    ) -> Any:
+        self._asked[name] = arguments
+        return {"status": "ok", "detail": "", "remedy": ""}

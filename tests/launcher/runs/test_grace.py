@@ -1,0 +1,126 @@
+"""How long a process may take to end, and that one which saves is given the time for it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.hosts.local import LocalConnection
+from launcher.runs import down
+from launcher.runs.processes import SessionSupervisor
+from launcher.runs.systemd import SystemdSupervisor
+from launcher.supervisor.spec import SAVING, SAVING_VARIABLE, RestartPolicy, SessionSpec
+from tests.launcher.keeping import python_process
+from tests.launcher.unit_host import UnitHost
+from tests.waiting import wait_for
+from trainer.exchange.coordinator import membership
+from trainer.exchange.transport import link
+from trainer.tracking import run_recorder
+
+SLEEP = "import time\nwhile True: time.sleep(60)"
+Make = Callable[[float], SessionSupervisor]
+
+
+@pytest.fixture(params=["session", "units"])
+def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator[Make]:
+    """Return a maker of supervisors by their supervisors' grace."""
+    units = request.param == "units"
+    connection = UnitHost(tmp_path) if units else LocalConnection()
+    kind = SystemdSupervisor if units else SessionSupervisor
+
+    def build(grace: float) -> SessionSupervisor:
+        return kind(connection, run_id, RestartPolicy(), grace)
+
+    yield build
+    connection.close()  # a unit that fails is started again as long as it is wanted
+
+
+SAVES = """
+import os, pathlib, signal, sys, time
+mark = pathlib.Path(os.environ["MOTLEY_SAVING"])
+def save(*_):
+    mark.touch()
+    time.sleep({seconds})
+    pathlib.Path("saved").touch()
+    mark.unlink()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up")
+while True: time.sleep(60)
+"""
+
+
+def test_a_process_that_saves_is_given_the_time(make: Make, home: Path) -> None:
+    """Far more than the grace of its supervisor, and than the launcher's own."""
+    supervisor = make(0.2)
+    process = python_process(home, SAVES.format(seconds=3))
+    supervisor.start(process)
+    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "the first line")
+    supervisor.stop([process], 1.0)
+    state = supervisor.state(process)
+    assert (state.state, state.exit_code, state.signal) == ("stopped", 0, None)
+    assert Path(process.folder, "saved").exists()
+
+
+def test_a_save_without_end_is_not_waited_for_forever(
+    make: Make, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.runs.processes.LONGEST_SAVE", 0.5)
+    supervisor = make(0.2)
+    process = python_process(home, SAVES.format(seconds=600))
+    supervisor.start(process)
+    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "the first line")
+    supervisor.stop([process], 0.2)
+    wait_for(lambda: supervisor.state(process).is_over, "the end")
+    assert not Path(process.folder, "saved").exists()
+
+
+def test_a_mark_that_an_earlier_attempt_left_behind_buys_no_time(make: Make, home: Path) -> None:
+    supervisor = make(0.2)
+    code = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\n{SLEEP}"
+    process = python_process(home, code)
+    mark = Path(process.folder, SAVING)
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    supervisor.start(process)
+    wait_for(lambda: b"deaf" in supervisor.read_log(process, 1), "the first line")
+    assert not mark.exists()
+    supervisor.stop([process], 20.0)
+    assert supervisor.state(process).signal == signal.SIGKILL
+
+
+def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
+    run_id: str, tmp_path: Path
+) -> None:
+    process = python_process(tmp_path, SAVES.format(seconds=600))
+    folder = Path(process.folder)
+    folder.mkdir(parents=True)
+    spec = SessionSpec(
+        name=process.name,
+        run_id=run_id,
+        argv=process.argv,
+        env=dict(process.env),
+        folder=str(folder),
+        grace=0.2,
+        longest_save=0.5,
+    )
+    (folder / "spec.json").write_bytes(spec.to_json())
+    supervisor = SessionSupervisor(LocalConnection(), run_id)
+    supervisor.begin(process)
+    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "the first line")
+    supervisor.stop([process], 60.0)
+    state = supervisor.state(process)
+    assert (state.state, state.signal) == ("stopped", signal.SIGKILL)
+
+
+def test_the_mark_of_a_save_has_the_name_that_the_trainer_looks_for() -> None:
+    assert SAVING_VARIABLE == run_recorder.SAVING_VARIABLE
+
+
+def test_every_grace_outlasts_what_a_stopped_coordinator_waits_for() -> None:
+    """It gives up its step first; then its supervisor's grace ends, then the launcher's."""
+    keeper = SessionSpec("coordinator", "run", (), {}, "").grace
+    assert membership.STOP_PATIENCE + link.FLUSH < keeper < down.GRACE

@@ -1,0 +1,195 @@
+"""The run's state from what its coordinator did and said."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.distillation import place_distillation
+from launcher.plan.placement import place
+from launcher.plan.plan import LaunchPlan
+from launcher.plan.setting import Setting
+from launcher.runs.processes import ProcessState
+from launcher.runs.run import Run
+from launcher.runs.self_reports import read_training
+from launcher.runs.status import RunMonitor, derive_state, shards
+from launcher.supervisor.processes import ProcessIdentity, identify
+from trainer.config import distill_job
+from trainer.config.run import load
+
+
+@pytest.mark.parametrize(
+    ("process", "said", "state"),
+    [
+        ("absent", None, "stopped"),
+        ("starting", None, "starting"),
+        ("running", None, "starting"),
+        ("running", "waiting", "starting"),
+        ("running", "running", "running"),
+        ("running", "stopping", "stopping"),
+        ("running", "completed", "stopping"),
+        ("running", "failed", "stopping"),
+        ("stopping", "running", "stopping"),
+        ("backoff", "running", "recovering"),
+        ("exited", "completed", "completed"),
+        ("exited", "failed", "failed"),
+        ("exited", "stopping", "stopped"),
+        ("exited", "stopped", "stopped"),
+        ("running", "stopped", "stopping"),
+        ("stopped", "running", "stopped"),
+        ("stopped", "completed", "completed"),
+        ("failed", "running", "failed"),
+        ("failed", None, "failed"),
+        ("lost", "running", "failed"),
+    ],
+)
+def test_the_state_of_a_run(process: str, said: str | None, state: str) -> None:
+    training = None if said is None else {"state": said}
+    assert derive_state(ProcessState(state=process), training) == state
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+
+    host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
+    setting = Setting(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
+    return place([host], load("quickstart", {"output": str(tmp_path)}), 1, setting)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        (json.dumps({"run_id": "run-1", "updated": 100.0}), True),
+        (json.dumps({"run_id": "run-1", "updated": 99.0}), False),
+        (json.dumps({"run_id": "run-2", "updated": 101.0}), False),
+        ("[1]", False),
+        ("torn {", False),
+        ("", False),
+    ],
+)
+def test_only_what_this_attempt_of_this_run_wrote_counts(
+    tmp_path: Path, plan: LaunchPlan, text: str, counts: bool
+) -> None:
+    (tmp_path / "status.json").write_text(text)
+    assert (read_training(LocalConnection(), plan, 100.0) is not None) == counts
+
+
+@pytest.mark.parametrize(("step", "state"), [(20, "completed"), (7, "stopped")])
+def test_the_words_of_the_version_before(
+    tmp_path: Path, plan: LaunchPlan, step: int, state: str
+) -> None:
+    """It had `finished` for every end with exit code 0, and `benched` for a worker that is idle."""
+    workers = [{"rank": 0, "state": "active"}, {"rank": 1, "state": "benched"}]
+    ended = {"state": "finished", "step": step, "total_steps": 20, "workers": workers}
+    (tmp_path / "status.json").write_text(json.dumps({"run_id": "run-1", **ended}))
+    said = read_training(LocalConnection(), plan, None)
+    assert said is not None
+    assert (said["state"], derive_state(ProcessState(state="exited"), said)) == (state, state)
+    assert [worker["state"] for worker in said["workers"]] == ["active", "idle"]
+
+
+def test_no_status_yet(plan: LaunchPlan) -> None:
+    assert read_training(LocalConnection(), plan, None) is None
+
+
+class Distillation:
+    """A student that leads and a teacher beside it, by what their supervisors and they wrote."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("launcher.hosts.ssh.connect", lambda _host: LocalConnection())
+        host = Host(name="localhost", connection="local", devices=())
+        job = distill_job.load(
+            None,
+            {
+                "teacher.model": "/t",
+                "teacher.data": ["/d"],
+                "student.model": "/s",
+                "student.output": str(folder / "output"),
+                "logits": str(folder / "logits"),
+                "evaluation.data": ["/h"],
+            },
+        )
+        state = str(folder / "state")
+        setting = Setting(run_id="run-1", trainer_command=("t",), state_folder=state, routes={})
+        plan = place_distillation([host], job, setting)
+        self.run = Run(plan, 0.0, plan.hosts)
+        self.pid = os.getpid()
+        for process in plan.processes:
+            self.keeper(process.name, "running")
+
+    def keeper(self, name: str, state: str) -> None:
+        process = self.run.plan.process(name)
+        assert process is not None
+        living = state == "running"
+        identity = asdict(require_identity(self.pid))
+        tree = {
+            "state": state,
+            "keeper": identity,
+            "child": identity if living else None,
+            "attempt": 1,
+            "failures": 0,
+            "exit_code": None if living else 0,
+            "signal": None,
+            "started": 10.0,
+            "message": None,
+        }
+        write(Path(process.folder) / "state.json", tree)
+
+    def student_says(self, state: str) -> None:
+        tree = {"run_id": "run-1", "state": state, "updated": 20.0, "tokens_per_second": 5.0}
+        write(Path(self.run.plan.output) / "status.json", tree)
+
+    def teacher_says(self, pid: int, done: int) -> None:
+        process = self.run.plan.process("teacher-0")
+        assert process is not None
+        tree = {"pid": pid, "state": "running", "shards_done": done, "shards": 12}
+        write(Path(process.beat), tree)
+
+
+def write(path: Path, tree: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tree))
+
+
+def require_identity(pid: int) -> ProcessIdentity:
+    found = identify(pid)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def distillation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distillation:
+    return Distillation(tmp_path, monkeypatch)
+
+
+def test_a_distillation_from_start_to_the_last_score(distillation: Distillation) -> None:
+    monitor = RunMonitor(distillation.run)
+    assert monitor.observe().state == "starting"
+    distillation.student_says("waiting")
+    assert monitor.observe().state == "waiting"
+    distillation.student_says("running")
+    assert monitor.observe().state == "running"
+    distillation.student_says("completed")
+    distillation.keeper("student", "exited")
+    view = monitor.observe()
+    assert (view.state, view.is_live) == ("scoring", True)
+    distillation.keeper("evaluator", "exited")
+    assert monitor.observe().state == "completed"
+
+
+def test_a_teacher_takes_part_once_its_present_attempt_says_so(distillation: Distillation) -> None:
+    monitor = RunMonitor(distillation.run)
+    assert [process.name for process in monitor.observe().missing] == ["teacher-0"]
+    distillation.teacher_says(distillation.pid + 1, done=7)  # an earlier attempt did
+    assert [process.name for process in monitor.observe().missing] == ["teacher-0"]
+    distillation.teacher_says(distillation.pid, done=3)
+    view = monitor.observe()
+    assert view.missing == []
+    student, teacher, _ = distillation.run.plan.processes
+    assert (shards(view.member(teacher)), shards(view.member(student))) == ("3/12", "")
+    distillation.student_says("running")
+    assert monitor.observe().member(student)["tokens_per_second"] == 5.0

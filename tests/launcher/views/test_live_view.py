@@ -1,0 +1,287 @@
+"""The picture of `status --watch` on narrow and wide terminals, and who feeds it."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.errors import UnreachableError
+from launcher.facts.devices import Device
+from launcher.facts.gauges import Gauge
+from launcher.hosts import ssh
+from launcher.hosts.base import Connection
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.failures import Failure
+from launcher.runs.processes import ProcessState, SessionSupervisor
+from launcher.runs.run import Run
+from launcher.runs.status import RunMonitor, RunView
+from launcher.views import render, telemetry
+from launcher.views.live import curve, live_view
+from launcher.views.telemetry import Snapshot, StepRate, Telemetry
+from tests.launcher.keeping import python_process
+from tests.waiting import wait_for
+
+GIB = 1 << 30
+UUID = "GPU-6f1e0b1c-0000-1111-2222-333344445555"
+CARD = Device("cuda", UUID, "NVIDIA GeForce RTX 4090", 24 * GIB)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    worker = python_process(tmp_path, "print('hi')")
+    here = Host(name="intel", address="10.0.0.1")
+    far = Host(name="lambda-with-a-very-long-name", devices=(CARD,))
+    processes = (
+        replace(worker, name="coordinator", role="coordinator", rank=None, device="", host="intel"),
+        replace(worker, host="intel"),
+        replace(worker, name="worker-1", rank=1, device=UUID, backend="cuda", host=far.name),
+    )
+    plan = LaunchPlan(
+        run_id="demo-20261121-130000-7f3a",
+        output="/nowhere",
+        bind_address="",
+        port=1,
+        hosts=(here, far),
+        processes=processes,
+    )
+    return Run(plan, 0.0, (here, far))
+
+
+TRAINING: dict[str, Any] = {
+    "step": 120,
+    "total_steps": 480,
+    "loss": 1.23456,
+    "tokens_per_second": 4200.0,
+    "exchange_ms": 35.4,
+    "exchange_exposed_ms": 8.6,
+    "epoch": 1,
+    "learning_rate": 0.0001,
+    "workers": [
+        {"rank": 0, "state": "active", "samples": 3, "tokens_per_second": 1000.0},
+        {"rank": 1, "state": "idle", "samples": 9, "tokens_per_second": 3200.0},
+    ],
+}
+
+
+def snapshot(run: Run, **changes: Any) -> Snapshot:
+    states = {p.name: ProcessState(state="running", attempt=1) for p in run.plan.processes}
+    view = RunView(run, "running", None, states, TRAINING)
+    gauges = {
+        "intel": {"cpu": Gauge(3 * GIB, 8 * GIB, 51.0)},
+        run.hosts[1].name: {UUID: Gauge(24 * GIB, 24 * GIB, 91.0, 98)},
+    }
+    made = Snapshot(view, 0.2, gauges, (3.0, 2.0, 1.2), left=185.0)
+    return replace(made, **changes)
+
+
+def drawn(picture: Snapshot, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(live_view(picture, width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_eighty_columns_hold_it(run: Run) -> None:
+    lines = drawn(snapshot(run), 80)
+    assert max(len(line) for line in lines) <= 80
+    text = "\n".join(lines)
+    assert "demo-20261121-130000-7f3a  running" in lines[0]
+    for words in ("step 120/480", "25 %", "loss 1.2346", "4,200 tokens/s"):
+        assert words in text
+    assert "exchange 35 ms (9 exposed)" in text
+    for words in ("epoch 2", "0:03:05 left", "lr 1.00e-04", "loss █▄▁  █ 3  ▁ 1.2"):
+        assert words in text
+    assert any(line.split()[:3] == ["-", "intel", "coordinator"] for line in lines)
+    first, second = (next(line for line in lines if line.strip().startswith(r)) for r in "01")
+    coordinator = next(line for line in lines if line.strip().startswith("-"))
+    assert " ".join(coordinator.split()) == "- intel coordinator running - - 3.0/8 GiB 51 °C"
+    assert " ".join(first.split()) == "0 intel cpu active 25 % 1,000", "memory once a host"
+    words = "idle 75 % 3,200 24.0/24 GiB 91 °C 98 %"
+    assert second.split()[-len(words.split()) :] == words.split()
+    assert "RTX 4090" in second
+    assert "lambda-w…" in second
+
+
+def test_a_validation_has_a_line_of_its_own(run: Run) -> None:
+    whole = snapshot(run)
+    validation = {"step": 100, "loss": 0.79981, "accuracy": 0.665, "mcc": 0.6}
+    view = replace(whole.view, training={**TRAINING, "validation": validation})
+    lines = [line.strip() for line in drawn(replace(whole, view=view), 80)]
+    after = lines.index("loss 1.2346  lr 1.00e-04  4,200 tokens/s  exchange 35 ms (9 exposed)") + 1
+    assert lines[after] == "validation loss 0.7998  accuracy 0.665  at step 100"
+    assert "validation" not in "\n".join(drawn(whole, 80))
+
+
+def test_a_leader_of_an_earlier_version_does_not_say_what_was_exposed(run: Run) -> None:
+    whole = snapshot(run)
+    training = {key: value for key, value in TRAINING.items() if key != "exchange_exposed_ms"}
+    text = "\n".join(drawn(replace(whole, view=replace(whole.view, training=training)), 80))
+    assert "exchange 35 ms\n" in "\n".join(map(str.rstrip, text.splitlines()))
+
+
+def test_without_a_gpu_no_column_is_empty(run: Run) -> None:
+    gauges = {"intel": {"cpu": Gauge(3 * GIB, 8 * GIB)}}
+    lines = drawn(snapshot(run, gauges=gauges), 80)
+    heading = next(line for line in lines if line.startswith("RANK"))
+    assert heading.split()[-3:] == ["TOKENS/S", "MEMORY", "ATTEMPT"]
+
+
+def test_wider_terminals_show_more(run: Run) -> None:
+    text = "\n".join(drawn(snapshot(run), 140))
+    assert run.hosts[1].name in text
+    for words in ("LOAD", "98 %", "ATTEMPT", "LAST EXIT"):
+        assert words in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 110, 200])
+def test_nothing_is_wider_than_the_terminal(run: Run, width: int) -> None:
+    failure = Failure("worker-1 failed", ("x" * 300,))
+    for picture in (snapshot(run), snapshot(run, failures=(failure,), age=60.0)):
+        assert max(len(line) for line in drawn(picture, width)) <= width
+
+
+def test_who_is_away_is_marked(run: Run) -> None:
+    whole = snapshot(run)
+    far = run.hosts[1].name
+    states = {**whole.view.processes, "worker-1": ProcessState(state="unreachable")}
+    view = replace(
+        whole.view, processes=states, unreachable={far: f"host {far}: no answer within 3 s"}
+    )
+    text = "\n".join(drawn(replace(whole, view=view, gauges={}, age=7.0), 100))
+    assert "unreachable" in text
+    assert f"! host {far}: no answer within 3 s" in text
+    assert "(as it was 7 s ago)" in text
+
+
+def test_before_anything_is_known(run: Run) -> None:
+    states = {p.name: ProcessState(state="absent") for p in run.plan.processes}
+    view = RunView(run, "starting", "waiting", states, None)
+    text = "\n".join(drawn(Snapshot(view, 0.0), 80))
+    assert "starting" in text
+    assert "step" not in text
+
+
+def test_a_worker_whose_process_is_back_is_on_its_way(run: Run) -> None:
+    whole = snapshot(run)
+    workers = [TRAINING["workers"][0], {"rank": 1, "state": "lost", "samples": 0}]
+    view = replace(whole.view, training={**TRAINING, "workers": workers})
+    assert "rejoining" in "\n".join(drawn(replace(whole, view=view), 80))
+
+
+def test_the_last_words_of_a_failed_worker_are_shown(run: Run) -> None:
+    failure = Failure("worker-1 on x: attempt 1 ended, killed by SIGKILL; starts again", ("out",))
+    lines = drawn(snapshot(run, failures=(failure,)), 80)
+    assert lines[-2].strip() == failure.heading
+    assert lines[-1].strip() == "out"
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        ((), ""),
+        ((1.0,), "▁  1"),
+        ((1.0, 1.0), "▁▁  1"),
+        ((8.0, 1.0), "█▁  █ 8  ▁ 1"),
+        (range(16), "▁▂▃▄▅▆▇█  █ 14.5  ▁ 0.5"),
+    ],
+)
+def test_a_curve_has_a_scale(values: Any, bars: str) -> None:
+    assert curve(list(values), 8) == bars
+
+
+def test_the_time_that_is_left_goes_by_the_pace_of_late(run: Run) -> None:
+    view, pace = snapshot(run).view, StepRate()
+    for now, step in ((0.0, 100), (1.0, 100), (10.0, 120)):
+        assert pace.left(view) is None
+        pace.seen(replace(view, training={**TRAINING, "step": step}), now)
+    assert pace.left(view) == pytest.approx(180.0)
+    pace.seen(replace(view, training={**TRAINING, "step": 90}), 11.0)
+    assert pace.left(view) is None, "it went on from a checkpoint"
+    pace.seen(replace(view, state="recovering"), 12.0)
+    assert pace.left(view) is None
+
+
+def test_a_dead_host_does_not_hold_up_the_picture(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(host: Host) -> Connection:
+        if host.name == "intel":
+            return LocalConnection()
+        raise UnreachableError(f"host {host.name}: no route")
+
+    monkeypatch.setattr(ssh, "connect", connect)
+    monkeypatch.setattr(telemetry, "LOOK_EVERY", 0.01)
+    worker = run.plan.processes[1]
+    SessionSupervisor(LocalConnection(), run.run_id).start(worker)
+    looking = Telemetry(RunMonitor(run))
+    looking.start()
+    try:
+        wait_for(lambda: "intel" in looking.latest().gauges, "gauges")
+        wait_for(lambda: looking.latest().view.processes[worker.name].is_over, "the end")
+        latest = looking.latest()
+        assert list(latest.gauges) == ["intel"]
+        assert latest.gauges["intel"]["cpu"].memory_total
+        assert latest.view.processes["worker-1"].state == "unreachable"
+        assert latest.view.unreachable
+    finally:
+        looking.close()
+
+
+def test_a_run_without_ranks_goes_by_names(run: Run) -> None:
+    student, teacher, _ = run.plan.processes
+    plan = replace(
+        run.plan,
+        processes=(
+            replace(student, name="student", role="student"),
+            replace(teacher, name="teacher-0", role="teacher", rank=None, beat="/beat"),
+        ),
+    )
+    view = snapshot(replace(run, plan=plan)).view
+    says = {"teacher-0": {"state": "waiting", "shards_done": 3, "shards": 12}}
+    lines = drawn(replace(snapshot(run), view=replace(view, beats=says)), 80)
+    table = lines[next(i for i, line in enumerate(lines) if "HOST" in line) :]
+    assert table[0].split()[0] == "NAME"
+    assert [line.split()[0] for line in table[1:3]] == ["student", "teacher-0"]
+    assert "3/12" in table[2]
+    assert "waiting" in table[2]
+
+
+LONG = "a-name-of-a-run-that-is-rather-long-20261121-130000-7f3a"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_status_and_runs_fit_the_terminal(run: Run, width: int) -> None:
+    ended = ProcessState(state="backoff", attempt=3, exit_code=5)
+    view = snapshot(run).view
+    view = replace(view, processes={**view.processes, "worker-1": ended})
+    long = replace(view, run=replace(run, plan=replace(run.plan, run_id=LONG, output="/" + LONG)))
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(render.status_table(view, width))
+    console.print(render.runs_table([view, view], width))
+    console.print(render.runs_table([long], width))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    whole = {"coordinator", "worker-1", "idle", "backoff", "active", "demo-20261121-130000-7f3a"}
+    assert whole <= set(text.split())
+    assert "exit code 5" in text
+    assert "step 120/480, loss" in text
+    assert ("PID" in text) == ("OUTPUT" in text) == (width == 200)
+    assert (LONG in text) == (width == 200)
+
+
+def test_who_has_no_share_is_said_with_the_reason(run: Run) -> None:
+    whole = snapshot(run)
+    assert whole.view.remarks == ["worker 1 idle: would slow the step"]
+    lost = {"rank": 1, "state": "lost", "samples": 0}
+    view = replace(whole.view, training={**TRAINING, "workers": [TRAINING["workers"][0], lost]})
+    words = "worker 1 lost, its share moved to the others"
+    assert view.remarks == [words]
+    assert any(words in line for line in drawn(replace(whole, view=view), 60))
+    over = {p.name: ProcessState(state="exited", exit_code=0) for p in run.plan.processes}
+    assert not replace(view, processes=over).remarks

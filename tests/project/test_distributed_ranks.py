@@ -1,0 +1,43 @@
+"""The ranks for tests: results, failures and hangs come back as what they are."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.distributed_ranks import RankError, Ranks
+
+HERE = "tests.project.test_distributed_ranks"
+
+
+def add_up(value: int) -> list[int]:
+    total = torch.tensor(value + dist.get_rank())
+    dist.all_reduce(total)
+    return [dist.get_rank(), int(total)]
+
+
+def fail_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        raise ValueError(f"rank {rank} says so")
+    dist.barrier()
+
+
+def hang_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        time.sleep(600)
+
+
+def test_every_rank_returns_its_result(ranks: Ranks) -> None:
+    assert ranks.run(f"{HERE}:add_up", 10) == [[0, 21], [1, 21]]
+    assert ranks.run(f"{HERE}:add_up", 1, world=4) == [[rank, 10] for rank in range(4)]
+
+
+def test_a_failing_rank_and_a_hanging_one_are_named(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="ValueError: rank 1 says so"):
+        ranks.run(f"{HERE}:fail_on", 1)
+    with pytest.raises(RankError, match=r"rank 1 hangs:[^$]*in hang_on"):
+        ranks.run(f"{HERE}:hang_on", 1, patience=5.0)
+    assert ranks.run(f"{HERE}:add_up", 0) == [[0, 1], [1, 1]]

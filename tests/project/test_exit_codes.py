@@ -1,0 +1,78 @@
+"""One table of exit codes: errors, supervisors and the documents follow it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import launcher.errors
+from launcher.supervisor.spec import RestartPolicy
+from trainer.errors import EXIT_CODES, TrainerError, restarts
+from trainer.tracking.status import STATUS_FILE, StatusFile, first_status, says_over
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "commands.md"
+
+
+def errors_of(top: str) -> dict[str, int]:
+    """Return the classes below `top` that set `exit_code`, with their codes."""
+    return {
+        node.name: int(ast.literal_eval(line.value))
+        for path in (ROOT / top).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ClassDef)
+        for line in node.body
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "exit_code"
+    }
+
+
+def test_every_error_has_a_code_of_the_table() -> None:
+    found = errors_of("trainer")
+    assert TrainerError.__name__ in found
+    assert set(found.values()) <= set(EXIT_CODES)
+
+
+def test_the_page_shows_the_table() -> None:
+    rows = [
+        f"| {code} | {row.meaning} | {'yes' if row.restarted else 'no'} |"
+        for code, row in EXIT_CODES.items()
+    ]
+    table = "\n".join(
+        ["| exit code | of `trainer` | restarted by a supervisor |", "|---|---|---|", *rows]
+    )
+    assert f"\n{table}\n\n" in PAGE.read_text(encoding="utf-8")
+
+
+def test_every_supervisor_decides_alike(tmp_path: Path) -> None:
+    """The launcher, a coordinator with local workers, and readers of a failed run's status."""
+    for code in (-9, -6, *EXIT_CODES, 120, 255):
+        assert RestartPolicy().restarts(code) == restarts(code), code
+        if code > 0:
+            status = first_status("run", 1, 1)
+            status.update(state="failed", exit_code=code)
+            StatusFile(tmp_path).update(status)
+            assert says_over(tmp_path / STATUS_FILE) == (not restarts(code)), code
+
+
+def test_no_other_module_lists_codes() -> None:
+    """A tuple or set of two and more restarted codes is a second table."""
+    restarted = {code for code in EXIT_CODES if restarts(code)}
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for top in ("launcher", "trainer")
+        for path in (ROOT / top).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, (ast.Tuple, ast.Set, ast.List))
+        and {value.value for value in node.elts if isinstance(value, ast.Constant)} >= restarted
+    ]
+    assert found == []
+
+
+def test_the_launchers_page_lists_its_own_codes() -> None:
+    classes = errors_of("launcher")
+    known = {0, *classes.values()}
+    documented = PAGE.read_text(encoding="utf-8").split("| exit code | of `launch` |")[1]
+    rows = re.findall(r"^\| (\d+) \|", documented.split("\n\n")[0], re.MULTILINE)
+    listed = re.findall(r"^\| (\d+) ", launcher.errors.__doc__ or "", re.MULTILINE)
+    assert [int(row) for row in rows] == [int(row) for row in listed] == sorted(known)

@@ -1,0 +1,150 @@
+"""Long conversations lose whole turns and lines of their oldest part, never the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.data.families import FAMILIES
+from tests.trainer.data.test_chat_template import write_model
+from tests.trainer.data.test_tokens import byte_tokenizer, write
+from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.fitting import encode_within, fit
+from trainer.data.samples import read_file
+from trainer.data.shapes import Message, Sample
+from trainer.data.survey import survey
+from trainer.data.tokens import load_dataset
+
+
+def said(*turns: tuple[str, str]) -> Sample:
+    return Sample("", messages=tuple(Message(role, text) for role, text in turns))
+
+
+def texts(sample: Sample | None) -> list[str]:
+    assert sample is not None
+    return [message.content for message in sample.messages]
+
+
+def size(sample: Sample) -> int:
+    return sum(len(message.content) for message in sample.messages)
+
+
+CHAT = said(
+    ("system", "S" * 10),
+    ("user", "a" * 10),
+    ("assistant", "b" * 10),
+    ("user", "c" * 10),
+    ("tool", "t" * 10),
+    ("assistant", "d" * 10),
+    ("user", "e" * 10),
+    ("assistant", "f" * 10),
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [(80, "SabctdeF"), (79, "Sctdef"), (60, "Sctdef"), (59, "Sef"), (30, "Sef"), (29, None)],
+)
+def test_the_oldest_exchanges_go_first_and_the_system_turn_stays(limit, left):
+    fitted = fit(CHAT, size, limit)
+    assert (fitted and "".join(text[0] for text in texts(fitted)).lower()) == (
+        left and left.lower()
+    )
+
+
+def test_the_last_exchange_with_an_answer_stays():
+    chat = said(("user", "a" * 9), ("assistant", "b" * 9), ("user", "dangling!"))
+    assert texts(fit(chat, size, 27)) == texts(chat)
+    assert fit(chat, size, 26) is None, "without the answer there is nothing to learn"
+
+
+LINES = [f"P{number}: said {number}" for number in range(8)]
+TRANSCRIPT = "\n".join(LINES)
+HEAD = "Present: P0 to P7"
+ASK = "Sum it up."
+
+
+@pytest.mark.parametrize(
+    ("asked", "left"),
+    [
+        (f"{HEAD}\n\n{TRANSCRIPT}\n\n{ASK}", HEAD + "\n\n{}\n\n" + ASK),
+        (f"{ASK}\n\n{HEAD}\n\n{TRANSCRIPT}", ASK + "\n\n" + HEAD + "\n\n{}"),
+        (f"{TRANSCRIPT}\n\n{ASK}", "{}\n\n" + ASK),
+        (f"{ASK}\n\n{TRANSCRIPT}", ASK + "\n\n{}"),
+        (TRANSCRIPT, "{}"),
+    ],
+)
+def test_lines_of_a_transcript_go_oldest_first_wherever_the_instruction_is(asked, left):
+    sample = said(("user", asked), ("assistant", "Much was said."))
+    for kept in range(1, 9):
+        expected = left.format("\n".join(LINES[-kept:]))
+        fitted = fit(sample, size, len(expected) + len("Much was said."))
+        assert texts(fitted) == [expected, "Much was said."]
+    assert fit(sample, size, len(left) - 2 + len("Much was said.")) is None
+
+
+def test_turns_between_blank_lines_are_a_transcript_too():
+    asked = "\n\n".join([ASK, *LINES, "That was all."])
+    sample = said(("user", asked), ("assistant", "x"))
+    expected = "\n\n".join([ASK, *LINES[5:], "That was all."])
+    assert texts(fit(sample, size, len(expected) + 1)) == [expected, "x"]
+
+
+def test_exchanges_go_before_lines():
+    sample = said(
+        ("user", "old"), ("assistant", "answer"), ("user", TRANSCRIPT), ("assistant", "new")
+    )
+    assert texts(fit(sample, size, len(TRANSCRIPT) + 3)) == [TRANSCRIPT, "new"]
+    assert texts(fit(sample, size, len(TRANSCRIPT) + 2)) == ["\n".join(LINES[1:]), "new"]
+
+
+def rows(*answers: str) -> list[dict[str, Any]]:
+    asked = {"role": "user", "content": f"{TRANSCRIPT}\n\n{ASK}"}
+    return [{"messages": [asked, {"role": "assistant", "content": answer}]} for answer in answers]
+
+
+def test_the_answer_is_learned_whole_and_what_does_not_fit_is_left_out(tmp_path: Path):
+    tokenizer = byte_tokenizer(tmp_path)
+    path = write(tmp_path / "a.jsonl", *rows("Much was said.", "x" * 200))
+    data = load_dataset(path, tmp_path, "causal-lm", None, max_seq_len=100)
+    fits, dropped = data[0], data[1]
+    assert isinstance(fits.labels, np.ndarray)
+    assert isinstance(dropped.labels, np.ndarray)
+    assert len(fits.input_ids) <= 100
+    text = tokenizer.decode(fits.input_ids.tolist(), skip_special_tokens=False)
+    assert text.startswith("<|im_start|>user\nP4: said 4\n")
+    learned = fits.labels[fits.labels != IGNORED].tolist()
+    assert tokenizer.decode(learned, skip_special_tokens=False) == "Much was said.<|im_end|>"
+    assert dropped.labels.tolist() == [IGNORED], "it costs next to nothing and counts nothing"
+
+
+def test_the_log_counts_what_is_cut_and_what_is_left_out(tmp_path: Path):
+    byte_tokenizer(tmp_path)
+    path = write(tmp_path / "a.jsonl", *rows("Much was said.", "x" * 200, "y" * 300))
+    lines = survey(read_file(path, "causal-lm"), None, Encoder(tmp_path), 100, None)
+    assert lines[1].startswith("data: 3 samples are longer than max_seq_len 100 and cut: ")
+    assert lines[1].endswith("; of 2 nothing is left to learn")
+
+
+def test_other_samples_are_cut_at_the_end_as_before(tmp_path: Path):
+    tokenizer = byte_tokenizer(tmp_path)
+    ids, labels = encode_within(Encoder(tmp_path), Sample("abcdef"), 4)
+    assert tokenizer.decode(ids) == "abcd"
+    assert labels == ids
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_templates_express_what_is_left(tmp_path: Path, name: str):
+    write_model(tmp_path, FAMILIES[name], FAMILIES[name].marked)
+    encoder = Encoder(tmp_path)
+    turns = [("user", TRANSCRIPT), ("assistant", "first"), ("user", TRANSCRIPT), ("assistant", "z")]
+    whole, _ = encoder.conversation(said(*turns))
+    one, _ = encoder.conversation(said(*turns[2:]))
+    ids, labels = encode_within(encoder, said(*turns), len(whole) - 1)
+    assert ids == one
+    ids, labels = encode_within(encoder, said(*turns), len(one) - 1)
+    expected = encoder.conversation(said(("user", "\n".join(LINES[1:])), ("assistant", "z")))
+    assert (ids, labels) == expected

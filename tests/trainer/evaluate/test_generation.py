@@ -1,0 +1,201 @@
+"""A trained model continues texts and conversations, the same on every backend."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click.testing
+import numpy as np
+import pytest
+
+from tests.trainer import small_model as small
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.checkpoint.trained_model import load_trained
+from trainer.commands.generate import generate
+from trainer.data.encoder import Encoder, load_tokenizer
+from trainer.data.shapes import Message, Sample
+from trainer.errors import InputError
+from trainer.evaluate.generation import complete
+from trainer.init_model import init_model
+from trainer.model.initialization import initial_weights, uniform
+from trainer.model.layout import build_layout
+from trainer.optimizer import TrainState
+from trainer.replica.sampling import Sampling
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+
+def write_adapter(output: Path, model: Path, make_config: MakeConfig, **settings: Any) -> Path:
+    """Return an output folder whose adapter is far from nothing."""
+    config = make_config(model, task="causal-lm", data__max_seq_len=24, **settings)
+    layout = build_layout(model, config)
+    weights = initial_weights(layout, model, config)
+    for slot in layout.tensors():
+        if slot.name.endswith("lora_B.weight"):
+            weights[slot.start : slot.stop] = uniform(3, slot.name, slot.size, 0.5)
+    zeros = np.zeros_like(weights)
+    state = TrainState(weights, zeros, zeros.copy(), step=4)
+    store = CheckpointStore(output / "checkpoints", layout, config, model)
+    progress = RunProgress("run", 4, 0, 8, 0, 0, config.model_dump(mode="json"))
+    store.save(state.snapshot(), progress, metric=0.5)
+    return output
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory, model: Path, make_config: MakeConfig) -> Path:
+    return write_adapter(tmp_path_factory.mktemp("output"), model, make_config)
+
+
+@pytest.fixture(scope="module")
+def nf4_adapter(
+    tmp_path_factory: pytest.TempPathFactory, data: Path, make_config: MakeConfig
+) -> Path:
+    """Return the same on a base of four bits a weight.
+
+    Its matrices are whole blocks of 64 wide: others bitsandbytes misreads on the CPU.
+    """
+    folder = tmp_path_factory.mktemp("nf4")
+    sizes = replace(small.SIZES, hidden_size=64, head_dim=16)
+    base = init_model(data, folder / "model", sizes, 0)
+    return write_adapter(folder / "output", base, make_config, model__quantization="nf4")
+
+
+@pytest.fixture(scope="module")
+def bf16_model(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """Return the model as most are published: in bfloat16."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("models") / "bf16"
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    halves = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    save_file(halves, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bf16_adapter(
+    tmp_path_factory: pytest.TempPathFactory, bf16_model: Path, make_config: MakeConfig
+) -> Path:
+    return write_adapter(tmp_path_factory.mktemp("bf16"), bf16_model, make_config)
+
+
+def invoke(*arguments: object) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(generate, [str(argument) for argument in arguments])
+
+
+def objects(result: click.testing.Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "trained", ["adapter", "nf4_adapter", "bf16_adapter", "model", "bf16_model"]
+)
+@pytest.mark.usefixtures("vulkan")
+def test_backends_print_the_same(
+    request: pytest.FixtureRequest, tmp_path: Path, trained: str
+) -> None:
+    """Greedy and drawn; the prompts lie in a file, one is a conversation."""
+    folder = request.getfixturevalue(trained)
+    lines: list[dict[str, Any]] = [
+        {"text": "mkdir -p build && echo hello"},
+        {"messages": [{"role": r, "content": "echo"} for r in ("user", "assistant")]},
+        {"input": "rm", "label": 1},
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for drawing in ([], ["--temperature", 1.5, "--top-k", 40, "--top-p", 0.9, "--seed", 6]):
+        command = [folder, "--data", file, "--max-new-tokens", 5, "--json", *drawing]
+        found: list[list[dict[str, Any]]] = []
+        for backend in ("cpu", "wgpu"):
+            result = invoke(*command, "--gpu-backend", backend, "--threads", 1)
+            found.append(objects(result))
+            assert f" on {backend}" in result.stderr
+        assert found[0] == found[1]
+        assert [one["schema"] for one in found[0]] == ["motley.completion/1"] * 3
+        assert [one["prompt"] for one in found[0]] == [
+            "mkdir -p build && echo hello",
+            "<|im_start|>user\necho<|im_end|>\n<|im_start|>assistant\n",
+            "rm",
+        ]
+        assert all(one["ended"] or one["tokens"] == 5 for one in found[0])
+
+
+def test_the_text_alone_is_printed_for_people(model: Path) -> None:
+    arguments = (model, "--max-new-tokens", 4, "--gpu-backend", "cpu")
+    (one,) = objects(invoke(*arguments, "--prompt", "echo hello", "--json"))
+    result = invoke(*arguments, "--prompt", "echo hello", "--prompt", "rm")
+    assert result.stdout.startswith(one["text"] + "\n")
+
+
+def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None:
+    """In a batch, whose other samples go on and leave padding behind it."""
+    from trainer.replica.torch.generator import TorchGenerator
+
+    trained = load_trained(adapter)
+    prompts = [[70, 80, 90, 100], [75], [110, 120]]
+
+    def run(stop: set[int], batch: int) -> list[list[int]]:
+        generator = TorchGenerator(
+            trained.base_dir, trained.config, trained.layout, trained.weights, "cpu", 1, batch=batch
+        )
+        return generator.generate(
+            prompts, max_new_tokens=6, sampling=Sampling(), stop=frozenset(stop)
+        )
+
+    free = run(set(), 3)
+    assert [len(tokens) for tokens in free] == [6, 6, 6]
+    assert run(set(), 2) == free
+    stop = free[1][2]
+    assert run({stop}, 3) == [
+        tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in free
+    ]
+
+
+def test_what_a_model_is_asked(model: Path) -> None:
+    encoder = Encoder(model)
+    asked = (Message("user", "a<|im_end|>b"),)
+    answered = (*asked, Message("assistant", "c"))
+    ids = encoder.prompt(Sample("", messages=asked))
+    assert ids == encoder.prompt(Sample("", messages=answered))
+    whole, _ = encoder.conversation(Sample("", messages=answered))
+    assert whole[: len(ids)] == ids
+    end = encoder.tokenizer.token_to_id("<|im_end|>")
+    assert end is not None
+    assert ids.count(end) == 1, "a person's text forges no markup"
+    assert encoder.stops == {end, encoder.tokenizer.token_to_id("<|endoftext|>")}
+
+
+def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: MakeConfig) -> None:
+    trained = load_trained(model)
+    with pytest.raises(InputError, match="prompt 2 has no token to continue"):
+        complete(trained, [Sample("x"), Sample("")], 4, Sampling(), "cpu")
+    classifier = make_config(model, num_classes=3)
+    refused = type(trained)(model, classifier, model, trained.layout, trained.weights)
+    with pytest.raises(InputError, match="is a classifier, only language models generate"):
+        complete(refused, [Sample("x")], 4, Sampling(), "cpu")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in model.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    tokenizer = load_tokenizer(model)
+    tokenizer.add_tokens(["zzz"])
+    tokenizer.save(str(broken / "tokenizer.json"))
+    with pytest.raises(InputError, match=r"gives token \d+ of prompt 1, the model knows"):
+        complete(load_trained(broken), [Sample("zzz")], 4, Sampling(), "cpu")
+    (broken / "generation_config.json").write_text("{")
+    with pytest.raises(InputError, match=r"generation_config\.json: cannot be read as JSON"):
+        complete(load_trained(broken), [Sample("x")], 4, Sampling(), "cpu")
+    for arguments in ([model], [model, "--prompt", "x", "--data", "y"]):
+        assert "give --prompt TEXT or --data FILE" in invoke(*arguments).output

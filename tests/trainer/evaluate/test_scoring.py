@@ -1,0 +1,247 @@
+"""Trained models come back from every kind of folder with the same figures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click.testing
+import numpy as np
+import pytest
+
+from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.checkpoint.trained_model import load_trained
+from trainer.commands.evaluate import evaluate
+from trainer.commands.init_model import init_model
+from trainer.commands.merge import merge as merge_command
+from trainer.errors import InputError
+from trainer.evaluate.scoring import Scores, score
+from trainer.model.initialization import initial_weights, uniform
+from trainer.model.layout import build_layout
+from trainer.optimizer import TrainState
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig
+
+
+PEFT_WARNING = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+
+
+def train(output: Path, model: Path, make_config: MakeConfig, **settings: Any) -> Path:
+    """Leave an output folder whose weights are random: nothing about it is a special case."""
+    settings = {"num_classes": 3, "data__max_seq_len": 24, **settings}
+    if settings.get("task") == "causal-lm":
+        del settings["num_classes"]
+    config = make_config(model, **settings)
+    layout = build_layout(model, config)
+    weights = initial_weights(layout, model, config)
+    for slot in layout.tensors():
+        if slot.name.endswith(("lora_B.weight", "score.weight")):
+            weights[slot.start : slot.stop] = uniform(3, slot.name, slot.size, 0.5)
+    zeros = np.zeros_like(weights)
+    state = TrainState(weights, zeros, zeros.copy(), step=4)
+    store = CheckpointStore(output / "checkpoints", layout, config, model)
+    progress = RunProgress("run", 4, 0, 8, 0, 0, config.model_dump(mode="json"))
+    return store.save(state.snapshot(), progress, metric=0.5)
+
+
+@pytest.mark.filterwarnings(PEFT_WARNING)
+def test_an_adapter_from_every_folder_and_through_peft(
+    model: Path, data: Path, tmp_path: Path, make_config: MakeConfig
+) -> None:
+    import peft
+    import torch
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    checkpoint = train(tmp_path / "output", model, make_config)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        shutil.copy(checkpoint / name, adapter)
+    found = [
+        score(load_trained(folder, max_seq_len=24), data, threads=1)
+        for folder in (tmp_path / "output", checkpoint.parent, checkpoint, adapter)
+    ]
+    assert found.count(found[0]) == 4
+    scores = found[0]
+    assert scores.confusion is not None
+    assert (scores.count, scores.weight, scores.task) == (40, 40, "classify")
+
+    # The merged model is a full model with the same figures.
+    merged = merge(load_trained(checkpoint), tmp_path / "merged")
+    again = score(load_trained(merged, max_seq_len=24), data, threads=1)
+    assert again.confusion == scores.confusion
+    assert again.loss == pytest.approx(scores.loss, rel=1e-5)
+
+    # PEFT on the adapter and transformers on the merged model agree with both.
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(model, num_labels=3)
+    wrapped = peft.PeftModel.from_pretrained(base, checkpoint).eval()
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(merged).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(merged)
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    batch = tokenizer(
+        [line["input"] for line in lines],
+        padding=True,
+        truncation=True,
+        max_length=24,
+        return_tensors="pt",
+    )
+    labels = torch.tensor([line["label"] for line in lines])
+    with torch.no_grad():
+        for logits in (wrapped(**batch).logits, plain(**batch).logits):
+            loss = torch.nn.functional.cross_entropy(logits, labels)
+            assert float(loss) == pytest.approx(scores.loss, rel=1e-4)
+            confusion = np.zeros((3, 3), dtype=int)
+            np.add.at(confusion, (labels.numpy(), logits.argmax(-1).numpy()), 1)
+            assert confusion.tolist() == scores.confusion
+
+
+def test_figures_are_those_of_sklearn(
+    model: Path, data: Path, tmp_path: Path, make_config: MakeConfig
+) -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    train(tmp_path / "output", model, make_config, method="full")
+    scores = score(load_trained(tmp_path / "output"), data, threads=1)
+    assert scores.confusion is not None
+    labels, predictions = [], []
+    for label, row in enumerate(scores.confusion):
+        for prediction, count in enumerate(row):
+            labels += [label] * count
+            predictions += [prediction] * count
+    assert scores.accuracy == pytest.approx(sklearn.accuracy_score(labels, predictions))
+    assert scores.mcc == pytest.approx(sklearn.matthews_corrcoef(labels, predictions))
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_language_models(
+    model: Path, data: Path, tmp_path: Path, make_config: MakeConfig, method: str
+) -> None:
+    train(tmp_path / "output", model, make_config, task="causal-lm", method=method)
+    scores = score(load_trained(tmp_path / "output"), data, threads=1)
+    assert scores.task == "causal-lm"
+    assert scores.perplexity == pytest.approx(np.exp(scores.loss))
+    assert scores.weight > scores.count == 40
+    assert scores.confusion is None
+    base = score(load_trained(model, max_seq_len=24), data, threads=1)
+    assert (base.loss == scores.loss) == (method == "full")  # full training was left at its start
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("saved_as", ["causal-lm", "bare"])
+def test_merging_keeps_the_dtype_and_untouched_tensors(
+    tiny_model: Any, tmp_path: Path, make_config: MakeConfig, dtype: str, saved_as: str
+) -> None:
+    import safetensors.torch
+    import torch
+
+    base = tiny_model(dtype=dtype, saved_as=saved_as)
+    checkpoint = train(tmp_path / "out", base, make_config, lora__target_modules=["q_proj"])
+    merged = merge(load_trained(checkpoint), tmp_path / "merged")
+    before = safetensors.torch.load_file(base / "model.safetensors")
+    after = safetensors.torch.load_file(merged / "model.safetensors")
+    assert after.pop("score.weight").shape == (3, 64)
+    adapter = safetensors.torch.load_file(checkpoint / "adapter_model.safetensors")
+    for name, tensor in after.items():
+        stored = before[name.removeprefix("model.") if saved_as == "bare" else name]
+        assert tensor.dtype == stored.dtype == getattr(torch, dtype)
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{stem}.lora_A.weight" in adapter:
+            product = adapter[f"{stem}.lora_B.weight"] @ adapter[f"{stem}.lora_A.weight"]
+            expected = (stored.float() + 2.0 * product).to(stored.dtype)
+            torch.testing.assert_close(tensor, expected)
+            assert not torch.equal(tensor, stored)
+        else:
+            assert torch.equal(tensor, stored), name
+    assert json.loads((merged / "config.json").read_text())["dtype"] == dtype
+
+
+def test_what_cannot_be_read(
+    model: Path, data: Path, tmp_path: Path, make_config: MakeConfig
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    checkpoint = train(tmp_path / "output", model, make_config)
+    full = train(tmp_path / "full", model, make_config, method="full")
+    moved = tmp_path / "moved"
+    shutil.copytree(checkpoint, moved)
+    (moved / "run.json").unlink()
+    tree = json.loads((moved / "adapter_config.json").read_text())
+
+    def adapter(**changes: object) -> Path:
+        (moved / "adapter_config.json").write_text(json.dumps({**tree, **changes}))
+        return moved
+
+    for attempt, message in (
+        (lambda: load_trained(tmp_path / "none"), "no such folder"),
+        (lambda: load_trained(empty), "no intact checkpoint"),
+        (lambda: load_trained(adapter(use_dora=True)), "use_dora is not supported"),
+        (lambda: load_trained(adapter(peft_type="IA3")), "only LoRA adapters"),
+        (lambda: load_trained(adapter(r=5)), "does not fit"),
+        (lambda: load_trained(adapter(r="x")), "cannot be read as a trained model"),
+        (lambda: load_trained(adapter(base_model_name_or_path="/gone")), "/gone: no such model"),
+        (lambda: merge(load_trained(full), tmp_path / "new"), "there is no adapter"),
+        (lambda: merge(load_trained(checkpoint), empty.parent), "exists already"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            attempt()
+        assert "\n" not in str(caught.value)
+    moved_base = load_trained(adapter(base_model_name_or_path="/gone"), base=str(model))
+    assert np.array_equal(moved_base.weights, load_trained(checkpoint).weights)
+
+
+def test_what_was_not_held_out_cannot_be_scored(
+    model: Path, data: Path, tmp_path: Path, make_config: MakeConfig
+) -> None:
+    checkpoint = train(tmp_path / "output", model, make_config, data__validation_fraction=0.1)
+    whole = train(tmp_path / "whole", model, make_config)
+    adapter = tmp_path / "adapter"
+    shutil.copytree(checkpoint, adapter)
+    (adapter / "run.json").unlink()
+    for folder, message in (
+        (whole, f"{whole}: its run held nothing out"),
+        (adapter, f"{adapter}: is no checkpoint"),
+        (checkpoint, f"{data}: is not the file that the run was trained on"),
+    ):
+        arguments = [str(folder), "--data", str(data), "--held-out"]
+        done = click.testing.CliRunner().invoke(evaluate, arguments)
+        assert isinstance(done.exception, InputError)
+        assert str(done.exception).startswith(message)
+        assert "\n" not in str(done.exception)
+    done = click.testing.CliRunner().invoke(evaluate, ["--watch", "output", "--held-out"])
+    assert done.exit_code == 2
+    assert "--held-out" in done.output
+
+
+def test_scores_as_json_hold_no_nan() -> None:
+    tree = Scores("causal-lm", 1, 3, float("nan"), perplexity=float("nan")).as_json()
+    assert json.loads(json.dumps(tree, allow_nan=False))["loss"] is None
+    tree = Scores("classify", 3, 3, 0.5, 0.5, 0.1, [[1, 1], [0, 1]]).as_json()
+    assert tree["classes"][0] == {"label": 0, "count": 2, "precision": 1.0, "recall": 0.5}
+    assert "perplexity" not in tree
+
+
+def test_commands(data: Path, tmp_path: Path, make_config: MakeConfig) -> None:
+    runner = click.testing.CliRunner()
+
+    def run(command: click.Command, *arguments: object) -> str:
+        done = runner.invoke(command, [str(argument) for argument in arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    folder = tmp_path / "model"
+    sizes = ("--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--head-dim", 8)
+    printed = run(init_model, "--data", data, "-o", folder, *sizes)
+    assert Path(printed.strip()) == folder.resolve()
+    train(tmp_path / "output", folder, make_config)
+    scores = json.loads(run(evaluate, tmp_path / "output", "--data", data, "--json"))
+    assert {"loss", "accuracy", "mcc", "count", "confusion", "classes"} <= scores.keys()
+    assert scores["count"] == 40
+    assert "accuracy" in run(evaluate, tmp_path / "output", "--data", data)
+    printed = run(merge_command, tmp_path / "output", "-o", tmp_path / "merged")
+    merged = json.loads(run(evaluate, printed.strip(), "--data", data, "--json"))
+    assert merged["confusion"] == scores["confusion"]

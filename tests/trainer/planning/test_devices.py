@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from trainer.errors import InputError
+from trainer.planning.cost import Prices, plan_cost
+from trainer.planning.devices import GIB, find_device, parse_cluster
+
+
+def test_a_cluster_in_one_line() -> None:
+    cluster = parse_cluster("8xA100-80G nvlink, 2 hosts, 200gbit")
+    assert (cluster.world, cluster.hosts, cluster.is_equal) == (16, 2, True)
+    assert cluster.between == 25e9
+    assert cluster.groups[0].inside == 300e9
+    assert cluster.text == "2 x 8 A100-80G, 200 Gbit/s between hosts"
+    mixed = parse_cluster("1xRTX3090; 2xRTX4090, 1gbit")
+    assert (mixed.world, mixed.is_equal, mixed.smallest.device.name) == (3, False, "RTX3090")
+    assert parse_cluster("1xH200, 10gbit").between is None
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80G"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40G"),
+        ("NVIDIA H100 80GB HBM3", "H100-80G"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
+def test_devices_by_the_name_that_their_driver_reports(reported: str, name: str) -> None:
+    assert find_device(reported).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("8xA1000", "unknown device A1000; near it: "),
+        ("8xA100-80G, 2 hosts", "2 hosts and no link between them"),
+        ("8xA100-80G, soon", "cannot read 'soon'"),
+        ("0xA100-80G", "needs devices"),
+        ("2xRTX4090 nvlink", "a RTX4090 has no NVLink"),
+        ("1xT4; 1xL4", "2 hosts and no link"),
+        ("200gbit", "needs devices"),
+        ("1xT4, 2 hosts, 0gbit", "is no rate"),
+        ("", "cannot read ''"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("(", r"\(")) as caught:
+        parse_cluster(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_energy_and_money() -> None:
+    cluster = parse_cluster("2xA100-80G, 2 hosts, 200gbit")
+    cost = plan_cost(cluster, 1800, Prices(kwh=0.5, hour=2, currency="EUR"))
+    assert cost.kwh == pytest.approx(4 * 400 / 2 / 1000)
+    assert cost.money == pytest.approx(4 + 0.4)
+    assert plan_cost(cluster, 1800, Prices()).money is None
+    assert cluster.groups[0].device.memory == 80 * GIB

@@ -1,0 +1,107 @@
+"""What is offered for a cluster, and what the rules pick."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainer.planning.decision import ROOT, Leaf, Rule, diagram, pick
+from trainer.planning.devices import parse_cluster
+from trainer.planning.shapes import NAMED
+from trainer.planning.strategies import Option, Request, options
+from trainer.planning.tensor_diagram import tensor_diagram
+
+RACK = "8xA100-80G nvlink, 2 hosts, 200gbit"
+
+
+def request_of(shape: str, cluster: str, method: str = "lora", length: int = 2048) -> Request:
+    return Request(
+        shape=NAMED[shape],
+        cluster=parse_cluster(cluster),
+        method=method,  # pyright: ignore[reportArgumentType]
+        length=length,
+    )
+
+
+@pytest.fixture(scope="module")
+def rack() -> list[Option]:
+    return options(request_of("7b", RACK))
+
+
+def test_every_strategy_has_a_line(rack: list[Option]) -> None:
+    keys = [option.key for option in rack]
+    assert len(keys) == len(set(keys))
+    assert {"ddp", "zero-1", "zero-2", "fsdp", "diloco", "motley", "ddp-qlora"} <= set(keys)
+    assert {"ddp-tp8", "ddp-tp8-sp", "fsdp-tp8-sp", "tp8-sp-pp2-1f1b"} <= set(keys)
+    for schedule in ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev"):
+        assert f"ddp-pp2-{schedule}" in keys
+
+
+def test_a_step_has_the_same_rows_in_every_strategy(rack: list[Option]) -> None:
+    for option in rack:
+        strategy = option.strategy
+        rows = option.training.rows * strategy.microbatches * strategy.replicas
+        assert rows == 8 * 16, option.key
+
+
+def test_what_is_sharded_shrinks(rack: list[Option]) -> None:
+    size = {option.key: option.memory.bytes() for option in rack}
+    assert size["fsdp"]["weights"] == pytest.approx(size["ddp"]["weights"] / 16, rel=1e-6)
+    assert size["zero-1"]["gradients"] == size["ddp"]["gradients"] > size["zero-2"]["gradients"]
+    assert size["zero-1"]["optimizer"] == pytest.approx(size["ddp"]["optimizer"] / 16, rel=1e-6)
+    assert size["motley"]["optimizer"] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "cluster", "method", "picked"),
+    [
+        ("7b", RACK, "lora", "ddp"),
+        ("7b", RACK, "full", "fsdp"),
+        ("7b", "1xH200", "lora", "one-device"),
+        ("7b", "1xRTX3090; 2xRTX4090, 1gbit", "lora", "motley"),
+        ("70b", RACK, "lora", "fsdp"),
+        ("13b", "1xRTX4090", "lora", "one-device-qlora"),
+        ("405b", "1xRTX4090", "lora", None),
+        ("qwen3-0.6b", "2xH200 nvlink, 2 hosts, 100mbit", "full", "diloco"),
+    ],
+)
+def test_the_pick(shape: str, cluster: str, method: str, picked: str | None) -> None:
+    asked = request_of(shape, cluster, method)
+    found = options(asked)
+    chosen = pick(asked, found)
+    assert (chosen.option.key if chosen.option else None) == picked
+    assert chosen.option is None or chosen.option.fits
+    assert any(character.isdigit() for character in chosen.sentence)
+    assert all(line.endswith(".") for line in chosen.lines)
+
+
+def test_a_device_of_unknown_speed_is_planned_by_memory_alone() -> None:
+    asked = request_of("7b", "2xRTX4090")
+    group = asked.cluster.groups[0]
+    unknown = replace(group, device=replace(group.device, flops=None, watts=None))
+    asked = replace(asked, cluster=replace(asked.cluster, groups=(unknown,)))
+    found = options(asked)
+    assert all(option.time is None and option.cost is None for option in found)
+    assert pick(asked, found).option is not None
+
+
+def test_the_diagram_has_every_rule_and_every_pick() -> None:
+    text = diagram()
+
+    def check(node: Rule | Leaf) -> None:
+        assert f'"{node.text}"' in text
+        if isinstance(node, Rule):
+            assert f"{node.key} -- yes --> {node.yes.key}" in text
+            assert f"{node.key} -- no --> {node.no.key}" in text
+            check(node.yes)
+            check(node.no)
+
+    check(ROOT)
+
+
+def test_a_block_under_tensor_parallelism() -> None:
+    text = tensor_diagram(NAMED["70b"], 8)
+    assert "8 of 64 heads" in text
+    assert text.count("all-reduce") == 2
+    assert "[3584, 8192]" in text

@@ -1,0 +1,67 @@
+"""How many collectives a step has: micro-batches and adapters add none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.trainer.replica.torch.parallel.one_process import parallel_replica, samples
+
+if TYPE_CHECKING:
+    from tests.distributed_ranks import Ranks
+    from tests.trainer.replica.torch.parallel.conftest import DrawnModel
+
+HERE = "tests.trainer.replica.torch.parallel.test_micro_batches"
+
+
+def collectives(folder: str, settings: dict[str, Any]) -> dict[str, int]:
+    """Return how often each collective runs in a step of 8 samples a rank."""
+    replica, config = parallel_replica(folder, settings)
+    batch = samples(config, 8 * replica.copies, 300)
+    share = [batch[index] for index in replica.share(len(batch))]
+    replica.accumulate(share)  # DDP builds its buckets anew after the first
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        replica.accumulate(share)
+    names = (event.name for event in recorded.events() or ())
+    sort = "nccl:" if torch.cuda.is_initialized() else "gloo:"
+    return dict(Counter(name for name in names if name.startswith(sort)))
+
+
+@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+def test_gradients_are_reduced_once_a_step(
+    ranks: Ranks, drawn_model: DrawnModel, data: str
+) -> None:
+    """By all-reduces, or by reduce-scatters, which gloo makes of all-reduces."""
+    settings = {"method": "full", "parallel.data": data}
+    one, four = (
+        ranks.run(
+            f"{HERE}:collectives",
+            drawn_model(),
+            settings | {"training.micro_batch_size": size},
+        )[0]
+        for size in (8, 2)
+    )
+    reductions = [sum(n for name, n in each.items() if "reduce" in name) for each in (one, four)]
+    assert reductions[0] == reductions[1] > 1, (one, four)
+
+
+@pytest.mark.parametrize("method", [{"method": "full"}, {"lora.lora_rank": 4}])
+def test_a_tensor_parallel_layer_has_two_sums_forward_and_two_backward(
+    ranks: Ranks, drawn_model: DrawnModel, method: dict[str, Any]
+) -> None:
+    """Adapters add none."""
+    counts = [
+        sum(
+            ranks.run(
+                f"{HERE}:collectives",
+                drawn_model(num_hidden_layers=layers),
+                {"parallel.tensor": 2, "training.micro_batch_size": 8, **method},
+            )[0].values()
+        )
+        for layers in (1, 2)
+    ]
+    assert counts[1] - counts[0] == 4

@@ -1,0 +1,173 @@
+"""The card at the end of a run: what it says, and that its commands can be run as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.small_model import write_data, write_model
+from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
+from trainer.checkpoint.store import CheckpointStore
+from trainer.tracking.card import losses, make_card, seconds_of
+from trainer.tracking.status import read_status
+
+BIN = Path(sys.executable).parent
+
+
+def event(kind: str, time: float = 0.0, **details: Any) -> dict[str, Any]:
+    return {"kind": "event", "event": kind, "time": time, **details}
+
+
+def step(number: int, time: float = 0.0) -> dict[str, Any]:
+    return {"kind": "step", "step": number, "time": time}
+
+
+def test_nothing_was_lost() -> None:
+    assert losses([event("joined", rank=0), step(1), step(2), event("finished")]) == []
+
+
+def test_workers_that_were_lost_and_what_made_up_for_them() -> None:
+    records = [
+        event("lost", rank=1),
+        event("redealt", rank=1, samples=9, to=[0]),
+        event("rejoined", rank=1),
+        event("lost", rank=1),
+        event("redealt", rank=1, samples=1000, to=[0, 2]),
+        event("rejoined", rank=1),
+        event("lost", rank=2),
+        event("alarm", reason="disk full"),
+    ]
+    assert losses(records) == [
+        "worker 1 lost twice, back twice",
+        "worker 2 lost once, never back",
+        "1,009 samples of lost workers computed by others",
+        "1 alarm, see metrics.jsonl",
+    ]
+
+
+def test_a_worker_that_leaves_a_stopped_run_is_not_lost() -> None:
+    records = [event("stopping"), event("lost", rank=1), event("stopped")]
+    assert losses(records) == []
+    again = [*records, event("resumed", step=3), event("lost", rank=0)]
+    assert losses(again) == ["worker 0 lost once, never back", "resumed once, 0 steps repeated"]
+
+
+def test_steps_after_the_last_checkpoint_are_computed_again() -> None:
+    first = [step(number) for number in range(1, 8)]
+    second = [event("resumed", step=4), step(5), step(6)]
+    records = [*first, *second, event("resumed", step=6), step(7)]
+    assert losses(records) == ["resumed twice, 3 steps repeated"]
+
+
+def test_the_time_in_which_nothing_ran_does_not_count() -> None:
+    killed = [event("listening", 100.0), step(1, 103.0), event("resumed", 9000.0), step(2, 9004.0)]
+    assert seconds_of(killed) == 7.0
+    stopped = [*killed, event("stopped", 9005.0), event("listening", 50000.0), step(3, 50002.0)]
+    assert seconds_of(stopped) == 10.0
+
+
+def test_a_loss_that_is_not_finite_does_no_harm(tmp_path: Path) -> None:
+    """JSON has no NaN and no infinity; a card is never worth a run."""
+    config = tiny_config(output=str(tmp_path))
+    state, progress = tiny_state(2), tiny_progress(2)
+    CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, tmp_path).save(
+        state.snapshot(), progress, 0.5
+    )
+    lines = [{**step(2), "loss": None}, {"kind": "validation", "step": 2, "loss": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    card = make_card(config)
+    assert card[0] == f"adapter: {tmp_path}/checkpoints/best (step 2)"
+    assert card[1] == "lost and recovered: nothing"
+
+
+def train(folder: Path, data: Path, *words: str) -> tuple[list[str], str]:
+    """Fine-tune two steps in a folder; return the card's lines and what stderr had."""
+    model = write_model(folder / "my model", data)
+    command = [str(BIN / "trainer"), "finetune", model.name, "--data", data.name, "-o", "out"]
+    command += ["--batch-size", "4", "--max-steps", "2", "--gpu-backend", "cpu", "--threads", "1"]
+    done = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    card = read_status(folder / "out" / "status.json")["card"]
+    assert "\n".join(card) + "\n" in done.stderr
+    assert done.stdout == ""
+    return card, done.stderr
+
+
+def run_commands(card: list[str], folder: Path, path: str) -> list[str]:
+    """Type what stands below `next:` and return the outputs."""
+    commands = card[card.index("next:") + 1 :]
+    outputs: list[str] = []
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env={**os.environ, "PATH": path},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, (command, done.stderr)
+        outputs.append(done.stdout)
+    return outputs
+
+
+@pytest.mark.slow
+def test_a_language_model_is_evaluated_generates_and_is_merged(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "train.jsonl")
+    data.write_text(re.sub(r', "label": \d', "", data.read_text()))
+    shutil.copy(data, tmp_path / "held out.jsonl")
+    words = ["--task", "causal-lm", "--method", "lora", "--validation", "held out.jsonl"]
+    card, _ = train(tmp_path, data, *words)
+    assert card[0].startswith("adapter: out/checkpoints/best (step 2, validation loss ")
+    assert card[1].startswith("step 2, loss ")
+    assert card[2:4] == ["lost and recovered: nothing", "next:"]
+    program = BIN / "trainer"  # not on the path that the test has
+    assert [line.split()[0] for line in card[4:]] == [str(program)] * 3
+    evaluated, generated, merged = run_commands(card, tmp_path, os.environ["PATH"])
+    assert "perplexity" in evaluated
+    assert generated.strip()
+    assert merged == f"{tmp_path}/out/merged\n"
+    assert (tmp_path / "out" / "merged" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_what_was_held_out_is_what_is_evaluated(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "train.jsonl")
+    words = ["--num-classes", "3", "--set", "data.validation_fraction=0.3"]
+    card, _ = train(tmp_path, data, *words)
+    command = f"  {BIN / 'trainer'} evaluate out --data train.jsonl --held-out"
+    assert card[card.index("next:") + 1] == command
+    (evaluated, *_) = run_commands(card, tmp_path, os.environ["PATH"])
+    loss, accuracy = re.findall(r"(?:loss|accuracy) (\d\.\d+)", card[0])
+    assert evaluated.startswith(f"loss {loss}, accuracy {accuracy[:-1]}"), "the run's own scores"
+    assert " on 12 samples\n" in evaluated, "of 40"
+
+
+@pytest.mark.slow
+def test_a_classifier_is_evaluated_and_a_full_model_needs_no_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    data = write_data(tmp_path / "train.jsonl")
+    words = ["--method", "full", "--num-classes", "3", "--set", "data.validation_fraction=0"]
+    card, _ = train(tmp_path, data, *words)
+    assert card[0] == "model: out/checkpoints/latest (step 2)"
+    assert card[-2:] == ["next:", "  trainer evaluate out --data train.jsonl"]
+    (evaluated,) = run_commands(card, tmp_path, os.environ["PATH"])
+    assert "rows are labels" in evaluated
+
+
+def test_a_run_that_failed_has_none(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "train.jsonl")
+    model = write_model(tmp_path / "model", data)
+    command = [str(BIN / "trainer"), "finetune", str(model), "--data", str(data), "-o", "out"]
+    command += ["--num-classes", "3", "--batch-size", "4", "--max-steps", "9", "--threads", "1"]
+    command += ["--gpu-backend", "cpu", "--method", "full", "--learning-rate", "1e38"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 5, done.stderr
+    assert read_status(tmp_path / "out" / "status.json")["card"] == []
+    assert "next:" not in done.stderr

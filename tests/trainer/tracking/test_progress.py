@@ -1,0 +1,213 @@
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.trainer.clock import Clock
+from trainer.tracking.progress import (
+    GuardedView,
+    LiveView,
+    PlainView,
+    StepTimes,
+    duration,
+    open_view,
+)
+
+
+def status(step: int, **changes: Any) -> dict[str, Any]:
+    values = {
+        "run_id": "demo-1",
+        "state": "running",
+        "reason": None,
+        "step": step,
+        "total_steps": 100,
+        "epoch": 0,
+        "loss": 1.25,
+        "learning_rate": 5e-5,
+        "tokens_per_second": 12345.6,
+        "expect_workers": 2,
+        "workers": [worker(0, "active"), worker(1, "lost")],
+        "checkpoint": None,
+        "validation": None,
+    }
+    return {**values, **changes}
+
+
+def worker(rank: int, state: str) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "host": "lambda",
+        "device": "[gpu:0000:01:00.0]",  # square brackets are not markup
+        "backend": "cuda",
+        "backend_reason": "",
+        "state": state,
+        "samples": 7,
+        "step_seconds": 0.5,
+        "tokens_per_second": None,
+    }
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_plain_line_for_each_interval_and_for_the_last_step():
+    clock, stream = Clock(), io.StringIO()
+    view = PlainView(stream, interval=1.0, clock=clock)
+    for step in range(1, 101):
+        clock.now = 0.25 * step
+        view.update(status(step))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tok/s  1/2 workers"
+    assert lines[1].startswith("step 5/100")
+    assert lines[1].endswith("0:24 left")
+    assert lines[-1].startswith("step 100/100")
+    assert len(lines) == 26
+
+
+def test_changes_of_state_validation_and_events_are_told_at_once():
+    clock, stream = Clock(), io.StringIO()
+    view = PlainView(stream, clock=clock)
+    waiting = status(0, state="waiting", loss=None, learning_rate=None, tokens_per_second=None)
+    view.update(waiting)
+    view.update(waiting)
+    clock.now = 60.0
+    view.update(status(1))
+    view.event("lost", 1, rank=1, reason="no heartbeat for 3.0 s")
+    view.event("checkpoint", 1, path="step-000001")
+    scored = {"step": 2, "loss": 0.5, "accuracy": 0.875, "mcc": 0.75}
+    view.update(status(2, validation=scored))
+    view.update(status(2, state="failed", reason="NaN in block 3", validation=scored))
+    assert stream.getvalue().splitlines() == [
+        "step 0/100  1/2 workers  waiting",
+        "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tok/s  1/2 workers",
+        "step 1: rank 1 lost: no heartbeat for 3.0 s",
+        "step 1: checkpoint path=step-000001",
+        "step 2: validation loss 0.5000  accuracy 0.875  MCC 0.750",
+        "step 2/100  loss 1.2500  lr 5.00e-05  12,346 tok/s  1/2 workers  failed: NaN in block 3",
+    ]
+
+
+def live(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal()
+    view = open_view(stream)
+    view.event("joined", 0, rank=0)
+    view.update(status(50, validation={"step": 40, "loss": 0.5, "accuracy": 0.9, "mcc": 0.8}))
+    view.close()
+    return stream.getvalue()
+
+
+def test_the_live_view_has_a_row_for_each_worker(monkeypatch: pytest.MonkeyPatch):
+    shown = live(monkeypatch)
+    for text in ("step 50/100", "lambda [gpu:0000:01:00.0]", "lost", "rank 0 joined", "MCC 0.800"):
+        assert text in shown
+    assert "\x1b[32m" in shown, "active is green"
+
+
+def test_the_live_view_leaves_stdout_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    view = open_view(stream)
+    sys.stdout.write('{"data": 1}\n')
+    view.close()
+    assert capsys.readouterr().out == '{"data": 1}\n'
+    assert "data" not in stream.getvalue()
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch):
+    shown = live(monkeypatch, NO_COLOR="1")
+    assert "step 50/100" in shown
+    assert "\x1b[32m" not in shown
+    assert "38;" not in shown
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch):
+    assert "\x1b" not in live(monkeypatch, TERM="dumb")
+
+
+class Broken(io.StringIO):
+    def __init__(self, error: Exception, terminal: bool) -> None:
+        super().__init__()
+        self.error, self.terminal, self.calls, self.armed = error, terminal, 0, False
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.calls += 1
+        if self.armed:
+            raise self.error
+        return len(text)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("closed"), OSError(5, "EIO")])
+@pytest.mark.parametrize("make", [PlainView, LiveView])
+def test_a_view_that_fails_is_dropped(
+    make: Callable[..., Any],
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb one rich draws at the end alone
+    stream = Broken(error, terminal=make is LiveView)
+    view = GuardedView(make(stream))
+    stream.armed = True
+    view.update(status(1))
+    calls = stream.calls
+    view.update(status(2, state="completed"))
+    view.event("lost", 2, rank=0)
+    view.close()
+    assert stream.calls == calls, "not tried again"
+    assert caplog.text.count("progress is no longer shown") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("completed", "done", "completed: done"),
+        ("stopped", "stopped by SIGTERM", "workers  stopped by SIGTERM"),
+        ("failed", "NaN in the loss", "failed: NaN in the loss"),
+        ("waiting", None, "workers  waiting"),
+    ],
+)
+def test_an_end_is_called_what_it_is(state: str, reason: str | None, said: str):
+    stream = io.StringIO()
+    open_view(stream).update(status(2, state=state, reason=reason))
+    assert stream.getvalue().endswith(f"{said}\n")
+
+
+def test_a_wrong_status_does_not_stop_training(caplog: pytest.LogCaptureFixture):
+    view = open_view(io.StringIO())
+    view.update({})
+    view.update(status(1))
+    view.close()
+    assert "progress is no longer shown" in caplog.text
+
+
+def test_pace_survives_a_resume():
+    clock = Clock()
+    pace = StepTimes(clock)
+    assert pace.left(10) is None
+    for step in (5, 6, 7):
+        clock.now += 2.0
+        pace.seen(step)
+    assert pace.left(10) == 6.0
+    pace.seen(3)
+    assert pace.left(10) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (95, "1:35"), (3700, "1:01:40"), (59.7, "1:00")]
+)
+def test_durations(seconds: float, text: str):
+    assert duration(seconds) == text

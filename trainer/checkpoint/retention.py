@@ -1,0 +1,30 @@
+"""Which checkpoints of a folder stay once a newer one is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainer.checkpoint.reader import complete_checkpoints, owner_of, step_folders, step_of
+from trainer.storage import removal
+from trainer.storage.atomic_folder import Disk
+
+
+def prune(
+    disk: Disk,
+    newest: Path,
+    run_id: str,
+    keep_last: int,
+    also: Iterable[Path] = (),
+    workspace: Path | None = None,
+) -> None:
+    """Keep the last ones of a run, the newest, `also` and pinned ones; remove the rest."""
+    complete = complete_checkpoints(newest.parent)
+    own = [path for path in complete if owner_of(path) == run_id]
+    kept = {path.name for path in (*own[:keep_last], newest, *also)}
+    doomed = [path for path in own if path.name not in kept]
+    # A damaged one is kept for inspection until a newer one is safe.
+    older = (path for path in step_folders(newest.parent) if step_of(path) < step_of(newest))
+    doomed += [path for path in older if path not in complete]
+    for path in doomed:
+        removal.remove(disk, path, workspace)

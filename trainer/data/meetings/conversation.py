@@ -1,0 +1,119 @@
+"""A conversation in progress: who is there, what was said, what stands."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from trainer.data.meetings import phrases
+from trainer.data.meetings.asides import ASIDES
+from trainer.data.meetings.issue import Issue, Option, held_out, part
+from trainer.data.meetings.minutes import ActionItem
+
+DUES = (
+    "tomorrow", "Wednesday", "Thursday noon", "Friday", "the end of the week", "Monday morning",
+    "next Tuesday", "next Wednesday", "the end of next week", "the 14th", "the 20th",
+    "the end of the month", "the first of next month", "the next meeting",
+)  # fmt: skip
+"""From early to late."""
+
+
+@dataclass
+class Assignment:
+    """A task that somebody has taken on."""
+
+    owner: str
+    task: str
+    due: int | None
+    """A place in `DUES`."""
+    option: Option | None
+    """What it belongs to; None if it is needed in any case."""
+
+    def item(self) -> ActionItem:
+        """Return it for the minutes."""
+        return ActionItem(self.owner, self.task, None if self.due is None else DUES[self.due])
+
+
+@dataclass
+class Outcome:
+    """Where one issue stands."""
+
+    issue: Issue
+    chosen: Option | None = None
+    rejected: Option | None = None
+    """Another option that was talked about."""
+    revised: Option | None = None
+    """A decision that no longer stands."""
+    assignments: list[Assignment] = field(default_factory=list[Assignment])
+
+
+class Conversation:
+    """The turns of one meeting; the first participant chairs it."""
+
+    def __init__(self, rng: random.Random, validation: bool, names: list[str]) -> None:
+        self.rng, self.validation, self.names = rng, validation, names
+        self.turns: list[tuple[str, str]] = []
+        self.outcomes: list[Outcome] = []
+        self._used: set[str] = set()
+
+    @property
+    def chair(self) -> str:
+        """The name of whoever leads the meeting."""
+        return self.names[0]
+
+    def someone(self, *excluded: str) -> str:
+        """Return a participant who is not one of these, if there is one."""
+        left = [name for name in self.names if name not in excluded]
+        return self.rng.choice(left or self.names)
+
+    def say(self, name: str, text: str) -> None:
+        """Add a turn; two in a row by one person become one."""
+        if self.turns and self.turns[-1][0] == name:
+            self.turns[-1] = name, f"{self.turns[-1][1]} {text}"
+        else:
+            self.turns.append((name, text))
+
+    def phrase(self, texts: tuple[str, ...], /, **values: str) -> str:
+        """Return a phrase with its values, one that this meeting has not had if possible."""
+        available = part(texts, self.validation)
+        text = self.rng.choice([each for each in available if each not in self._used] or available)
+        self._used.add(text)
+        return fill(text, **values)
+
+    def speak(self, name: str, texts: tuple[str, ...], /, **values: str) -> None:
+        """Let somebody say one of these phrases."""
+        self.say(name, self.phrase(texts, **values))
+
+    def nod(self, chance: float) -> None:
+        """Let somebody show with a word or two that they listen."""
+        if self.rng.random() < chance:
+            self.speak(self.someone(self.turns[-1][0]), phrases.NOD)
+
+    def digress(self) -> None:
+        """Let two people talk beside the point."""
+        exchanges = [a for number, a in enumerate(ASIDES) if held_out(number) == self.validation]
+        unused = [exchange for exchange in exchanges if exchange[0] not in self._used]
+        if not unused:
+            return
+        exchange = self.rng.choice(unused)
+        self._used.add(exchange[0])
+        first = self.someone(self.turns[-1][0] if self.turns else "")
+        pair = first, self.someone(first)
+        for number, text in enumerate(exchange):
+            self.say(pair[number % 2], text)
+
+
+def fill(text: str, /, **values: str) -> str:
+    """Replace the braces of a phrase; `{Name}` is the value of `name` with a capital."""
+    capitals = {name.capitalize(): capital(value) for name, value in values.items()}
+    return text.format(**values, **capitals)
+
+
+def capital(text: str) -> str:
+    """Return a text with a capital at its start."""
+    return text[:1].upper() + text[1:]
+
+
+def listed(parts: list[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))

@@ -1,0 +1,235 @@
+"""A deterministic generator of meetings: a transcript, and the minutes of what stands at its end.
+
+The issues (`settings/`) are written by hand, with reports, questions, options that have arguments
+for and against them, and tasks. A conversation (`scenes.py`) goes through some of one setting's
+issues. It decides, votes or postpones, gives tasks away, and takes some of it back later: a
+decision is replaced or withdrawn, a task changes hands or is put off. What is said is tracked as
+it is said, so the minutes follow from the transcript. Validation has its own issues, phrases and
+instructions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from trainer.data.meetings import phrases, wording
+from trainer.data.meetings.conversation import Conversation, Outcome, capital, listed
+from trainer.data.meetings.issue import Issue, Option, Setting, held_out, part
+from trainer.data.meetings.minutes import Meeting, Minutes
+from trainer.data.meetings.scenes import amend, discuss, reconsider
+from trainer.data.meetings.settings.bakery import BAKERY
+from trainer.data.meetings.settings.clinic import CLINIC
+from trainer.data.meetings.settings.housing import HOUSING
+from trainer.data.meetings.settings.museum import MUSEUM
+from trainer.data.meetings.settings.school import SCHOOL
+from trainer.data.meetings.settings.software import SOFTWARE
+from trainer.data.meetings.settings.theatre import THEATRE
+from trainer.data.meetings.settings.warehouse import WAREHOUSE
+
+Split = Literal["train", "validation"]
+SETTINGS: tuple[Setting, ...] = (
+    BAKERY, CLINIC, HOUSING, MUSEUM, SCHOOL, SOFTWARE, THEATRE, WAREHOUSE,
+)  # fmt: skip
+NAMES = [
+    "Aisha",
+    "Amara",
+    "Anders",
+    "Anna",
+    "Bogdan",
+    "Carla",
+    "Chen",
+    "Clara",
+    "Dario",
+    "David",
+    "Elif",
+    "Emeka",
+    "Emma",
+    "Erik",
+    "Esther",
+    "Farid",
+    "Fatima",
+    "Felix",
+    "Gita",
+    "Hana",
+    "Hugo",
+    "Ines",
+    "Ivan",
+    "Jana",
+    "Jonas",
+    "Julia",
+    "Kofi",
+    "Lars",
+    "Laura",
+    "Leila",
+    "Lena",
+    "Lin",
+    "Luca",
+    "Maria",
+    "Marek",
+    "Mei",
+    "Mia",
+    "Milan",
+    "Mina",
+    "Mohammed",
+    "Nadia",
+    "Nils",
+    "Noor",
+    "Olga",
+    "Omar",
+    "Paula",
+    "Pavel",
+    "Pedro",
+    "Petra",
+    "Priya",
+    "Ravi",
+    "Rosa",
+    "Ruth",
+    "Samir",
+    "Sara",
+    "Selma",
+    "Sofia",
+    "Stefan",
+    "Tariq",
+    "Teresa",
+    "Tom",
+    "Uma",
+    "Viktor",
+    "Wanda",
+    "Yara",
+    "Yusuf",
+    "Zoe",
+]
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+
+
+def generate(split: Split, count: int, seed: int) -> Iterator[Meeting]:
+    """Yield `count` different meetings."""
+    rng = random.Random(f"meetings/{split}/{seed}")  # noqa: S311 - data, not secrets
+    seen: set[str] = set()
+    while len(seen) < count:
+        meeting = _meeting(rng, split == "validation")
+        if meeting.request not in seen:
+            seen.add(meeting.request)
+            yield meeting
+
+
+def _meeting(rng: random.Random, validation: bool) -> Meeting:
+    setting = rng.choice(SETTINGS)
+    names = rng.sample(NAMES, rng.randint(3, min(6, len(setting.roles))))
+    own = [i for number, i in enumerate(setting.issues) if held_out(number) == validation]
+    issues = [_drawn(issue, rng) for issue in rng.sample(own, rng.randint(1, len(own)))]
+    talk = Conversation(rng, validation, names)
+    if rng.random() < 0.3:
+        talk.digress()
+    talk.speak(talk.chair, phrases.OPEN, topics=listed([issue.topic for issue in issues]))
+    for issue in issues:
+        discuss(talk, issue)
+        _look_back(talk)
+        if rng.random() < 0.2:
+            talk.digress()
+    items = [each.item() for outcome in talk.outcomes for each in outcome.assignments]
+    if items and rng.random() < 0.25:
+        said = [f"{i.owner}, {i.task}{f', by {i.due}' if i.due else ''}" for i in items]
+        talk.speak(talk.chair, phrases.RECAP, items="; ".join(said) + ".")
+    talk.speak(talk.chair, phrases.CLOSE)
+    decisions = [capital(outcome.chosen.do) for outcome in talk.outcomes if outcome.chosen]
+    minutes = Minutes(_summary(talk), [f"{text}." for text in decisions], items)
+    transcript = f"{_head(rng, setting, names, validation)}\n\n{_lines(talk)}"
+    instruction = talk.phrase(wording.INSTRUCTIONS)
+    pieces = (transcript, instruction) if rng.random() < 0.6 else (instruction, transcript)
+    return Meeting("\n\n".join(pieces), minutes)
+
+
+def _look_back(talk: Conversation) -> None:
+    """Change something that was settled under an earlier point, in some meetings."""
+    earlier = talk.outcomes[:-1]
+    decided = [outcome for outcome in earlier if outcome.chosen and not outcome.revised]
+    if decided and talk.rng.random() < 0.35:
+        reconsider(talk, talk.rng.choice(decided))
+    tasks = [each for outcome in earlier for each in outcome.assignments]
+    if tasks and talk.rng.random() < 0.2:
+        amend(talk, talk.rng.choice(tasks))
+
+
+def _drawn(issue: Issue, rng: random.Random) -> Issue:
+    """Return an issue with its numbers."""
+    values = {name: str(rng.randrange(*bounds)) for name, bounds in issue.numbers.items()}
+
+    def text(template: str) -> str:
+        return template.format(**values)
+
+    return replace(
+        issue,
+        background=text(issue.background),
+        report=text(issue.report),
+        asked=tuple((text(question), text(answer)) for question, answer in issue.asked),
+        options=tuple(
+            Option(text(o.do), text(o.pro), text(o.con), tuple(map(text, o.tasks)))
+            for o in issue.options
+        ),
+        tasks=tuple(map(text, issue.tasks)),
+    )
+
+
+def _head(rng: random.Random, setting: Setting, names: list[str], validation: bool) -> str:
+    title = rng.choice(part(setting.titles, validation))
+    roles = [setting.roles[0], *rng.sample(setting.roles[1:], len(names) - 1)]
+    there = [f"{name} ({role})" for name, role in zip(names, roles, strict=True)]
+    date = f"{rng.randint(1, 28)} {rng.choice(_MONTHS)}"
+    return rng.choice(
+        (
+            f"{title}, {date}\nPresent: {', '.join(there)}",
+            f"{title}\nDate: {date}\nParticipants: {'; '.join(there)}",
+            f"Transcript: {title} ({date})\n" + "\n".join(f"* {each}" for each in there),
+        )
+    )
+
+
+def _lines(talk: Conversation) -> str:
+    """Return the turns as lines: plain, or with the time at which each began."""
+    if talk.rng.random() < 0.6:
+        return "\n".join(f"{name}: {text}" for name, text in talk.turns)
+    lines: list[str] = []
+    second = 0
+    for name, text in talk.turns:
+        lines.append(f"[{second // 60:02}:{second % 60:02}] {name}: {text}")
+        second += 1 + round(len(text.split()) / 2.5) + talk.rng.randint(0, 3)
+    return "\n".join(lines)
+
+
+def _summary(talk: Conversation) -> str:
+    topics = [outcome.issue.topic for outcome in talk.outcomes]
+    about = [talk.phrase(wording.ABOUT, topics=listed(topics))] if len(topics) > 1 else []
+    return " ".join(about + [_outcome(talk, outcome) for outcome in talk.outcomes])
+
+
+def _outcome(talk: Conversation, outcome: Outcome) -> str:
+    """Return a sentence or two about one issue."""
+    values = {"topic": outcome.issue.topic, "background": outcome.issue.background}
+    if outcome.revised is not None:
+        values |= {"old": outcome.revised.do, "oldcon": outcome.revised.con}
+    if outcome.chosen is None:
+        texts = wording.SUM_REVOKED if outcome.revised else wording.SUM_OPEN
+        return talk.phrase(texts, **values)
+    values |= {"do": outcome.chosen.do, "pro": outcome.chosen.pro, "con": outcome.chosen.con}
+    if outcome.revised is not None:
+        return talk.phrase(wording.SUM_REVISED, **values)
+    if outcome.rejected is not None:
+        return talk.phrase(wording.SUM_CONTESTED, other=outcome.rejected.do, **values)
+    return talk.phrase(wording.SUM_DECIDED, **values)

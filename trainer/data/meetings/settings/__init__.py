@@ -1,0 +1,1 @@
+"""What generated meetings are about: one group of people and their issues a file."""

@@ -1,0 +1,40 @@
+"""Checkpoints of one process's form: rank 0 gathers the parts of all ranks and writes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainer.distributed.optimizer import ParallelAdamW
+from trainer.exchange.protocol.actions import Save
+from trainer.replica.torch.parallel.replica import ParallelReplica
+
+if TYPE_CHECKING:
+    from trainer.tracking.run_recorder import RunRecorder
+
+
+@dataclass(frozen=True)
+class GatheredCheckpoints:
+    """`Checkpoints` that a run of any strategy, and one without, resume from.
+
+    Rank 0 needs three times the trainable weights in its host's memory while it writes.
+    """
+
+    replica: ParallelReplica
+    optimizer: ParallelAdamW
+    journal: RunRecorder | None
+    """On rank 0."""
+    generation: int
+
+    def save(self, step: int, scores: dict[str, Any] | None) -> None:
+        """Gather the state on all ranks and write it on rank 0, in the background."""
+        snapshot = self.optimizer.snapshot(step, self.replica)
+        if self.journal is not None:
+            assert snapshot is not None
+            self.journal.save(Save(snapshot, self.generation, scores))
+
+    def finish(self, step: int) -> None:
+        """Nothing is left to do: the journal waits for what it writes."""
+
+    def give_up(self, error: BaseException) -> None:
+        """Nothing waits for another rank."""

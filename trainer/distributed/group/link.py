@@ -1,0 +1,110 @@
+"""The messages between a replica group's leader and a member, over a socket of their own.
+
+A message is a JSON object, and arrays in the safetensors format. Tensors that all processes of the
+group compute with go over the torch process group instead; this socket is what still works when a
+collective hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from trainer.data.soft_targets import SoftTargets
+from trainer.data.tokens import Encoded
+
+_SIZES = struct.Struct("<II")
+_SOFT = ("offsets", "ids", "weights", "rest", "entropy")
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Message(NamedTuple):
+    """What one side says."""
+
+    body: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Link:
+    """One end; any thread may send, and one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._end.fileno()
+
+    def close(self) -> None:
+        """Close this end; the other one receives None."""
+        self._end.close()
+
+    def send(self, body: Mapping[str, Any], arrays: Arrays | None = None) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the other end is closed.
+        """
+        text = json.dumps(body).encode()
+        data = save(dict(arrays)) if arrays else b""
+        with self._sending:
+            self._end.sendall(_SIZES.pack(len(text), len(data)) + text + data)
+
+    def receive(self) -> Message | None:
+        """Wait for a message; None if the other end is closed."""
+        sizes = self._read(_SIZES.size)
+        if sizes is None:
+            return None
+        first, second = _SIZES.unpack(sizes)
+        text, data = self._read(first), self._read(second)
+        if text is None or data is None:
+            return None
+        return Message(json.loads(text), load(bytes(data)) if data else {})
+
+    def _read(self, size: int) -> bytearray | None:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._end.recv_into(view)
+            except ConnectionError:
+                return None
+            if not count:
+                return None
+            view = view[count:]
+        return data
+
+
+def pack_samples(batch: Sequence[Encoded]) -> dict[str, np.ndarray]:
+    """Return samples as arrays that `unpack_samples` reads back equal."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, sample in enumerate(batch):
+        arrays[f"{number}.ids"] = sample.input_ids
+        arrays[f"{number}.labels"] = np.asarray(sample.labels, dtype=np.int32)
+        if (soft := sample.soft) is not None:
+            arrays |= {f"{number}.soft.{part}": getattr(soft, part) for part in _SOFT}
+            arrays[f"{number}.soft.temperature"] = np.asarray(soft.temperature, dtype=np.float64)
+    return {name: np.array(array, order="C") for name, array in arrays.items()}
+
+
+def unpack_samples(arrays: Arrays) -> list[Encoded]:
+    """Return the samples in their order."""
+    count = sum(name.endswith(".ids") and name.count(".") == 1 for name in arrays)
+    return [_sample(arrays, str(number)) for number in range(count)]
+
+
+def _sample(arrays: Arrays, number: str) -> Encoded:
+    labels, soft = arrays[f"{number}.labels"], None
+    if f"{number}.soft.temperature" in arrays:
+        parts = [arrays[f"{number}.soft.{part}"] for part in _SOFT]
+        soft = SoftTargets(*parts, temperature=float(arrays[f"{number}.soft.temperature"]))
+    return Encoded(arrays[f"{number}.ids"], labels if labels.ndim else int(labels), soft)

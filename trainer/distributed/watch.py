@@ -1,0 +1,205 @@
+"""Which ranks are alive: what a collective that failed, or hung, cannot say.
+
+Every rank leaves a sign of life in the rendezvous' store while its process runs. After an error the
+others look there: who has told why it failed, and who is silent (killed, stopped, or cut off).
+torch's flight recorder, the last collectives of this rank, is kept beside the run's metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import InputError, TrainerError, UnreachableError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+FOLDER = "flight-recorder"
+"""Below a run's output folder: one JSON file a rank."""
+_INTERVAL = 0.5
+_SILENT = 5.0
+"""Seconds without a sign of life after which a rank is silent: ten intervals."""
+_GRACE = _SILENT + 15.0
+"""Seconds for the store to answer."""
+_LOST = "lost others"
+"""A reason that is no cause."""
+_COLLECTIVES = "2000"
+_OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL")
+_OF_MEMORY = ("can't allocate memory", "CUDA out of memory")
+
+
+class Watch:
+    """This rank's signs of life, and its view of the others.
+
+    Args:
+        hosts: by rank.
+        device: for messages.
+        output: the run's folder.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, hosts: Sequence[str], device: str, output: Path
+    ) -> None:
+        self._store, self._rank, self._hosts = _connection(store), rank, hosts
+        self._device, self._folder = device, output / FOLDER
+        self._ended = threading.Event()
+        self._told = False
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Leave signs of life during the block, and explain its errors as `explaining` does.
+
+        Open it before the process group, whose collectives are then recorded.
+        """
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _COLLECTIVES)
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{self._folder}/nccl-rank-")
+        threading.Thread(target=self._beat, name="signs-of-life", daemon=True).start()
+        try:
+            with self.explaining():
+                yield
+        finally:
+            self._ended.set()
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turn errors of collectives and of memory into one line, and tell the others of any.
+
+        Raises:
+            UnreachableError: a collective failed; names the ranks that are the cause.
+            InputError: this rank's device has not enough memory.
+        """
+        try:
+            yield
+        except TrainerError as error:
+            self._tell(str(error))
+            raise
+        except MemoryError:
+            raise self._out_of_memory() from None
+        except Exception as error:
+            if isinstance(error, RuntimeError) and _is_of_memory(error):
+                raise self._out_of_memory() from None
+            if isinstance(error, RuntimeError) and _is_of_peers(error):
+                raise self._lost(error) from None
+            self._tell(f"{type(error).__name__}: {_first_line(error)}")
+            raise
+
+    def name(self, rank: int) -> str:
+        """Return `rank N on HOST`."""
+        return f"rank {rank} on {self._hosts[rank]}"
+
+    def _beat(self) -> None:
+        store, count = _connection(self._store), 0
+        with suppress(Exception):  # without a store the main thread fails, and says so
+            while not self._ended.wait(_INTERVAL if count else 0):
+                count += 1
+                store.set(f"alive/{self._rank}", str(count))
+
+    def _tell(self, reason: str) -> None:
+        """Leave for the others why this rank ends; the first reason counts."""
+        if self._told:
+            return
+        self._told = True
+        _in_time(lambda: self._store.set(f"failed/{self._rank}", json.dumps(reason)))
+
+    def _out_of_memory(self) -> InputError:
+        reason = f"{self._device} has not enough memory"
+        self._tell(reason)
+        return InputError(
+            f"{self.name(self._rank)}: {reason}; lower training.micro_batch_size or"
+            " data.max_seq_len, or share the model: parallel.data=fsdp and more processes"
+        )
+
+    def _lost(self, error: RuntimeError) -> UnreachableError:
+        """Return who is the cause of a collective's failure."""
+        record = self._keep_record()
+        found: list[str] = []
+        if not _in_time(lambda: found.extend(self._causes())):
+            found = [f"{self.name(0)}, which holds the store, does not answer"]
+        self._tell(_LOST)
+        what = "timed out" if "imed out" in str(error) else "failed"
+        causes = "; ".join(found) or f"all ranks live: {_first_line(error)}"
+        return UnreachableError(
+            f"{self.name(self._rank)}: a collective {what}: {causes}. Look at the log there and"
+            f" start the job again, it resumes from its newest checkpoint{record}"
+        )
+
+    def _causes(self) -> list[str]:
+        """Return why other ranks failed, or else which are silent."""
+        others = [rank for rank in range(len(self._hosts)) if rank != self._rank]
+        heard = {rank: self._read(f"alive/{rank}") for rank in others}
+        silent, deadline = set(others), time.monotonic() + _SILENT
+        while True:
+            told = {rank: self._read(f"failed/{rank}") for rank in others}
+            reasons = {rank: json.loads(note) for rank, note in told.items() if note}
+            if first := {rank: why for rank, why in reasons.items() if why != _LOST}:
+                return [f"{self.name(rank)} has failed: {why}" for rank, why in first.items()]
+            silent -= reasons.keys()
+            silent -= {rank for rank in silent if self._read(f"alive/{rank}") != heard[rank]}
+            if not silent or time.monotonic() > deadline:
+                break
+            time.sleep(_INTERVAL)
+        return [
+            f"no sign of life from {self.name(rank)} (killed, stopped or cut off)"
+            for rank in sorted(silent)
+        ]
+
+    def _read(self, key: str) -> bytes:
+        return self._store.get(key) if self._store.check([key]) else b""
+
+    def _keep_record(self) -> str:
+        """Write the flight recorder; return what to say of it."""
+        from torch._C import _distributed_c10d
+
+        path = self._folder / f"rank-{self._rank}.json"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            record: bytes = _distributed_c10d._dump_fr_trace_json()  # pyright: ignore  # not in the stubs
+            path.write_bytes(record)
+        except (OSError, RuntimeError) as error:
+            return f"; the last collectives could not be written: {_first_line(error)}"
+        return f"; its last collectives are in {path}"
+
+
+def _is_of_peers(error: RuntimeError) -> bool:
+    """Whether a collective failed since another rank is gone or late."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or any(sign in str(error) for sign in _OF_PEERS)
+
+
+def _first_line(error: BaseException) -> str:
+    """Return an error's first line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _is_of_memory(error: RuntimeError) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        sign in str(error) for sign in _OF_MEMORY
+    )
+
+
+def _connection(store: Store) -> Store:
+    """Return a connection of its own: one that waits holds up all who share it."""
+    return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
+
+
+def _in_time(action: Callable[[], object]) -> bool:
+    """Return whether something that asks the store was done: it may be held by a stopped rank."""
+    done = threading.Event()
+
+    def act() -> None:
+        with suppress(Exception):
+            action()
+            done.set()
+
+    threading.Thread(target=act, daemon=True).start()
+    return done.wait(_GRACE)

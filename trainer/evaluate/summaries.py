@@ -1,0 +1,160 @@
+"""Minutes that a model writes, against those of a person: ROUGE-L and action items.
+
+ROUGE-L (Lin 2004) is the F-measure of the longest common subsequence of words, here lower-case and
+without punctuation, not stemmed: the values of google-research's `rouge_score` for English. An
+action item is found if owner and task are the reference's, letter case and punctuation aside.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.encoder import Encoder
+from trainer.data.fitting import fit
+from trainer.data.meetings.minutes import ActionItem, find_action_items
+from trainer.data.samples import read_samples
+from trainer.data.shapes import Sample
+from trainer.errors import InputError
+
+RESAMPLES = 1000
+_WORD = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A conversation and what its last answer should hold."""
+
+    sample: Sample
+    place: str
+    """`file:line`."""
+    action_items: Sequence[ActionItem]
+
+    @property
+    def answer(self) -> str:
+        """The last answer, which a person wrote."""
+        return self.sample.messages[-1].content
+
+
+@dataclass(frozen=True)
+class Score:
+    """One answer against its reference."""
+
+    rouge_l: float
+    matched: int
+    """Action items of both."""
+    wanted: int
+    """Action items of the reference."""
+    written: int
+
+
+def read_references(path: Path) -> list[Reference]:
+    """Return the conversations of a JSON Lines file.
+
+    Action items are those of the key `action_items`, without it those that the answer lists.
+
+    Raises:
+        InputError: a line is no conversation that ends with an answer, or cannot be read.
+    """
+    samples = read_samples(path, "causal-lm")
+    lines = path.read_bytes().split(b"\n")
+    references: list[Reference] = []
+    for sample in samples:
+        place = f"{path}:{sample.line}"
+        if not sample.messages or sample.messages[-1].role != "assistant":
+            raise InputError(f"{place}: has no answer at its end to compare with")
+        given = json.loads(lines[sample.line - 1]).get("action_items")
+        if given is None:
+            items = find_action_items(sample.messages[-1].content)
+        else:
+            items = _items(given, place)
+        references.append(Reference(sample, place, items))
+    return references
+
+
+def shortened(references: Sequence[Reference], encoder: Encoder, limit: int) -> list[Sample]:
+    """Return the conversations with prompts of at most `limit` tokens, cut as in training.
+
+    Raises:
+        InputError: one cannot be cut so far.
+    """
+    fitted: list[Sample] = []
+    for reference in references:
+        sample = fit(reference.sample, lambda shorter: len(encoder.prompt(shorter)), limit)
+        if sample is None:
+            raise InputError(
+                f"{reference.place}: cannot be cut to a prompt of {limit} tokens; raise"
+                " --max-seq-len or lower --max-new-tokens"
+            )
+        fitted.append(sample)
+    return fitted
+
+
+def compare(answer: str, reference: Reference) -> Score:
+    """Score one answer."""
+    wanted, written = map(_counted, (reference.action_items, find_action_items(answer)))
+    return Score(
+        rouge_l(answer, reference.answer),
+        (wanted & written).total(),
+        wanted.total(),
+        written.total(),
+    )
+
+
+def rouge_l(answer: str, reference: str) -> float:
+    """Return ROUGE-L, in [0, 1]."""
+    from rapidfuzz.distance import LCSseq  # only this task needs it
+
+    one, other = (_WORD.findall(text.casefold()) for text in (answer, reference))
+    common = LCSseq.similarity(one, other)
+    return 2 * common / (len(one) + len(other)) if common else 0.0
+
+
+def figures(scores: Sequence[Score]) -> dict[str, float]:
+    """Return means with the ends of their 95 % intervals, `NAME_low` and `NAME_high`.
+
+    `action_items_found` is the share of the references' action items, `action_items_right` that of
+    the written ones; a figure about no item at all is left out. The intervals are percentiles of
+    1,000 bootstrap resamples of the conversations, drawn from a fixed seed.
+    """
+    parts = np.array([(s.rouge_l, 1, s.matched, s.wanted, s.written) for s in scores], np.float64)
+    draws = np.random.default_rng(0).integers(len(parts), size=(RESAMPLES, len(parts)))
+    sums = np.vstack([parts.sum(axis=0), *(parts[draw].sum(axis=0) for draw in draws)])
+    found: dict[str, float] = {}
+    for name, above, below in (
+        ("rouge_l", 0, 1),
+        ("action_items_found", 2, 3),
+        ("action_items_right", 2, 4),
+    ):
+        defined = sums[sums[:, below] > 0]
+        if not sums[0, below]:
+            continue
+        values = defined[:, above] / defined[:, below]
+        low, high = np.percentile(values[1:], (2.5, 97.5)) if len(values) > 1 else values[[0, 0]]
+        found |= {name: float(values[0]), f"{name}_low": float(low), f"{name}_high": float(high)}
+    return found
+
+
+def _counted(items: Sequence[ActionItem]) -> Counter[tuple[str, str]]:
+    return Counter((_plain(item.owner), _plain(item.task)) for item in items)
+
+
+def _plain(text: str) -> str:
+    return " ".join(_WORD.findall(text.casefold()))
+
+
+def _items(value: Any, place: str) -> list[ActionItem]:
+    try:
+        items = [ActionItem(each["owner"], each["task"], each.get("due")) for each in value]
+        if all(isinstance(text, str) for item in items for text in (item.owner, item.task)):
+            return items
+    except (TypeError, KeyError, AttributeError):
+        pass
+    raise InputError(f"{place}: action_items must be a list of objects with owner and task")

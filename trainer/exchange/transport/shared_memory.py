@@ -1,0 +1,218 @@
+"""Gradients between processes of one host: in memory that both map, not through a socket.
+
+Each worker writes its blocks into an upload region of its own, and the coordinator adds them from
+there. The coordinator writes each average once into one region that all workers read. Every block
+has a fixed place, so the frames that travel beside (flag SHARED) carry no address that would have
+to be trusted. A payload whose place is still in use goes through the socket instead: shared memory
+changes the speed, never the meaning.
+
+A region is an anonymous file (`memfd_create`): it has no name, only processes that were handed its
+descriptor can map it, and it is gone with the last of them, however they end. Seals keep its size,
+since to read beyond the end of a file that shrank would kill the process, and let nobody but the
+coordinator write averages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+
+from trainer.errors import ProtocolError
+from trainer.exchange.protocol.codecs import Codec
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.model.layout import GradientLayout
+
+GRADIENTS = frozenset({MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT})
+AVERAGES = frozenset({MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT})
+_SEAL_FUTURE_WRITE = 0x10
+"""Linux's F_SEAL_FUTURE_WRITE, which `fcntl` does not name: no new mapping may write."""
+_COUNTER = 64
+"""Bytes before the blocks of an upload region: how many averages its worker has taken."""
+
+
+def supported() -> bool:
+    """Return whether this system has anonymous files that can be sealed (Linux 5.1)."""
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+
+
+def encoded_sizes(layout: GradientLayout, codec: Codec) -> tuple[int, ...]:
+    """Return the bytes of every encoded block."""
+    return tuple(codec.nbytes(block.size) for block in layout.blocks)
+
+
+class Region:
+    """One encoded gradient in memory; `start` bytes lie before its first block."""
+
+    def __init__(self, descriptor: int, sizes: Sequence[int], start: int, *, write: bool) -> None:
+        """Map the file behind a descriptor, which may be closed afterwards.
+
+        Raises:
+            OSError, ValueError: it cannot be mapped, or is too small.
+        """
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        length = start + sum(sizes)
+        self.bytes = memoryview(mmap.mmap(descriptor, length, prot=protection))
+        self._sizes = sizes
+        self._starts = list(accumulate(sizes, initial=start))
+
+    def part(self, block: int, offset: int, length: int) -> memoryview:
+        """Return part of an encoded block.
+
+        Raises:
+            ProtocolError: it is not inside the block.
+        """
+        if block >= len(self._sizes) or offset + length > self._sizes[block]:
+            raise ProtocolError(f"block {block}: bytes {offset}..{offset + length} of none")
+        begin = self._starts[block] + offset
+        return self.bytes[begin : begin + length]
+
+    def put(self, frame: Frame) -> None:
+        """Copy a payload to its place."""
+        self.part(frame.block, frame.offset, len(frame.payload))[:] = frame.payload
+
+
+class Averages:
+    """The coordinator's region of averages, and who has yet to read what is in it."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Make the region.
+
+        Raises:
+            OSError: the system refuses it.
+        """
+        self._sizes = sizes
+        self.descriptor = _create("motley-averages", sum(sizes))
+        self._region = Region(self.descriptor, sizes, 0, write=True)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
+        self._steps = [-1] * len(sizes)
+        """Per block the step whose average is in its place."""
+        self._offsets: list[set[int]] = [set() for _ in sizes]
+        self._readers: list[dict[CoordinatorEnd, int]] = [{} for _ in sizes]
+
+    def connect(self) -> tuple[CoordinatorEnd, list[int]]:
+        """Return the end of a new connection, and the descriptors that its worker maps.
+
+        The second descriptor is the caller's to close.
+
+        Raises:
+            OSError: the system refuses another region.
+        """
+        upload = _create("motley-upload", _COUNTER + sum(self._sizes))
+        return CoordinatorEnd(self, Region(upload, self._sizes, _COUNTER, write=False)), [
+            self.descriptor,
+            upload,
+        ]
+
+    def place(self, reader: CoordinatorEnd, frame: Frame) -> bool:
+        """Put an average where all readers find it; False while somebody reads an older one."""
+        readers, offsets = self._readers[frame.block], self._offsets[frame.block]
+        if self._steps[frame.block] != frame.step:
+            if not all(end.has_taken(count) for end, count in readers.items()):
+                return False
+            self._steps[frame.block] = frame.step
+            readers.clear()
+            offsets.clear()
+        if frame.offset not in offsets:
+            self._region.put(frame)
+            offsets.add(frame.offset)
+        readers[reader] = reader.count()
+        return True
+
+
+class CoordinatorEnd:
+    """The coordinator's end of one connection."""
+
+    patient = True
+    """Averages may wait for the commit that makes use of them."""
+
+    def __init__(self, averages: Averages, upload: Region) -> None:
+        self._averages = averages
+        self._upload: Region | None = upload
+        self._taken: memoryview | None = upload.bytes[:8].cast("Q")
+        self._sent = 0
+
+    def place(self, frame: Frame) -> bool:
+        """Put an average into shared memory, if it is one and its place is free."""
+        return frame.type in AVERAGES and self._averages.place(self, frame)
+
+    def payload(self, kind: MessageType, block: int, offset: int, length: int) -> memoryview:
+        """Return a gradient where the worker wrote it."""
+        if kind not in GRADIENTS or self._upload is None:
+            raise ProtocolError(f"{kind.name} in shared memory")
+        return self._upload.part(block, offset, length)
+
+    def consumed(self, frame: Frame) -> None:
+        """Gradients stay in use until the commit of their step."""
+
+    def count(self) -> int:
+        """Count one more average that the worker finds in shared memory."""
+        self._sent += 1
+        return self._sent
+
+    def has_taken(self, count: int) -> bool:
+        """Return whether the worker has taken so many averages, or never will."""
+        return self._taken is None or self._taken[0] >= count
+
+    def close(self) -> None:
+        """Forget the region; gradients that are still to be added stay readable."""
+        self._upload = self._taken = None
+
+
+class WorkerEnd:
+    """A worker's end of its connection."""
+
+    patient = False
+    """Others wait for gradients."""
+
+    def __init__(self, sizes: Sequence[int], averages: int, upload: int) -> None:
+        """Map the regions behind two descriptors.
+
+        Raises:
+            OSError, ValueError: they cannot be mapped.
+        """
+        self._averages: Region | None = Region(averages, sizes, 0, write=False)
+        self._upload: Region | None = Region(upload, sizes, _COUNTER, write=True)
+        self._taken: memoryview | None = self._upload.bytes[:8].cast("Q")
+        self._found = 0
+        """Averages that were found in shared memory."""
+        self._used: set[tuple[int, int]] = set()
+
+    def place(self, frame: Frame) -> bool:
+        """Put a gradient into shared memory, if it is one and the first in its place this step."""
+        place = (frame.block, frame.offset)
+        if frame.type not in GRADIENTS or place in self._used or self._upload is None:
+            return False
+        self._upload.put(frame)
+        self._used.add(place)
+        return True
+
+    def payload(self, kind: MessageType, block: int, offset: int, length: int) -> memoryview:
+        """Return an average where the coordinator wrote it."""
+        if kind not in AVERAGES or self._averages is None:
+            raise ProtocolError(f"{kind.name} in shared memory")
+        self._found += 1
+        return self._averages.part(block, offset, length)
+
+    def consumed(self, frame: Frame) -> None:
+        """Note that a frame is dealt with: its average may go, and with a commit all gradients."""
+        if self._taken is not None:
+            self._taken[0] = self._found
+        if frame.type is MessageType.STEP_COMMIT:
+            self._used.clear()
+
+    def close(self) -> None:
+        """Forget both regions; averages that are still to be read stay readable."""
+        self._averages = self._upload = self._taken = None
+
+
+SharedBlocks = CoordinatorEnd | WorkerEnd
+
+
+def _create(name: str, length: int) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, length)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return descriptor

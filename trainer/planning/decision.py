@@ -1,0 +1,274 @@
+"""The rules that pick a strategy, and the diagram drawn from them.
+
+Each rule is a question with a number that answers it. `docs/planning.md` shows the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.planning.strategies import Option, Request
+
+GIB = 2**30
+MOST_EXPOSED = 0.2
+"""Share of a step that communication may add before another strategy is better."""
+MOST_SLOWER = 0.1
+"""How much slower the simplest strategy may be and still be picked."""
+Verdict = tuple[bool, str]
+"""The answer, and the number that decided in words."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules ask about."""
+
+    request: Request
+    options: Sequence[Option]
+
+    def family(self, leaf: Leaf) -> list[Option]:
+        """Return the options of a leaf, those that fit before others, the fastest first."""
+        found = [option for option in self.options if leaf.has(option)]
+        return sorted(found, key=lambda option: (not option.fits, option.seconds))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A pick: a family of options."""
+
+    key: str
+    text: str
+    has: Callable[[Option], bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A question, and what follows from its answer."""
+
+    key: str
+    text: str
+    ask: Callable[[Facts], Verdict]
+    yes: Rule | Leaf
+    no: Rule | Leaf
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The result of the rules."""
+
+    option: Option | None
+    """None: nothing fits."""
+    sentence: str
+    runner_up: str
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """Both sentences."""
+        return self.sentence, self.runner_up
+
+
+def pick(request: Request, options: Sequence[Option]) -> Pick:
+    """Return what the rules pick, with the number that decided, and the runner-up."""
+    facts = Facts(request, options)
+    leaf, reason = _walk(ROOT, facts, "")
+    family = facts.family(leaf)
+    chosen = family[0] if family and family[0].fits else None
+    if chosen is None:
+        least = min(options, key=lambda option: option.memory.total)
+        return Pick(
+            None,
+            f"Nothing fits: {reason}.",
+            f"{least.title} needs least, {_gib(least.memory.total)} of {_gib(least.room)} GiB:"
+            " take more devices, method qlora, or a smaller --length.",
+        )
+    rest = sorted(
+        (option for option in options if option.fits and not leaf.has(option)),
+        key=lambda option: option.seconds,
+    )
+    sentence = f"{chosen.title}: {reason}."
+    if not rest:
+        return Pick(chosen, sentence, "Nothing else fits.")
+    second = rest[0]
+    return Pick(chosen, sentence, f"The runner-up is {second.title}: {_against(second, chosen)}.")
+
+
+def _against(second: Option, chosen: Option) -> str:
+    memory = f"{_gib(second.memory.total)} GiB instead of {_gib(chosen.memory.total)}"
+    if second.time is None or chosen.time is None:
+        return memory
+    return f"{second.seconds:.3g} s a step instead of {chosen.seconds:.3g}, {memory}"
+
+
+def _walk(node: Rule | Leaf, facts: Facts, reason: str) -> tuple[Leaf, str]:
+    while isinstance(node, Rule):
+        answer, reason = node.ask(facts)
+        node = node.yes if answer else node.no
+    return node, reason
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}"
+
+
+def _is_equal(facts: Facts) -> Verdict:
+    cluster = facts.request.cluster
+    kinds = len({group.device.name for group in cluster.groups})
+    text = f"{len(cluster.groups)} kinds of hosts with {kinds} kinds of devices share the work"
+    return cluster.is_equal, text
+
+
+def _is_single(facts: Facts) -> Verdict:
+    one = facts.options[0]
+    text = f"one device, {_gib(one.memory.total)} of its usable {_gib(one.room)} GiB"
+    return facts.request.cluster.world == 1, text
+
+
+def _fits(leaf: Leaf) -> Callable[[Facts], Verdict]:
+    def ask(facts: Facts) -> Verdict:
+        family = facts.family(leaf)
+        if not family:
+            return False, f"{leaf.text} is not possible on these devices"
+        best = family[0]
+        if not best.fits:
+            best = min(family, key=lambda option: option.memory.total)
+        verb = "needs" if best.fits else "needs even at least"
+        return best.fits, (
+            f"{best.title} {verb} {_gib(best.memory.total)} of a device's usable"
+            f" {_gib(best.room)} GiB"
+        )
+
+    return ask
+
+
+def _hides(leaf: Leaf) -> Callable[[Facts], Verdict]:
+    def ask(facts: Facts) -> Verdict:
+        best = facts.family(leaf)[0]
+        if best.time is None:
+            return True, f"{best.title} fits; the devices' speed is not known"
+        share = best.time.exposed.value / best.time.total
+        text = (
+            f"{best.title} fits and {100 * share:.0f} % of its step is communication that nothing"
+            " hides"
+        )
+        return share <= MOST_EXPOSED, text
+
+    return ask
+
+
+def _as_fast(leaf: Leaf, others: Leaf) -> Callable[[Facts], Verdict]:
+    def ask(facts: Facts) -> Verdict:
+        best = facts.family(leaf)[0]
+        rest = [option for option in facts.family(others) if option.fits]
+        if not rest or best.time is None:
+            return True, f"{best.title} fits, the others are not faster"
+        text = (
+            f"a step of {rest[0].title} takes {rest[0].seconds:.3g} s, one of {best.title}"
+            f" {best.seconds:.3g} s"
+        )
+        return best.seconds <= (1 + MOST_SLOWER) * rest[0].seconds, text
+
+    return ask
+
+
+def _plain(option: Option) -> bool:
+    return option.strategy.tensor == option.strategy.stages == 1
+
+
+def _own(data: str) -> Callable[[Option], bool]:
+    return lambda option: _plain(option) and option.strategy.data == data and not option.alternative
+
+
+ONE = Leaf("one", "one device", lambda found: found.strategy.world == 1 and not found.alternative)
+MOTLEY = Leaf("motley", "Motley's exchange", _own("motley"))
+DDP = Leaf("ddp", "DDP", _own("ddp"))
+DILOCO = Leaf("diloco", "DiLoCo", _own("diloco"))
+FSDP = Leaf("fsdp", "FSDP2", _own("fsdp"))
+TENSOR = Leaf(
+    "tensor",
+    "TP+SP, with FSDP2 over hosts",
+    lambda found: found.strategy.tensor > 1 and found.strategy.stages == 1,
+)
+PIPELINE = Leaf("pipeline", "PP", lambda found: found.strategy.stages > 1)
+SPLIT = Leaf(
+    "split",
+    "the fastest of FSDP2, TP and PP",
+    lambda found: (
+        not (found.alternative or DDP.has(found)) and found.strategy.data in ("ddp", "fsdp")
+    ),
+)
+QLORA = Leaf("qlora", "QLoRA: a base in NF4", lambda found: found.alternative)
+NOTHING = Leaf("nothing", "more devices, or shorter rows", lambda _: False)
+
+_NF4 = Rule("nf4_fits", "Does a base in NF4 fit?", _fits(QLORA), QLORA, NOTHING)
+_LAYERS = Rule(
+    "tensor_fits",
+    "Do layers fit that a host's devices share?",
+    _fits(TENSOR),
+    TENSOR,
+    Rule("stages_fit", "Do stages of layers fit?", _fits(PIPELINE), PIPELINE, _NF4),
+)
+_SHARDED = Rule(
+    "fsdp_hides",
+    f"Does its communication take at most {MOST_EXPOSED:.0%} of a step?",
+    _hides(FSDP),
+    FSDP,
+    Rule(
+        "stages_pay",
+        "Do stages fit, which exchange less?",
+        _fits(PIPELINE),
+        PIPELINE,
+        FSDP,
+    ),
+)
+_MEMORY = Rule("fsdp_fits", "Memory problem. Does FSDP2 fit?", _fits(FSDP), _SHARDED, _LAYERS)
+_THROUGHPUT = Rule(
+    "ddp_hides",
+    f"Throughput problem. Does the all-reduce take at most {MOST_EXPOSED:.0%} of a step?",
+    _hides(DDP),
+    Rule(
+        "ddp_is_fast",
+        f"Is DDP at most {MOST_SLOWER:.0%} slower than a split model?",
+        _as_fast(DDP, SPLIT),
+        DDP,
+        SPLIT,
+    ),
+    DILOCO,
+)
+_SEVERAL = Rule(
+    "whole_fits", "Does a device hold a whole replica?", _fits(DDP), _THROUGHPUT, _MEMORY
+)
+ROOT = Rule(
+    "equal",
+    "Are all devices equal?",
+    _is_equal,
+    Rule(
+        "single",
+        "Is it one device?",
+        _is_single,
+        Rule("one_fits", "Does it hold the run?", _fits(ONE), ONE, _NF4),
+        _SEVERAL,
+    ),
+    Rule("least_fits", "Does the smallest device hold a replica?", _fits(MOTLEY), MOTLEY, _NF4),
+)
+
+
+def diagram() -> str:
+    """Return the rules as a mermaid flowchart."""
+    lines = ["flowchart TD"]
+    seen: set[str] = set()
+
+    def draw(node: Rule | Leaf) -> None:
+        if node.key in seen:
+            return
+        seen.add(node.key)
+        if isinstance(node, Leaf):
+            lines.append(f'    {node.key}(["{node.text}"])')
+            return
+        lines.append(f'    {node.key}{{"{node.text}"}}')
+        for answer, after in (("yes", node.yes), ("no", node.no)):
+            lines.append(f"    {node.key} -- {answer} --> {after.key}")
+        draw(node.yes)
+        draw(node.no)
+
+    draw(ROOT)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,314 @@
+"""The memory of one device by part, for every strategy: bytes, with their formulas."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from trainer.planning import activations
+from trainer.planning.shapes import ModelShape
+from trainer.planning.strategy import Precision, Strategy, Training
+from trainer.planning.term import Term, term
+
+LOGIT_ELEMENTS = 1 << 25
+"""Logits held at once: 128 MiB in fp32. All of 8 x 2048 tokens of a Qwen3 would be 10 GB."""
+NF4_BYTES = 0.5 + 4 / 64
+"""An element in NF4: half a byte, and a fp32 absmax to each block of 64 (arXiv 2305.14314)."""
+NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""The same with double quantisation: an 8-bit absmax, and a fp32 one to each 256 of them."""
+
+ZERO = "Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1"
+FSDP = "Zhao et al., arXiv 2304.11277: gathered units, one ahead"
+QLORA = "Dettmers et al., arXiv 2305.14314"
+LORA = "Hu et al., arXiv 2106.09685"
+OWN = "Motley: trainer/planning/memory.py"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Terms in bytes on the device that needs most."""
+
+    weights: tuple[Term, ...]
+    gradients: tuple[Term, ...]
+    optimizer: tuple[Term, ...]
+    activations: tuple[Term, ...]
+    logits: tuple[Term, ...]
+    buffers: tuple[Term, ...]
+
+    def bytes(self) -> dict[str, int]:
+        """Return the bytes of each part by its name."""
+        return {part.name: _total(getattr(self, part.name)) for part in fields(self)}
+
+    @property
+    def total(self) -> int:
+        """Bytes together."""
+        return sum(self.bytes().values())
+
+    def terms(self) -> list[tuple[str, Term]]:
+        """Return every term with the name of its part."""
+        return [(part.name, found) for part in fields(self) for found in getattr(self, part.name)]
+
+
+def plan_memory_by_part(shape: ModelShape, training: Training, strategy: Strategy) -> Parts:
+    """Return the memory of the device that needs most, in bytes.
+
+    In a pipeline that is the first stage, which holds the most micro-batches, or the last, which
+    holds the logits.
+    """
+    stages = {0, strategy.stages - 1}
+    planned = [_of_stage(shape, training, strategy, stage) for stage in sorted(stages)]
+    return max(planned, key=lambda parts: parts.total)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements on one device before data parallelism shards them."""
+
+    linears: float
+    rest: float
+    """Tables, norms, biases."""
+    new: float
+    """Adapters, and the head of a classifier."""
+
+    @property
+    def base(self) -> float:
+        """All elements of the model."""
+        return self.linears + self.rest
+
+
+def held(shape: ModelShape, training: Training, strategy: Strategy, stage: int) -> Held:
+    """Return what tensor and pipeline parallelism leave to a device of a stage."""
+    stages, tensor = strategy.stages, strategy.tensor
+    share = math.ceil(shape.layers / stages) / shape.layers
+    linears = shape.linear_parameters() * share / tensor
+    if stages == 1:
+        rest = shape.parameters - shape.linear_parameters() - shape.small_parameters
+        if training.classes is not None and not shape.tied and shape.counted is None:
+            rest -= shape.table_parameters  # a classifier needs no output matrix
+        rest = rest / tensor + shape.small_parameters
+    else:
+        rest = shape.table_parameters / tensor + shape.small_parameters * share
+        rest += shape.positions * shape.hidden if stage == 0 else 0
+    new = (training.classes or 0) * shape.hidden if stage == stages - 1 else 0
+    if training.method != "full":
+        new += adapter_parameters(shape, training, tensor) * share
+    return Held(linears, rest, new)
+
+
+def adapter_parameters(shape: ModelShape, training: Training, tensor: int = 1) -> float:
+    """Return the elements of all adapters: `r (in + out)` for each linear.
+
+    Under tensor parallelism the side of the sharded axis is divided: B of a column-parallel
+    linear, A of a row-parallel one.
+    """
+    total = 0.0
+    for name, (rows, columns) in shape.linears().items():
+        if name in training.targets:
+            row_parallel = name in ("o_proj", "down_proj")
+            sides = (rows, columns / tensor) if row_parallel else (rows / tensor, columns)
+            total += training.rank * sum(sides)
+    return shape.layers * total
+
+
+def _of_stage(shape: ModelShape, training: Training, strategy: Strategy, stage: int) -> Parts:
+    kept = held(shape, training, strategy, stage)
+    precision = training.precision
+    trained = kept.new + (kept.base if training.method == "full" else 0)
+    shards = {"zero1": (1, 1), "zero2": (1, strategy.replicas)}
+    weights, gradients = shards.get(strategy.data, (1, 1))
+    if strategy.data == "fsdp":
+        weights = gradients = strategy.replicas
+    states = strategy.replicas if strategy.data in ("zero1", "zero2", "fsdp") else 1
+    is_last = stage == strategy.stages - 1
+    return Parts(
+        weights=(
+            *(() if training.method == "full" else frozen(kept, training, weights)),
+            _sharded("trained weights", trained, precision.weight, weights),
+        ),
+        gradients=(_sharded("gradients", trained, precision.gradient, gradients),),
+        optimizer=optimizer_state(trained, precision, strategy, states),
+        activations=_activations(shape, training, strategy, stage),
+        logits=(logit_bytes(shape, training, strategy),) if is_last else (),
+        buffers=tuple(_buffers(shape, training, strategy, trained)),
+    )
+
+
+def _sharded(name: str, elements: float, size: float, shards: int) -> Term:
+    return term(
+        name, elements * size / shards, "elements * size / shards", ZERO,
+        elements=elements, size=size, shards=shards,
+    )  # fmt: skip
+
+
+def frozen(kept: Held, training: Training, shards: int) -> tuple[Term, ...]:
+    """Return the bytes of a base that does not train; NF4 stores its linears."""
+    size = training.precision.frozen
+    linear = NF4_BYTES if training.method == "qlora" else size
+    return (
+        term(
+            "frozen linears", kept.linears * linear / shards, "elements * size / shards",
+            QLORA if training.method == "qlora" else LORA,
+            elements=kept.linears, size=linear, shards=shards,
+        ),
+        term(
+            "frozen tables and norms", kept.rest * size / shards, "elements * size / shards", LORA,
+            elements=kept.rest, size=size, shards=shards,
+        ),
+    )  # fmt: skip
+
+
+def optimizer_state(
+    trained: float, precision: Precision, strategy: Strategy, shards: int
+) -> tuple[Term, ...]:
+    """Return the optimizer's part: none where the coordinator has it and the device is a card.
+
+    A CPU worker of Motley's exchange shares its memory with fp32 weights, moments and averaged
+    gradient. DiLoCo adds an anchor of the weights and a momentum, fp32.
+    """
+    if strategy.data == "motley":
+        if precision.activation == 2:
+            return ()
+        return (_sharded("the exchange's vectors", trained, 16, 1),)
+    state = _sharded("moments and master weights", trained, precision.optimizer, shards)
+    if strategy.data != "diloco":
+        return (state,)
+    outer = term(
+        "anchor and outer momentum", 8 * trained, "8 * elements",
+        "Douillard et al., arXiv 2311.08105, algorithm 1", elements=trained,
+    )  # fmt: skip
+    return state, outer
+
+
+def state_bytes(
+    parameters: float, stage: int, replicas: int, precision: Precision | None = None
+) -> float:
+    """Return weights, gradients and optimizer state of a full training, in bytes.
+
+    Args:
+        stage: of ZeRO; 0 is DDP.
+    """
+    size = precision or Precision(weight=2, gradient=2, optimizer=12, activation=2)
+    weights = size.weight / (replicas if stage >= 3 else 1)
+    gradients = size.gradient / (replicas if stage >= 2 else 1)
+    return parameters * (weights + gradients + size.optimizer / (replicas if stage else 1))
+
+
+def _activations(
+    shape: ModelShape, training: Training, strategy: Strategy, stage: int
+) -> tuple[Term, ...]:
+    layer = activations.of_layer(shape, training, strategy)
+    layers = math.ceil(shape.layers / strategy.stages)
+    # The last stage begins backward at once, so it holds one micro-batch, or all of GPipe's.
+    flight = activations.in_flight(strategy)
+    held_at_once = flight.value
+    if stage and strategy.schedule in ("1f1b", "interleaved"):
+        held_at_once = 1.0
+    tokens, found = training.tokens, list[Term]()
+    if training.recompute == "full":
+        row = activations.of_layer_input(shape, training, strategy)
+        found.append(
+            term(
+                "inputs of layers", held_at_once * layers * tokens * row.value,
+                "in_flight * layers * tokens * input_bytes", row.source,
+                in_flight=held_at_once, layers=layers, tokens=tokens, input_bytes=row.value,
+            )
+        )  # fmt: skip
+        held_at_once, layers = 1, 1
+    found.append(
+        term(
+            "layers" if training.recompute != "full" else "one layer, computed again",
+            held_at_once * layers * tokens * layer.value,
+            "in_flight * layers * tokens * (" + layer.formula + ")", layer.source,
+            in_flight=held_at_once, layers=layers, tokens=tokens, **layer.numbers,
+        )
+    )  # fmt: skip
+    backward = activations.of_backward(shape, training, strategy)
+    found.append(
+        term(
+            "gradients of activations",
+            tokens * backward.value,
+            f"tokens * ({backward.formula})",
+            backward.source,
+            tokens=tokens,
+            **backward.numbers,
+        )
+    )
+    if stage == strategy.stages - 1:
+        head = activations.of_head(shape, training)
+        found.append(
+            term(
+                "the final norm", tokens * head.value, f"tokens * ({head.formula})", head.source,
+                tokens=tokens, **head.numbers,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def logit_bytes(shape: ModelShape, training: Training, strategy: Strategy) -> Term:
+    """Return the bytes of logits: a GPT's are all held, `4 s b V`; Motley takes them in chunks.
+
+    Softmax and gradient take the place of a chunk's logits, but for a teacher's. A fully trained
+    output matrix has a gradient that is added to the others.
+    """
+    if training.classes is not None:
+        return term("logits of classes", 0, "0", OWN)
+    if not shape.gated:
+        return term(
+            "logits", 4 * training.tokens * shape.vocab / strategy.tensor,
+            "4 * tokens * vocab / tensor", activations.KORTHIKANTI,
+            tokens=training.tokens, vocab=shape.vocab, tensor=strategy.tensor,
+        )  # fmt: skip
+    each = 4 if training.precision.activation == 4 else 6  # fp32, and a copy for the product
+    each = 12 if training.taught else each
+    matrix = shape.table_parameters if training.method == "full" else 0
+    return term(
+        "a chunk of logits",
+        (each * min(LOGIT_ELEMENTS, training.tokens * shape.vocab) + 4 * matrix) / strategy.tensor,
+        "(each * min(most, tokens * vocab) + 4 * matrix) / tensor", OWN,
+        each=each, most=LOGIT_ELEMENTS, tokens=training.tokens, vocab=shape.vocab, matrix=matrix,
+        tensor=strategy.tensor,
+    )  # fmt: skip
+
+
+def _buffers(
+    shape: ModelShape, training: Training, strategy: Strategy, trained: float
+) -> list[Term]:
+    precision, found = training.precision, list[Term]()
+    gathers = strategy.data == "fsdp" and strategy.replicas > 1
+    if training.method == "qlora":
+        found.append(
+            term(
+                "a linear out of NF4", precision.activation * shape.widest_linear / strategy.tensor,
+                "element * linear / tensor", QLORA, element=precision.activation,
+                linear=shape.widest_linear, tensor=strategy.tensor,
+            )
+        )  # fmt: skip
+    if gathers:
+        size = NF4_BYTES if training.method == "qlora" else precision.activation
+        found.append(
+            term(
+                "two gathered layers", 2 * size * shape.layer_parameters / strategy.tensor,
+                "2 * size * layer / tensor", FSDP, size=size, layer=shape.layer_parameters,
+                tensor=strategy.tensor,
+            )
+        )  # fmt: skip
+        tables = (1 if shape.tied else 2) * shape.table_parameters
+        found.append(
+            term(
+                "gathered tables", precision.activation * tables / strategy.tensor,
+                "element * tables / tensor", FSDP, element=precision.activation, tables=tables,
+                tensor=strategy.tensor,
+            )
+        )  # fmt: skip
+    elif precision.copies:
+        found.append(
+            term(
+                "copies that autocast keeps", precision.copies * trained, "size * elements", OWN,
+                size=precision.copies, elements=trained,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _total(terms: tuple[Term, ...]) -> int:
+    return int(sum(found.value for found in terms))

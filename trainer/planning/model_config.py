@@ -1,0 +1,151 @@
+"""A model's shape from its files: config.json, or the headers of its weights alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
+from trainer.planning.shapes import NAMED, ModelShape
+
+_GATED = frozenset(
+    (
+        *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2"),
+        *("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4", "granite"),
+    )
+)
+"""Families whose MLP has a gate (transformers' configurations)."""
+_PLAIN = frozenset(("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi"))
+"""Families whose MLP has none."""
+
+
+def named_shape(name: str) -> ModelShape:
+    """Return a shape by its name.
+
+    Raises:
+        InputError: it is unknown; lists the known ones.
+    """
+    found = NAMED.get(name.lower())
+    if found is None:
+        raise InputError(f"--shape {name}: unknown; known: {', '.join(NAMED)}")
+    return found
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """Return the shape of a model's folder; parameters are counted where weights lie there.
+
+    Raises:
+        InputError: it has neither a usable config.json nor weights.
+    """
+    weights = any(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file():
+        if not weights:
+            raise InputError(f"{folder}: no config.json and no *.safetensors; name a model folder")
+        return shape_of_headers(read_headers(folder), folder.name)
+    shape = parse_shape(read_config(folder), str(folder / "config.json"), folder.name)
+    if not weights:
+        return shape
+    counted = sum(math.prod(header.shape) for header in read_headers(folder).values())
+    return replace(shape, counted=counted)
+
+
+def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
+    """Return the shape that a config.json describes; an unknown architecture is read by its sizes.
+
+    Raises:
+        InputError: a size is missing or wrong; names its key.
+    """
+    inside = tree.get("text_config")
+    if isinstance(inside, Mapping) and "hidden_size" in inside:
+        tree = inside
+    kind = str(tree.get("model_type", "unknown"))
+
+    def size(*keys: str, default: int | None = None) -> int:
+        value = next((tree[key] for key in keys if tree.get(key) is not None), default)
+        if type(value) is not int or value < 0 or (value == 0 and default != 0):
+            raise InputError(f"{where}: {keys[0]} must be a positive integer, got {value!r}")
+        return value
+
+    hidden = size("hidden_size", "n_embd", "d_model")
+    heads = size("num_attention_heads", "n_head")
+    gated = kind in _GATED or (kind not in _PLAIN and _has_gate(tree))
+    experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
+    inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
+    shared = size("shared_expert_intermediate_size", default=0)
+    shared = shared or sparse * size("n_shared_experts", default=0)
+    remark = ""
+    if kind not in _GATED | _PLAIN:
+        names = tree.get("architectures")
+        shown = names[0] if isinstance(names, list) and names else kind
+        remark = f"architecture {shown} is not known here; planned by the sizes of its config alone"
+    return ModelShape(
+        name=name,
+        layers=size("num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=size("num_key_value_heads", default=heads),
+        head_dim=size("head_dim", default=128 if kind == "qwen3" else max(1, hidden // heads)),
+        inner=sparse,
+        vocab=size("vocab_size"),
+        gated=gated,
+        tied=bool(tree.get("tie_word_embeddings", kind in ("gpt2", "gemma", "gemma2"))),
+        experts=experts,
+        active_experts=size("num_experts_per_tok", default=1) if experts > 1 else 1,
+        dense_layers=size("first_k_dense_replace", default=0) if experts > 1 else 0,
+        dense_inner=inner if experts > 1 and tree.get("first_k_dense_replace") else 0,
+        shared_inner=shared if experts > 1 else 0,
+        positions=0 if gated else size("n_positions", "max_position_embeddings", default=0),
+        biases=0 if gated else 11 * hidden,
+        normalised_heads=kind in ("qwen3", "qwen3_moe"),
+        remark=remark,
+    )
+
+
+def _has_gate(tree: Mapping[str, Any]) -> bool:
+    activation = str(tree.get("hidden_act", tree.get("activation_function", "silu")))
+    return activation in ("silu", "swish", "swiglu", "geglu")
+
+
+def shape_of_headers(headers: Mapping[str, TensorHeader], name: str) -> ModelShape:
+    """Return the shape that the names and shapes of stored tensors show.
+
+    Raises:
+        InputError: they are not named as transformers names a decoder's.
+    """
+    sizes = {key: header.shape for key, header in headers.items()}
+
+    def of(*ends: str) -> tuple[int, ...] | None:
+        return next((shape for key, shape in sizes.items() if key.endswith(ends)), None)
+
+    table, query, key, inner = (
+        of("embed_tokens.weight"), of("q_proj.weight"), of("k_proj.weight"), of("up_proj.weight"),
+    )  # fmt: skip
+    if table is None or query is None or key is None or inner is None:
+        raise InputError(
+            f"{name}: the tensors' names show no decoder of a known kind; a config.json is needed"
+        )
+    numbers = [int(found[1]) for one in sizes if (found := re.search(r"layers\.(\d+)\.", one))]
+    norm = of("q_norm.weight")
+    head = norm[0] if norm is not None else 128 if query[0] % 128 == 0 else 64
+    return ModelShape(
+        name=name,
+        layers=max(numbers) + 1,
+        hidden=table[1],
+        heads=max(1, query[0] // head),
+        kv_heads=max(1, key[0] // head),
+        head_dim=head,
+        inner=inner[0],
+        vocab=table[0],
+        gated=of("gate_proj.weight") is not None,
+        tied=of("lm_head.weight") is None,
+        normalised_heads=norm is not None,
+        counted=sum(math.prod(shape) for shape in sizes.values()),
+        remark="no config.json: sizes are read from the weights' headers, heads of"
+        f" {head} columns are {'known' if norm is not None else 'assumed'}",
+    )

@@ -1,0 +1,156 @@
+"""The memory that a replica will need, planned from headers before loading (F-HET-002).
+
+Pure: the launcher uses it to refuse a placement before a process starts, the replica before it
+loads the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from trainer.config.run import RunConfig
+from trainer.errors import InputError
+from trainer.model.architecture import Architecture
+from trainer.model.layout import GradientLayout
+from trainer.model.safetensors_headers import TensorHeader
+from trainer.planning.memory import plan_memory_by_part
+from trainer.planning.shapes import shape_of
+from trainer.planning.strategy import AUTOCAST, FP32, Strategy, Training
+
+CPU_TOKENS = 1024
+"""Most tokens of an automatic micro-batch on a CPU: larger ones exceed the caches (measured)."""
+BUSY_TOKENS = 4096
+"""A micro-batch of this many tokens keeps a GPU busy."""
+USABLE = 0.9
+"""Share of free memory that a plan may fill; the rest is fragmentation and libraries' own use."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on the device."""
+
+    frozen: int
+    """Base weights that do not train."""
+    trainable: int
+    """Trainable weights, fp32."""
+    gradients: int
+    state: int
+    """The optimizer's weights, moments and averaged gradient if the device is the host; its moments
+    if only these are on the device."""
+    workspace: int
+    """The largest temporary buffers: logits, a dequantised linear."""
+    per_token: int
+    """Activations kept for backward, for each token of a micro-batch."""
+    sample_tokens: int
+    """Tokens of the longest sample: the minimum that must fit."""
+
+    @property
+    def fixed(self) -> int:
+        """Everything but activations."""
+        return self.frozen + self.trainable + self.gradients + self.state + self.workspace
+
+    @property
+    def least(self) -> int:
+        """Bytes for one sample at a time."""
+        return self.fixed + self.per_token * self.sample_tokens
+
+
+def training_of(config: RunConfig, *, accelerator: bool, recompute: bool) -> Training:
+    """Return what a run config trains, on one sample at a time."""
+    bf16 = config.model.dtype == "bfloat16"
+    narrow = accelerator or bf16
+    return Training(
+        method="qlora" if config.model.quantization == "nf4" else config.method,
+        rank=config.lora.lora_rank,
+        targets=config.lora.target_modules,
+        length=config.data.max_seq_len,
+        recompute="full" if recompute else "none",
+        precision=replace(AUTOCAST if narrow else FP32, frozen=2 if bf16 else 4),
+        packed=config.training.pack,
+        classes=config.num_classes,
+        taught=config.distillation is not None,
+    )
+
+
+def plan_memory(
+    model: Architecture,
+    headers: Mapping[str, TensorHeader],
+    layout: GradientLayout,
+    config: RunConfig,
+    *,
+    accelerator: bool,
+    recompute: bool,
+    moments: bool = False,
+) -> MemoryPlan:
+    """Return the plan of one replica.
+
+    Args:
+        accelerator: the device has its own memory and computes in bf16; else it is the host.
+        recompute: gradient checkpointing.
+        moments: the optimizer runs on the accelerator too, with its moments.
+    """
+    training = training_of(config, accelerator=accelerator, recompute=recompute)
+    parts = plan_memory_by_part(
+        replace(shape_of(model), counted=_counted(headers, config)),
+        training,
+        Strategy(data="motley"),
+    )
+    size = parts.bytes()
+    trained = 4 * layout.size
+    state = 2 * trained if moments else 0
+    return MemoryPlan(
+        frozen=size["weights"] - trained,
+        trainable=trained,
+        gradients=size["gradients"],
+        state=state if accelerator else size["optimizer"],
+        workspace=size["logits"] + size["buffers"],
+        per_token=math.ceil(size["activations"] / training.tokens),
+        sample_tokens=config.data.max_seq_len,
+    )
+
+
+def fitting_tokens(plan: MemoryPlan, available: int) -> int:
+    """Return how many tokens of activations fit what loading leaves free; at least one."""
+    spare = available * USABLE - plan.gradients - plan.state - plan.workspace
+    return max(1, int(spare) // plan.per_token)
+
+
+def must_recompute(plan: MemoryPlan, available: int) -> bool:
+    """Return whether keeping a device busy requires recomputing activations.
+
+    Args:
+        plan: of a replica that keeps them, before loading.
+    """
+    return not fits(plan, available, max(BUSY_TOKENS, plan.sample_tokens))
+
+
+def fits(plan: MemoryPlan, available: int, tokens: int) -> bool:
+    """Return whether a replica with the activations of `tokens` fits a device."""
+    return plan.fixed + tokens * plan.per_token <= available * USABLE
+
+
+def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
+    """Refuse a plan that exceeds a device's memory.
+
+    Raises:
+        InputError: names the needed and the available memory.
+    """
+    if not fits(plan, available, plan.sample_tokens):
+        raise InputError(
+            f"{device}: the run needs {_gib(plan.least)} GiB (base {_gib(plan.frozen)}, trainable"
+            f" {_gib(plan.trainable + plan.gradients + plan.state)}, one sample"
+            f" {_gib(plan.least - plan.fixed + plan.workspace)}), {_gib(available)} are free; use"
+            " method lora, model.quantization nf4 or a smaller data.max_seq_len"
+        )
+
+
+def _counted(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:
+    """Return the elements of the base; a classifier has a head of its own."""
+    heads = ("lm_head.weight", "score.weight") if config.task == "classify" else ()
+    return sum(math.prod(header.shape) for name, header in headers.items() if name not in heads)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"

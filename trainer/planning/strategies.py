@@ -1,0 +1,177 @@
+"""The combinations worth a line, each at its fastest setting that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainer.planning.cost import NO_PRICES, Cost, Prices, plan_cost
+from trainer.planning.devices import Cluster
+from trainer.planning.memory import Parts, plan_memory_by_part
+from trainer.planning.replica import USABLE
+from trainer.planning.shapes import ModelShape
+from trainer.planning.strategy import (
+    AUTOCAST,
+    FP32,
+    SCHEDULES,
+    Method,
+    Recompute,
+    Strategy,
+    Training,
+)
+from trainer.planning.time import EFFICIENCY, StepTime, plan_time
+
+ROWS_EACH = 8
+"""Rows of a step for each device, so that every combination has the same step."""
+_WITH_QLORA = ("ddp", "fsdp", "motley")
+_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is planned."""
+
+    shape: ModelShape
+    cluster: Cluster
+    method: Method = "lora"
+    rank: int = 16
+    length: int = 2048
+    tokens: float = 50e6
+    prices: Prices = NO_PRICES
+    efficiency: float = EFFICIENCY
+
+    @property
+    def rows(self) -> int:
+        """Rows of one step over all devices."""
+        return ROWS_EACH * self.cluster.world
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One combination with its figures."""
+
+    strategy: Strategy
+    training: Training
+    memory: Parts
+    room: int
+    """Bytes of the smallest device that may be used."""
+    time: StepTime | None
+    cost: Cost | None
+    alternative: bool = False
+    """Its method is not the one that is asked for."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device that needs most has the memory."""
+        return self.memory.total <= self.room
+
+    @property
+    def title(self) -> str:
+        """The strategy's title, and QLoRA where another method is asked for."""
+        return self.strategy.title + (" QLoRA" if self.alternative else "")
+
+    @property
+    def key(self) -> str:
+        """Its name on a command line."""
+        return self.strategy.key + ("-qlora" if self.alternative else "")
+
+    @property
+    def seconds(self) -> float:
+        """Of a step; unknown ones sort last."""
+        return self.time.total if self.time is not None else float("inf")
+
+
+def options(request: Request) -> list[Option]:
+    """Return every combination worth a line."""
+    found = [plan(request, strategy, request.method) for strategy in combinations(request)]
+    if request.method != "qlora":
+        for strategy in combinations(request):
+            if strategy.stages == strategy.tensor == 1 and strategy.data in _WITH_QLORA:
+                found.append(replace(plan(request, strategy, "qlora"), alternative=True))
+    return found
+
+
+def plan(request: Request, strategy: Strategy, method: Method) -> Option:
+    """Return a combination with the micro-batch and recomputation that fit and take least time.
+
+    Without any that fits it is the one that needs least memory.
+    """
+    tried = list(_settings(request, strategy, method))
+    fitting = [option for option in tried if option.fits]
+    if not fitting:
+        return min(tried, key=lambda option: option.memory.total)
+    return min(fitting, key=lambda option: (option.seconds, option.memory.total))
+
+
+def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[Option]:
+    device = request.cluster.smallest.device
+    precision = FP32 if device.name.startswith("CPU") else AUTOCAST
+    each = max(1, request.rows // strategy.replicas)
+    rows = 1
+    while rows <= max(1, each // max(1, strategy.stages)) and rows <= 32:
+        if each % rows == 0:
+            spread = replace(strategy, microbatches=each // rows)
+            for recompute in _RECOMPUTE:
+                if recompute == "selective" and request.shape.gated:
+                    continue  # fused attention keeps no scores
+                training = Training(
+                    method=method, rank=request.rank, length=request.length, rows=rows,
+                    recompute=recompute, precision=precision,
+                )  # fmt: skip
+                yield _option(request, spread, training)
+        rows *= 2
+
+
+def _option(request: Request, strategy: Strategy, training: Training) -> Option:
+    memory = plan_memory_by_part(request.shape, training, strategy)
+    time = plan_time(
+        request.shape, training, strategy, request.cluster, efficiency=request.efficiency
+    )
+    cost = None
+    if time is not None:
+        steps = request.tokens / (training.tokens * strategy.microbatches * strategy.replicas)
+        cost = plan_cost(request.cluster, steps * time.total, request.prices)
+    room = int(request.cluster.smallest.device.memory * USABLE)
+    return Option(
+        strategy=strategy, training=training, memory=memory, room=room, time=time, cost=cost
+    )
+
+
+def combinations(request: Request) -> list[Strategy]:
+    """Return the combinations that people use on such a cluster."""
+    cluster, shape = request.cluster, request.shape
+    world = cluster.world
+    if not cluster.is_equal:
+        return [Strategy(world=world, data="motley"), Strategy(world=world, data="diloco")]
+    if world == 1:
+        return [Strategy()]
+    found = [Strategy(world=world, data=data) for data in ("ddp", "zero1", "zero2", "fsdp")]
+    inside = cluster.groups[0].devices
+    tensors = [
+        size for size in (2, 4, 8)
+        if size <= inside and not inside % size and not shape.heads % size
+        and not shape.kv_heads % size
+    ]  # fmt: skip
+    for size in tensors[-1:]:
+        data: Literal["ddp", "fsdp"]
+        for data in ("ddp",) if size == world else ("ddp", "fsdp"):
+            for sequence in (False, True):
+                found.append(Strategy(world=world, data=data, tensor=size, sequence=sequence))
+    stages = [size for size in _pipeline_sizes(cluster) if size <= shape.layers]
+    for size in stages[:1]:
+        found += [Strategy(world=world, stages=size, schedule=name) for name in SCHEDULES]
+    if tensors and cluster.hosts > 1 and cluster.hosts <= shape.layers:
+        found.append(
+            Strategy(
+                world=world, tensor=tensors[-1], sequence=True, stages=cluster.hosts,
+                schedule="1f1b",
+            )
+        )  # fmt: skip
+    found += [Strategy(world=world, data="diloco"), Strategy(world=world, data="motley")]
+    return found
+
+
+def _pipeline_sizes(cluster: Cluster) -> Sequence[int]:
+    """Return numbers of stages: over the hosts, else over the devices of one."""
+    return [cluster.hosts] if cluster.hosts > 1 else [cluster.world]

@@ -1,0 +1,132 @@
+"""How one model is spread over devices: what a plan is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from trainer.errors import InputError
+
+Data = Literal["ddp", "zero1", "zero2", "fsdp", "diloco", "motley"]
+"""What replicas share. `fsdp` is ZeRO-3; `diloco` exchanges every few hundred steps
+(arXiv 2311.08105); `motley` is the exchange of this project, over unequal devices."""
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+Recompute = Literal["none", "selective", "full"]
+Method = Literal["full", "lora", "qlora"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A combination; its sizes multiply to the number of devices.
+
+    Raises:
+        InputError: they do not.
+    """
+
+    world: int = 1
+    data: Data = "ddp"
+    tensor: int = 1
+    sequence: bool = False
+    """Sequence parallelism beside tensor parallelism (arXiv 2205.05198)."""
+    stages: int = 1
+    schedule: Schedule = "1f1b"
+    microbatches: int = 1
+    """Of one step; a pipeline has several in flight."""
+
+    def __post_init__(self) -> None:
+        if self.world < 1 or self.world % (self.tensor * self.stages):
+            raise InputError(
+                f"{self.world} devices do not divide into tensor {self.tensor} x stages"
+                f" {self.stages}; choose sizes whose product divides {self.world}"
+            )
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model: devices by tensor size by stages."""
+        return self.world // (self.tensor * self.stages)
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of the model on each stage: more than one where a schedule interleaves."""
+        return 2 if self.schedule in ("interleaved", "zbv", "dualpipev") else 1
+
+    @property
+    def title(self) -> str:
+        """Its usual name, such as `FSDP2 x TP2+SP`."""
+        names = {
+            "ddp": "DDP",
+            "zero1": "ZeRO-1",
+            "zero2": "ZeRO-2",
+            "fsdp": "FSDP2",
+            "diloco": "DiLoCo",
+            "motley": "Motley",
+        }
+        parts = [names[self.data]] if self.replicas > 1 or self.data == "motley" else []
+        if self.tensor > 1:
+            parts.append(f"TP{self.tensor}" + ("+SP" if self.sequence else ""))
+        if self.stages > 1:
+            parts.append(f"PP{self.stages} {self.schedule}")
+        return " x ".join(parts) or "one device"
+
+    @property
+    def key(self) -> str:
+        """Its name on a command line, such as `fsdp-tp2-sp`."""
+        return self.title.lower().replace("fsdp2", "fsdp").replace(" x ", "-").replace(
+            "+", "-"
+        ).replace(" ", "-")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Bytes an element."""
+
+    weight: int
+    """Of a weight that trains."""
+    gradient: int
+    optimizer: int
+    """Moments, and a fp32 copy of the weights where they are stored smaller."""
+    activation: int
+    frozen: int = 2
+    """Of a frozen weight that is not quantised."""
+    copies: int = 0
+    """Of a trained weight's copy in the format of the products, which autocast keeps."""
+
+
+MIXED = Precision(weight=2, gradient=2, optimizer=12, activation=2)
+"""16-bit weights beside fp32 ones: 16 bytes a parameter (arXiv 1910.02054, section 3.1)."""
+MEGATRON = Precision(weight=2, gradient=4, optimizer=12, activation=2)
+"""The same with gradients added up in fp32: 18 bytes (Megatron-LM, docs of its optimizer)."""
+AUTOCAST = Precision(weight=4, gradient=4, optimizer=8, activation=2, copies=2)
+"""Motley on an accelerator: fp32 weights, products in bf16."""
+FP32 = Precision(weight=4, gradient=4, optimizer=8, activation=4, frozen=4)
+"""Motley on a CPU."""
+
+EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What trains, and on how much at once."""
+
+    method: Method = "full"
+    rank: int = 16
+    targets: Collection[str] = EVERY_LINEAR
+    length: int = 2048
+    """Tokens of a row."""
+    rows: int = 1
+    """Rows of a micro-batch."""
+    recompute: Recompute = "none"
+    precision: Precision = AUTOCAST
+    packed: bool = False
+    """Rows hold several samples and have a mask."""
+    classes: int | None = None
+    """Of a classifier; None for a language model."""
+    taught: bool = False
+    """Learns from a teacher's logits beside the tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.rows * self.length

@@ -1,0 +1,38 @@
+"""One number of a plan, with the formula and the source that it comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Term:
+    """A value with its formula; `launch plan --explain` prints it with the numbers put in."""
+
+    name: str
+    value: float
+    formula: str
+    """In Python's operators over the names of `numbers`."""
+    numbers: Mapping[str, float]
+    source: str
+
+    @property
+    def with_numbers(self) -> str:
+        """The formula with its numbers put in."""
+
+        def put_in(found: re.Match[str]) -> str:
+            number = self.numbers.get(found[0])
+            return found[0] if number is None else _short(number)
+
+        return re.sub(r"[A-Za-z_]\w*", put_in, self.formula)
+
+
+def term(name: str, value: float, formula: str, source: str, **numbers: float) -> Term:
+    """Return a term; `numbers` are the values of the names in `formula`."""
+    return Term(name, value, formula, numbers, source)
+
+
+def _short(number: float) -> str:
+    return f"{int(number):,}" if number == int(number) else f"{number:.6g}"

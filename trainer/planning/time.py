@@ -1,0 +1,217 @@
+"""Seconds of a step: compute, exposed communication and the pipeline's bubble."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainer.planning.devices import Cluster
+from trainer.planning.memory import adapter_parameters
+from trainer.planning.shapes import ModelShape
+from trainer.planning.strategy import Strategy, Training
+from trainer.planning.term import Term, term
+
+EFFICIENCY = 0.4
+"""Share of a device's peak that products reach; Megatron-LM's models reach 0.41 to 0.56
+(arXiv 2205.05198, table 5). A measured rate replaces it."""
+INNER_STEPS = 500
+"""Steps of DiLoCo between two exchanges (arXiv 2311.08105)."""
+RING_BASE, INSIDE_HOP, BETWEEN_HOP = 6.6e-6, 3.4e-6, 14e-6
+"""Seconds: start of a ring, and a hop over NVLink and over a network (NCCL, tuning.cc)."""
+
+NARAYANAN = "Narayanan et al., arXiv 2104.04473, section 3 and appendix"
+RINGS = "Thakur et al., 2005; NCCL's tuning.cc for the latencies"
+ZERO = "Rajbhandari et al., arXiv 1910.02054, section 7"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step."""
+
+    compute: Term
+    exposed: Term
+    """Communication that no computation hides."""
+    bubble: Term
+
+    @property
+    def total(self) -> float:
+        """Seconds together."""
+        return self.compute.value + self.exposed.value + self.bubble.value
+
+    def terms(self) -> list[Term]:
+        """Return all terms."""
+        return [self.compute, self.exposed, self.bubble]
+
+
+def flops_per_token(shape: ModelShape, training: Training) -> Term:
+    """Return the operations of forward and backward for a token.
+
+    Forward multiplies each weight once (2 operations) and the scores (`4 s q` a layer); backward
+    takes twice that, and without gradients of frozen weights as much again for those alone.
+    Full recomputation repeats the layers' forward. For a GPT it is
+    `72 L h^2 (1 + s/6h + V/12Lh)`, and with recomputation `96 L h^2 (1 + s/6h + V/16Lh)`.
+    """
+    weights = shape.linear_parameters(active=True)
+    scores = 2 * shape.layers * shape.queries * training.length
+    again = 1 if training.recompute == "full" else 0
+    passes = 3 if training.method == "full" else 2
+    new = adapter_parameters(shape, training) if training.method != "full" else 0
+    head = shape.table_parameters if training.classes is None else 0
+    value = 2 * (passes + again) * weights + 2 * (3 + again) * scores + 2 * passes * head + 6 * new
+    return term(
+        "operations a token", value,
+        "2 * (passes + again) * weights + 2 * (3 + again) * scores + 2 * passes * head + 6 * new",
+        NARAYANAN, passes=passes, again=again, weights=weights, scores=scores, head=head, new=new,
+    )  # fmt: skip
+
+
+def all_reduce(size: float, members: int, rate: float, hop: float = INSIDE_HOP) -> float:
+    """Return the seconds of an all-reduce: the ring's or the tree's, whichever is less.
+
+    Ring `2 (n-1) a + 2 (n-1)/n S/B`; tree about `2 log2(n) a + 2 S/B`.
+    """
+    if members == 1:
+        return 0.0
+    ring = RING_BASE + 2 * (members - 1) * hop + bus_factor("all_reduce", members) * size / rate
+    tree = RING_BASE + 2 * math.log2(members) * hop + 2 * size / rate
+    return min(ring, tree)
+
+
+def gather(size: float, members: int, rate: float, hop: float = INSIDE_HOP) -> float:
+    """Return the seconds of an all-gather, or of a reduce-scatter: half a ring's all-reduce."""
+    if members == 1:
+        return 0.0
+    return RING_BASE + (members - 1) * hop + bus_factor("all_gather", members) * size / rate
+
+
+def bus_factor(collective: str, members: int) -> float:
+    """Return the bytes that cross the slowest link for each byte (nccl-tests, PERFORMANCE.md)."""
+    if collective == "broadcast":
+        return 1.0
+    share = (members - 1) / members
+    return 2 * share if collective == "all_reduce" else share
+
+
+def bubble_share(strategy: Strategy) -> Term:
+    """Return the bubble as a share of the ideal time of a step.
+
+    `(p-1)/m` for GPipe and 1F1B, `(p-1)/(v m)` interleaved, 0 for ZB-V where forward and both
+    halves of backward take equally long, `(p-1)/3m` for DualPipeV under the same condition.
+    """
+    stages, microbatches, chunks = strategy.stages, strategy.microbatches, strategy.chunks
+    numbers = {"stages": stages, "microbatches": microbatches, "chunks": chunks}
+    name = "bubble, of the ideal step"
+    if strategy.schedule == "zbv" or stages == 1:
+        return term(name, 0.0, "0", "Qi et al., arXiv 2401.10241")
+    if strategy.schedule == "dualpipev":
+        value, source = (
+            (stages - 1) / (3 * microbatches),
+            "DeepSeek, github.com/deepseek-ai/DualPipe",
+        )
+        return term(name, value, "(stages - 1) / (3 * microbatches)", source, **numbers)
+    if strategy.schedule == "interleaved":
+        value = (stages - 1) / (chunks * microbatches)
+        return term(name, value, "(stages - 1) / (chunks * microbatches)", NARAYANAN, **numbers)
+    value = (stages - 1) / microbatches
+    return term(name, value, "(stages - 1) / microbatches", NARAYANAN, **numbers)
+
+
+def training_seconds(parameters: float, tokens: float, devices: int, flops: float) -> float:
+    """Return `8 T P / n X`: with full recomputation, at a measured rate (arXiv 2104.04473)."""
+    return 8 * tokens * parameters / (devices * flops)
+
+
+def plan_time(
+    shape: ModelShape,
+    training: Training,
+    strategy: Strategy,
+    cluster: Cluster,
+    *,
+    efficiency: float = EFFICIENCY,
+) -> StepTime | None:
+    """Return the time of a step; None where a device's speed is unknown.
+
+    A step has `microbatches` micro-batches for each replica.
+    """
+    speeds = [
+        group.device.flops for group in cluster.groups for _ in range(group.hosts * group.devices)
+    ]
+    known = [speed for speed in speeds if speed is not None]
+    if len(known) < len(speeds):
+        return None
+    used = known[: strategy.world]
+    each = flops_per_token(shape, training)
+    tokens = training.tokens * strategy.microbatches * strategy.replicas
+    # Equal shares of equal devices; the mixed exchange gives each as much as it is fast.
+    seconds = each.value * tokens / (sum(used) * efficiency)
+    compute = term(
+        "compute", seconds, "operations * tokens / (peak * efficiency)", each.source,
+        operations=each.value, tokens=tokens, peak=sum(used), efficiency=efficiency,
+    )  # fmt: skip
+    share = bubble_share(strategy)
+    bubble = term(
+        "bubble", seconds * share.value, f"compute * ({share.formula})", share.source,
+        compute=seconds, **share.numbers,
+    )  # fmt: skip
+    return StepTime(compute, _exposed(shape, training, strategy, cluster, seconds), bubble)
+
+
+def _exposed(
+    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster, compute: float
+) -> Term:
+    first = cluster.groups[0]
+    inside, between = first.inside, cluster.between or first.inside
+    trained = shape.parameters
+    if training.method != "full":
+        trained = adapter_parameters(shape, training)
+    part = trained / (strategy.tensor * strategy.stages)
+    gradient = part * training.precision.gradient
+    backward = compute * 2 / 3
+    spans_hosts = strategy.world > first.devices
+    rate, hop = (between, BETWEEN_HOP) if spans_hosts else (inside, INSIDE_HOP)
+    layer_input = training.tokens * shape.hidden * training.precision.activation
+    tensor = 0.0
+    if strategy.tensor > 1:
+        each = 6 if training.recompute == "full" else 4
+        layers = shape.layers / strategy.stages
+        reduce = all_reduce(layer_input, strategy.tensor, inside)
+        tensor = each * layers * strategy.microbatches * reduce
+    stages = 0.0
+    if strategy.stages > 1:
+        stages = 2 * (strategy.stages - 1) * (hop + layer_input / strategy.tensor / rate)
+    data, hidden, source = _of_replicas(
+        shape, training, strategy, cluster, gradient, rate, hop, backward, compute
+    )
+    value = max(0.0, data - hidden) + tensor + stages
+    return term(
+        "exposed communication", value, "max(0, replicas - hidden) + tensor + stages", source,
+        replicas=data, hidden=hidden, tensor=tensor, stages=stages,
+    )  # fmt: skip
+
+
+def _of_replicas(
+    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster,
+    gradient: float, rate: float, hop: float, backward: float, compute: float,
+) -> tuple[float, float, str]:  # fmt: skip
+    """Return seconds of communication between replicas, those that computation hides, a source.
+
+    DDP and ZeRO-1, ZeRO-2 move 2 P, ZeRO-3 3 P: weights for forward and for each backward.
+    """
+    count = strategy.replicas
+    if strategy.data == "motley":
+        # A star: the coordinator's host has a stream to each host beside it, both ways at once.
+        remote = cluster.hosts - 1 if strategy.world > 1 else 0
+        return remote * gradient / rate, backward, "Motley: docs/protocol.md"
+    if count == 1:
+        return 0.0, 0.0, RINGS
+    if strategy.data == "diloco":
+        seconds = all_reduce(gradient, count, rate, hop) / INNER_STEPS
+        return seconds, 0.0, "Douillard et al., arXiv 2311.08105"
+    if strategy.data == "fsdp":
+        whole = shape.parameters / (strategy.tensor * strategy.stages)
+        stored = 0.5625 if training.method == "qlora" else training.precision.activation
+        gathers = 2 * strategy.microbatches * gather(whole * stored, count, rate, hop)
+        return gathers + gather(gradient, count, rate, hop), compute, ZERO
+    if strategy.data == "ddp":
+        return all_reduce(gradient, count, rate, hop), backward / strategy.microbatches, RINGS
+    return 2 * gather(gradient, count, rate, hop), backward / strategy.microbatches, ZERO

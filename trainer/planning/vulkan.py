@@ -1,0 +1,265 @@
+"""The memory of a replica on the wgpu engine, exactly as the engine takes it (F-HET-002).
+
+The engine keeps what it has taken and reuses the smallest piece that is large enough, so the order
+of its temporary buffers decides their total. `_layer_forward` and the functions after it take
+and give in the order of `trainer/replica/wgpu/layers`; a test compares every part with a recording.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trainer.config.run import LINEARS, RunConfig
+from trainer.model.architecture import Architecture
+from trainer.model.layout import GradientLayout
+from trainer.planning.vulkan_buffers import (
+    BINDING_BYTES,
+    CHUNK_ROWS,
+    NF4_BLOCK,
+    PARTIAL_SUMS,
+    PLANNED_ENTRIES,
+    SCORE_BYTES,
+    Kind,
+    aligned,
+    logit_window_bytes,
+    nbytes,
+    padded_length,
+    padded_words,
+    regions,
+    row_windows,
+)
+
+USABLE = 0.95
+"""Share of a device's free memory; the rest is for the driver and fragmentation."""
+
+
+def plan_vulkan_memory(
+    model: Architecture,
+    layout: GradientLayout,
+    config: RunConfig,
+    samples: int = 1,
+    *,
+    recompute: bool,
+) -> dict[str, int]:
+    """Return bytes by purpose for micro-batches of `samples` of the longest samples."""
+    length = padded_length(config.data.max_seq_len)
+    rows = samples * length
+    targets = samples if config.task == "classify" else rows
+    chunk = min(CHUNK_ROWS, targets)
+    chunks = -(-targets // chunk)
+    entries = PLANNED_ENTRIES if config.distillation else 0
+    trainable = sum(
+        aligned(sum(aligned(4 * slot.size) for slot in block.tensors)) for block in layout.blocks
+    )
+    layers = model.num_layers
+    words = sum(map(padded_words, regions(rows, chunks * chunk, entries).values()))
+    work = _Work(model, config, samples, length, chunk)
+    kept = work.kept()
+    return {
+        "frozen": _frozen(model, config, length),
+        "trainable": trainable,
+        "gradients": trainable,
+        "input": aligned(4 * words),
+        "checkpoints": (layers + 1) * aligned(4 * rows * model.hidden_size),
+        "activations": (1 if recompute else layers) * kept + aligned(4 * rows * model.hidden_size),
+        "workspace": work.total(chunks, bool(entries), recompute),
+        "logits": aligned(4 * chunk * _logit_columns(model, config, chunk)),
+    }
+
+
+def frozen_tensors(
+    model: Architecture, config: RunConfig
+) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+    """Yield name, shape and kind of everything that does not train.
+
+    Linears are NF4 if the config says so; matrices have its dtype; vectors are fp32.
+    """
+    if config.method == "full":
+        return
+    tensors = [
+        (f"model.layers.{layer}.{name}", shape)
+        for layer in range(model.num_layers)
+        for name, shape in model.layer_tensors()
+    ]
+    table = (model.vocab_size, model.hidden_size)
+    tensors += [("model.norm.weight", (model.hidden_size,)), ("model.embed_tokens.weight", table)]
+    if config.task == "causal-lm" and not model.tied:
+        tensors.append(("lm_head.weight", table))
+    linears = tuple(f"{linear}.weight" for linear in LINEARS)
+    matrix: Kind = "bf16" if config.model.dtype == "bfloat16" else "f32"
+    for name, shape in tensors:
+        quantised = config.model.quantization == "nf4" and name.endswith(linears)
+        yield name, shape, "nf4" if quantised else matrix if len(shape) == 2 else "f32"
+
+
+def _frozen(model: Architecture, config: RunConfig, length: int) -> int:
+    total = 2 * aligned(4 * length * (model.head_dim // 2))  # tables of the rotary embedding
+    for _, shape, kind in frozen_tensors(model, config):
+        total += aligned(nbytes(shape, kind))
+        if kind == "nf4":
+            total += aligned(4 * -(-math.prod(shape) // NF4_BLOCK))
+    return total
+
+
+def _logit_columns(model: Architecture, config: RunConfig, chunk: int) -> int:
+    rows, kind = model.vocab_size, "f32"
+    if config.num_classes is not None:
+        rows = config.num_classes
+    elif config.method == "lora" and config.model.dtype == "bfloat16":
+        kind = "bf16"
+    limit = logit_window_bytes(rows, model.hidden_size, kind, chunk, BINDING_BYTES)
+    return next(row_windows(rows, model.hidden_size, kind, limit))[1]
+
+
+@dataclass
+class _Pieces:
+    """Memory that is reused: the smallest free piece that is large enough."""
+
+    free: list[int] = field(default_factory=list[int])
+    total: int = 0
+
+    def take(self, elements: int) -> int:
+        """Return the piece for an fp32 buffer."""
+        size = 4 * elements
+        fitting = [piece for piece in self.free if piece >= size]
+        if not fitting:
+            self.total += aligned(size)
+            return aligned(size)
+        found = min(fitting)
+        self.free.remove(found)
+        return found
+
+    def give(self, *pieces: int) -> None:
+        self.free += pieces
+
+    def touch(self, *elements: int) -> None:
+        """Take buffers together, and give them back."""
+        self.give(*[self.take(count) for count in elements])
+
+
+@dataclass
+class _Work:
+    """The temporary buffers of one micro-batch."""
+
+    model: Architecture
+    config: RunConfig
+    samples: int
+    length: int
+    chunk: int
+    pieces: _Pieces = field(default_factory=_Pieces)
+
+    def __post_init__(self) -> None:
+        model = self.model
+        self.rows = self.samples * self.length
+        self.hidden = self.rows * model.hidden_size
+        self.queries = self.rows * model.num_heads * model.head_dim
+        self.keys = self.rows * model.num_kv_heads * model.head_dim
+        self.inner = self.rows * model.intermediate_size
+        self.full = self.config.method == "full"
+        self.low = self.rows * self.config.lora.lora_rank
+        self.adapted = () if self.full else self.config.lora.target_modules
+        group = model.num_heads // model.num_kv_heads * self.length
+        limit = min(BINDING_BYTES, SCORE_BYTES)
+        every = self.samples * model.num_kv_heads
+        heads = min(limit // (4 * self.length * group), every)
+        rows = group if heads else limit // (4 * self.length)
+        self.scores = max(1, heads) * rows * self.length
+
+    def kept(self) -> int:
+        """Return the bytes that a layer's forward leaves for backward."""
+        sizes = (*[self.hidden] * 3, *[self.queries] * 3, *[self.keys] * 3, *[self.inner] * 2)
+        return sum(aligned(4 * size) for size in sizes)
+
+    def total(self, chunks: int, taught: bool, recompute: bool) -> int:
+        """Return the bytes of all temporary buffers: after two layers no more are taken."""
+        for _ in range(2):
+            self._recompute()
+            self._finish()
+        for _ in range(min(chunks, 2)):
+            self._head(taught)
+        for _ in range(2):
+            if recompute:
+                self._recompute()
+            self._layer_backward()
+        return self.pieces.total
+
+    def _linear(self, name: str) -> None:
+        if name in self.adapted:
+            self.pieces.touch(self.low)
+
+    def _linear_backward(self, name: str) -> None:
+        if self.full and name in self.model.biased:
+            columns = self.model.linear_shape(name)[0]
+            self.pieces.touch(self._partial(self.rows, columns))
+        if name in self.adapted:
+            self.pieces.touch(self.low, self.low)
+
+    def _partial(self, rows: int, columns: int) -> int:
+        return min(rows, PARTIAL_SUMS) * columns
+
+    def _norm_backward(self, rows: int) -> None:
+        if self.full:
+            self.pieces.touch(self._partial(rows, self.model.hidden_size))
+
+    def _recompute(self) -> None:
+        self._linear("q_proj")
+        self._linear("k_proj")
+        values = self.pieces.take(self.keys)
+        self._linear("v_proj")
+        self.pieces.give(values)
+        merged = self.pieces.take(self.queries)
+        self.pieces.touch(self.scores)
+        self.pieces.give(merged)
+        for name in ("o_proj", "gate_proj", "up_proj"):
+            self._linear(name)
+
+    def _finish(self) -> None:
+        product = self.pieces.take(self.inner)
+        self._linear("down_proj")
+        self.pieces.give(product)
+
+    def _head(self, taught: bool) -> None:
+        take, give = self.pieces.take, self.pieces.give
+        width = self.chunk * self.model.hidden_size
+        states = [4 * self.chunk] * (2 if taught else 1)
+        first = [take(size) for size in (width, width, *states)]
+        gradients = [take(width), take(width)]
+        self._norm_backward(self.chunk)
+        give(*gradients)
+        give(*first)
+
+    def _layer_backward(self) -> None:
+        take, give = self.pieces.take, self.pieces.give
+        product, dproduct = take(self.inner), take(self.inner)
+        self._linear_backward("down_proj")
+        give(product, dproduct)
+        dnormed = take(self.hidden)
+        self._linear_backward("gate_proj")
+        self._linear_backward("up_proj")
+        self._norm_backward(self.rows)
+        give(dnormed)
+
+        dattended = take(self.queries)
+        self._linear_backward("o_proj")
+        dmerged = take(self.queries)
+        dheads = [take(size) for size in (self.queries, self.keys, self.keys)]
+        self.pieces.touch(self.scores, self.scores)
+        give(dmerged)
+        dnormed = take(self.hidden)
+        self._head_norm(self.queries)
+        self._linear_backward("q_proj")
+        draw = take(self.keys)
+        self._head_norm(self.keys)
+        self._linear_backward("k_proj")
+        self._linear_backward("v_proj")
+        self._norm_backward(self.rows)
+        give(dattended, *dheads, dnormed, draw)
+
+    def _head_norm(self, elements: int) -> None:
+        if self.full and self.model.normalised_heads:
+            turned = self.pieces.take(elements)
+            head = self.model.head_dim
+            self.pieces.touch(self._partial(elements // head, head))
+            self.pieces.give(turned)

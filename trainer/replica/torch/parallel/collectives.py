@@ -1,0 +1,116 @@
+"""Collectives with gradients, between the linears that tensor-parallel ranks share.
+
+Each is the other direction's backward: `copy` and `add_up` of Megatron-LM (Shoeybi et al.,
+arXiv:1909.08053, figure 3), `gather_tokens` and `scatter_tokens` of sequence parallelism
+(Korthikanti et al., arXiv:2205.05198, figure 5). Tokens are the second dimension, `[B, T, D]`, and
+the ranks divide T.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup
+
+
+def copy(x: Tensor, group: Group) -> Tensor:
+    """Return `x`, which is the same on all ranks; its gradient is the sum of theirs."""
+    return _Copy.apply(x, group)  # pyright: ignore[reportReturnType]
+
+
+def add_up(x: Tensor, group: Group) -> Tensor:
+    """Return the sum over the ranks, whose gradient is the same on all of them."""
+    return _AddUp.apply(x, group)  # pyright: ignore[reportReturnType]
+
+
+def gather_tokens(x: Tensor, group: Group) -> Tensor:
+    """Return `[B, T, D]` of `[B, T / ranks, D]`; its gradient is the sum of the ranks'."""
+    return _Gather.apply(x, group)  # pyright: ignore[reportReturnType]
+
+
+def scatter_tokens(x: Tensor, group: Group) -> Tensor:
+    """Return this rank's tokens `[B, T / ranks, D]` of the sum of the ranks' `[B, T, D]`."""
+    return _Scatter.apply(x, group)  # pyright: ignore[reportReturnType]
+
+
+def join_tokens(x: Tensor, group: Group) -> Tensor:
+    """Return `[B, T, D]` of `[B, T / ranks, D]`; its gradient is the same on all ranks."""
+    return _Join.apply(x, group)  # pyright: ignore[reportReturnType]
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradient, ctx.group), None
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor, group: Group) -> Tensor:
+        return _sum(x, group)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _joined(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _summed_part(gradient, ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _summed_part(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _joined(gradient, ctx.group), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _joined(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.chunk(dist.get_world_size(ctx.group), 1)[dist.get_rank(ctx.group)], None
+
+
+def _sum(x: Tensor, group: Group) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _joined(x: Tensor, group: Group) -> Tensor:
+    mine = x.transpose(0, 1).contiguous()  # the collectives join along the first dimension
+    every = mine.new_empty(mine.shape[0] * dist.get_world_size(group), *mine.shape[1:])
+    dist.all_gather_single(every, mine, group=group)
+    return every.transpose(0, 1)
+
+
+def _summed_part(x: Tensor, group: Group) -> Tensor:
+    every = x.transpose(0, 1).contiguous()
+    mine = every.new_empty(every.shape[0] // dist.get_world_size(group), *every.shape[1:])
+    dist.reduce_scatter_single(mine, every, group=group)
+    return mine.transpose(0, 1)

@@ -1,0 +1,93 @@
+"""Between the parts that ranks hold and the flat vector of the layout.
+
+Checkpoints, exports and the exchange speak the flat vector alone, whatever the strategy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from trainer.model.layout import GradientLayout, TensorSlot
+
+
+def gather(
+    layout: GradientLayout,
+    parts: Mapping[str, Tensor | None],
+    owners: Mapping[str, int] | None = None,
+) -> np.ndarray | None:
+    """Return fp32 `[layout.size]` on rank 0, None on the others; every rank calls this.
+
+    Args:
+        parts: this rank's parts by layout name; None is zero on all ranks.
+        owners: of stages, which hold whole tensors: a rank that has it by each layout name.
+    """
+    flat = np.zeros(layout.size, np.float32) if dist.get_rank() == 0 else None
+    for slot in layout.tensors():
+        if owners is None:
+            whole = _joined(parts[slot.name])
+        else:
+            whole = _sent(slot, parts, owners[slot.name])
+        if flat is not None and whole is not None:
+            flat[slot.start : slot.stop] = whole.cpu().numpy().reshape(-1)
+    return flat
+
+
+def _joined(part: Tensor | None) -> Tensor | None:
+    """Return the whole of which every rank has a part."""
+    if isinstance(part, DTensor):
+        part = part.full_tensor()
+    return None if part is None else part.detach()
+
+
+def _sent(slot: TensorSlot, parts: Mapping[str, Tensor | None], owner: int) -> Tensor | None:
+    """Return on rank 0 what its owner has."""
+    rank, mine = dist.get_rank(), parts.get(slot.name)
+    if rank == owner:
+        assert mine is not None, slot.name
+        if rank:
+            dist.send(mine.detach(), 0)
+        return mine.detach()
+    if rank:
+        return None
+    device = next(part.device for part in parts.values() if part is not None)
+    received = torch.empty(slot.shape, dtype=torch.float32, device=device)
+    dist.recv(received, owner)
+    return received
+
+
+@torch.no_grad()
+def scatter(layout: GradientLayout, flat: np.ndarray, parts: Mapping[str, Tensor]) -> None:
+    """Copy a flat vector fp32 `[layout.size]`, the same on every rank, into the ranks' parts."""
+    assert flat.shape == (layout.size,), f"{flat.shape} is not ({layout.size},)"
+    for slot in layout.tensors():
+        part = parts.get(slot.name)
+        if part is None:
+            continue  # another stage's
+        whole = torch.from_numpy(flat[slot.start : slot.stop].reshape(slot.shape))
+        if isinstance(part, DTensor):
+            sizes, starts = compute_local_shape_and_global_offset(
+                part.shape, part.device_mesh, part.placements
+            )
+            whole = whole[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))]
+        local(part).copy_(whole)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def parts(tensor: Tensor) -> int:
+    """Return into how many parts a tensor is cut."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if not placement.is_replicate())

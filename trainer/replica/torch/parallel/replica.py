@@ -1,0 +1,270 @@
+"""One rank's part of a model that several processes train together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config.run import RunConfig
+from trainer.errors import InputError
+from trainer.model.layout import GradientLayout
+from trainer.model.safetensors_headers import read_config
+from trainer.planning.replica import BUSY_TOKENS, CPU_TOKENS
+from trainer.replica.base import EvalResult, StepResult
+from trainer.replica.microbatch import Limit, pack, split
+from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
+from trainer.replica.torch.decoder import Decoder, is_computed_here
+from trainer.replica.torch.loader import load_model
+from trainer.replica.torch.model import flatten, trainable_parameters
+from trainer.replica.torch.parallel import flat
+from trainer.replica.torch.parallel.parallelize import parallelize
+from trainer.replica.torch.parallel.pipeline import Pipeline
+from trainer.replica.torch.parallel.tensor import sum_gradients
+
+if TYPE_CHECKING:
+    from trainer.data.tokens import Encoded
+
+_UNBOUNDED = 1 << 62
+
+
+class ParallelReplica:
+    """This rank's part of the model; every rank of the mesh calls every method, in the same order.
+
+    Args:
+        mesh: of `mesh.make_mesh`.
+        weights: the trainable weights to start from, fp32 `[layout.size]`.
+        recompute: gradient checkpointing.
+
+    Raises:
+        InputError: the model cannot be loaded, or not be cut.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config: RunConfig,
+        layout: GradientLayout,
+        mesh: DeviceMesh,
+        device: torch.device,
+        weights: np.ndarray,
+        *,
+        recompute: bool = False,
+    ) -> None:
+        self.layout = layout
+        self._config, self._device, self._mesh = config, device, mesh
+        self.copies = mesh["data"].size()
+        """Of the model, which work on different samples."""
+        self._pipeline = None
+        if not is_computed_here(read_config(model_dir)):
+            raise InputError(
+                f"{model_dir}: its rotation or activation is computed by transformers' code, which"
+                " --distributed does not use; train it without"
+            )
+        if config.parallel.pipeline.stages > 1:
+            self._pipeline = Pipeline(model_dir, config, layout, mesh, device, recompute=recompute)
+            self.parameters = self._pipeline.parameters
+            self.write_trainable(weights)
+            return
+        model = load_model(model_dir, config, device)
+        assert isinstance(model, Decoder)
+        flatten(model, layout, device).copy_(torch.from_numpy(weights))
+        module, summed = parallelize(model, config, mesh, device, recompute=recompute)
+        self._module: Any = module
+        self.parameters = dict(trainable_parameters(model))
+        """This rank's part of the trainable tensors by their layout names."""
+        inside = {id(p) for name, p in model.named_parameters() if name in summed}
+        self._summed = [part for part in self.parameters.values() if id(part) in inside]
+
+    def share(self, samples: int) -> range:
+        """Return which of a step's samples this rank's copy of the model takes: a near-equal part.
+
+        Ranks that hold one copy together take the same.
+        """
+        return self._share(samples, self._mesh.get_local_rank("data"))
+
+    def shares(self, start: int, stop: int) -> list[list[int]]:
+        """Return each copy's first rank and its part of the samples `start..stop`."""
+        first = self._mesh.mesh[0, :, 0].tolist()
+        parts = (self._share(stop - start, copy) for copy in range(self.copies))
+        return [
+            [rank, start + part.start, start + part.stop]
+            for rank, part in zip(first, parts, strict=True)
+        ]
+
+    def _share(self, samples: int, copy: int) -> range:
+        return range(samples * copy // self.copies, samples * (copy + 1) // self.copies)
+
+    @property
+    def copies_of(self) -> dict[str, int]:
+        """Of each tensor, the ranks that hold the same part of it."""
+        ranks = self._mesh["data"].size() * self._mesh["tensor"].size()
+        found = {name: ranks // flat.parts(part) for name, part in self.parameters.items()}
+        if self._pipeline is not None:
+            found |= dict.fromkeys(self._pipeline.copied, 2 * ranks)
+        return found
+
+    def accumulate(self, batch: Sequence[Encoded]) -> StepResult:
+        """Leave the gradient of the mean loss over all ranks' batches in the parameters' `grad`.
+
+        Returns:
+            The sums over all copies.
+        """
+        began = time.monotonic()
+        micros = self._micro_batches(batch)
+        # Every rank runs as many micro-batches as the longest, since they gather and reduce
+        # together, and knows what the mean divides by before its first backward.
+        weight, rounds = self._agree(_weight(micros), len(micros))
+        if self._pipeline is None:
+            loss_sum = self._train(micros, rounds, 1 / max(weight, 1))
+        else:
+            loss_sum = self._pipeline.train(micros, 1 / max(weight, 1))
+        tokens = loss_sum.new_tensor(sum(len(sample.input_ids) for sample in batch))
+        sums = torch.stack([loss_sum, tokens])
+        dist.all_reduce(sums, group=self._mesh.get_group("data"))
+        total, count = sums.tolist()
+        return StepResult(total, weight, int(count), time.monotonic() - began)
+
+    def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
+        """Run forward alone over this rank's samples and return the sums over all ranks."""
+        classes = self._config.num_classes
+        micros = self._micro_batches(batch)
+        weight, rounds = self._agree(_weight(micros), len(micros))
+        if self._pipeline is None:
+            loss_sum, cells = self._score(micros, rounds)
+        else:
+            loss_sum, cells = self._pipeline.score(micros)
+        group = self._mesh.get_group("data")
+        dist.all_reduce(loss_sum, group=group)
+        dist.all_reduce(cells, group=group)
+        confusion = None if classes is None else cells.view(classes, classes).tolist()
+        return EvalResult(float(loss_sum), weight, confusion)
+
+    def gather_weights(self) -> np.ndarray | None:
+        """Return the trainable weights `[layout.size]` on rank 0, None on the others."""
+        return self.gather(self.parameters)
+
+    def gather_gradient(self) -> np.ndarray | None:
+        """Return the mean gradient `[layout.size]` on rank 0, None on the others."""
+        return self.gather({name: part.grad for name, part in self.parameters.items()})
+
+    def gather(self, parts: Mapping[str, Tensor | None]) -> np.ndarray | None:
+        """Return other tensors with the parameters' names and shapes in the same way."""
+        owners = None if self._pipeline is None else self._pipeline.owners
+        return flat.gather(self.layout, parts, owners)
+
+    def write_trainable(self, weights: np.ndarray) -> None:
+        """Copy fp32 `[layout.size]`, the same on every rank, into the trainable weights."""
+        flat.scatter(self.layout, weights, self.parameters)
+
+    def _train(self, micros: Sequence[MicroBatch], rounds: int, scale: float) -> Tensor:
+        """Return this copy's sum of losses; leave the gradient of all, times `scale`, in `grad`."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        for number in range(rounds):
+            micro = micros[number] if number < len(micros) else self._nothing()
+            with self._reducing(number == rounds - 1):
+                loss, _ = self._module(micro.to(self._device))
+                # DDP and FSDP divide by the number of copies; what is wanted is the sum.
+                (loss * (self.copies * scale)).backward()
+            loss_sum += loss.detach()
+        gradients = [part.grad for part in self._summed if part.grad is not None]
+        sum_gradients(list(map(flat.local, gradients)), self._mesh.get_group("tensor"))
+        return loss_sum
+
+    def _score(self, micros: Sequence[MicroBatch], rounds: int) -> tuple[Tensor, Tensor]:
+        """Return this copy's sum of losses, and a classifier's confusion `[classes^2]`."""
+        classes = self._config.num_classes
+        cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=self._device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        with torch.no_grad():
+            for number in range(rounds):
+                micro = micros[number] if number < len(micros) else self._nothing()
+                micro = micro.to(self._device)
+                loss, logits = self._module(micro)
+                loss_sum += loss
+                if classes is not None and number < len(micros):
+                    cell = micro.labels * classes + logits.argmax(-1)
+                    cells += torch.bincount(cell, minlength=classes**2)
+        return loss_sum, cells
+
+    def _agree(self, weight: int, rounds: int) -> tuple[int, int]:
+        """Return the sum of all copies' weights and the most rounds of any."""
+        mine = torch.tensor([weight, rounds], device=self._device)
+        every = mine.new_empty(2 * self.copies)
+        dist.all_gather_single(every, mine, group=self._mesh.get_group("data"))
+        return int(every[::2].sum()), int(every[1::2].max())
+
+    def _reducing(self, last: bool) -> AbstractContextManager[None]:
+        """Reduce gradients over the copies in the last backward of a step alone."""
+        if isinstance(self._module, FSDPModule):
+            self._module.set_requires_gradient_sync(last)
+        elif isinstance(self._module, DistributedDataParallel) and not last:
+            return self._module.no_sync()
+        return nullcontext()
+
+    def _micro_batches(self, batch: Sequence[Encoded]) -> list[MicroBatch]:
+        lengths = [len(sample.input_ids) for sample in batch]
+        rows = [[index] for index in range(len(batch))]
+        if self._config.training.pack:
+            rows = pack(lengths, self._config.data.max_seq_len)
+        if self._pipeline is not None:
+            samples = [[batch[index] for index in row] for row in rows]
+            return self._pipeline.rounds(samples, self._limit())
+        widths = [sum(lengths[index] for index in row) for row in rows]
+        return list(self._collated(batch, rows, split(widths, self._limit())))
+
+    def _collated(
+        self,
+        batch: Sequence[Encoded],
+        rows: Sequence[Sequence[int]],
+        groups: Sequence[Sequence[int]],
+    ) -> Iterator[MicroBatch]:
+        for group in groups:
+            yield self._even(collate([[batch[index] for index in rows[row]] for row in group]))
+
+    def _even(self, micro: MicroBatch) -> MicroBatch:
+        """Return a micro-batch with as many columns as ranks that share tokens can divide."""
+        ranks = self._config.parallel.tensor if self._config.parallel.sequence else 1
+        width = -micro.input_ids.shape[1] % ranks
+        if not width:
+            return micro
+        labels, positions = micro.labels, micro.positions
+        if labels.ndim == 2:
+            labels = F.pad(labels, (0, width), value=IGNORED)
+        if positions is not None:  # samples of their own
+            positions = F.pad(positions, (0, width))
+        ids = F.pad(micro.input_ids, (0, width))
+        return replace(micro, input_ids=ids, labels=labels, positions=positions)
+
+    def _limit(self) -> Limit:
+        """Return the limit of a micro-batch, the same on every rank."""
+        wanted = self._config.training.micro_batch_size
+        if wanted == "auto":
+            tokens = CPU_TOKENS if self._device.type == "cpu" else BUSY_TOKENS
+            return Limit(_UNBOUNDED, tokens)
+        return Limit(wanted, _UNBOUNDED)
+
+    def _nothing(self) -> MicroBatch:
+        """Return a micro-batch without a target: its loss and gradient are zero."""
+        ids, classes = torch.zeros((1, 1), dtype=torch.int64), self._config.num_classes
+        labels = torch.full((1,) if classes else (1, 1), IGNORED)
+        return self._even(MicroBatch(ids, torch.ones(1, dtype=torch.int64), labels))
+
+
+def _weight(micros: Sequence[MicroBatch]) -> int:
+    """Return the number of samples of a classifier, or of valid target tokens."""
+    return sum(int(torch.count_nonzero(micro.labels != IGNORED)) for micro in micros)

@@ -1,0 +1,197 @@
+"""Tensor parallelism: the ranks of a group share each layer, its heads and its inner columns.
+
+The linears that a block begins with are cut by their outputs, the one that it ends with by its
+inputs, so a block needs one sum forward and one backward (Megatron-LM, arXiv:1909.08053). With
+sequence parallelism (arXiv:2205.05198) the ranks share the tokens between blocks too, and each sum
+becomes a reduce-scatter and a gather of the same volume.
+
+An adapter is cut with its linear: B by outputs or A by inputs. The other half is whole on each
+rank and computes with a part of the data, so its gradient is a part as well. Such parameters are
+summed once a step (`summed`), which costs less than a sum of activations in each layer.
+
+A trainable part is a DTensor, which checkpoints can be cut differently again from; computing with
+it takes the rank's own values (`linear.own`). Frozen parts are plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from trainer.replica.torch.decoder import MLP, Attention, Decoder
+from trainer.replica.torch.linear import Linear, LoraLinear, own
+from trainer.replica.torch.parallel import collectives
+from trainer.replica.torch.parallel.nf4 import cut_nf4
+from trainer.replica.torch.parallel.vocabulary import SharedEmbedding, shared_token_losses
+
+_OUTPUTS, _INPUTS = 0, 1
+"""Dimensions of a weight."""
+
+
+class TensorParallel:
+    """Cuts a decoder for the ranks of a mesh.
+
+    Args:
+        mesh: one dimension.
+        sequence: the ranks share the tokens between blocks too.
+    """
+
+    def __init__(self, mesh: DeviceMesh, *, sequence: bool) -> None:
+        self._mesh, self._group = mesh, mesh.get_group()
+        self._rank, self._ranks = mesh.get_local_rank(), mesh.size()
+        self._summed: list[nn.Parameter] = []
+        self._enter, self._leave = (
+            partial(function, group=self._group)
+            for function in (
+                (collectives.gather_tokens, collectives.scatter_tokens)
+                if sequence
+                else (collectives.copy, collectives.add_up)
+            )
+        )
+        self._sequence = sequence
+        self._first = 0
+        """The first token of this rank's part of the vocabulary."""
+
+    def apply(self, model: Decoder) -> frozenset[str]:
+        """Cut a model in place.
+
+        Returns:
+            The names of the parameters whose gradient is the sum over the ranks.
+        """
+        backbone: Any = model.model
+        classifies = hasattr(model, "score")
+        head = None if classifies else model.lm_head
+        tied = head is not None and head.weight is backbone.embed_tokens.weight
+        table, self._first = self._part(backbone.embed_tokens.weight, _OUTPUTS)
+        backbone.embed_tokens = SharedEmbedding(table, self._first, self._leave)
+        if head is not None:
+            head.weight = table if tied else self._part(head.weight, _OUTPUTS)[0]
+        for layer in backbone.layers:
+            self._cut_block(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "o_proj")
+            self._cut_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj")
+            self._sum(layer.self_attn.q_norm, layer.self_attn.k_norm)
+            if self._sequence:
+                self._sum(layer.input_layernorm, layer.post_attention_layernorm)
+        if self._sequence:
+            self._sum(backbone.norm)
+        self._end(backbone.norm, classifies)
+        for parameter in model.parameters():  # a view would keep all that was loaded with it
+            if isinstance(parameter, DTensor):
+                continue
+            if parameter.untyped_storage().nbytes() > parameter.nbytes:
+                parameter.data = parameter.detach().clone()
+        summed = {id(parameter) for parameter in self._summed if parameter.requires_grad}
+        return frozenset(name for name, p in model.named_parameters() if id(p) in summed)
+
+    def losses(self, hidden: Tensor, head: Tensor, wanted: Tensor, *_: None) -> Any:
+        """Return the losses of tokens by a head that is cut; see `kd_loss.token_losses`."""
+        return shared_token_losses(hidden, own(head), wanted, first=self._first, group=self._group)
+
+    def _cut_block(self, block: Attention | MLP, begin: tuple[str, ...], end: str) -> None:
+        block.register_forward_pre_hook(partial(_first_argument, self._enter))
+        for name in begin:
+            setattr(block, name, self._cut(getattr(block, name), _OUTPUTS))
+        last = self._cut(getattr(block, end), _INPUTS)
+        setattr(block, end, last)
+        last.register_forward_hook(partial(_result, self._leave))
+
+    def _cut(self, linear: Any, dim: int) -> nn.Module:
+        """Return this rank's part of a linear, by its outputs or its inputs."""
+        if isinstance(linear, LoraLinear):
+            linear.base_layer = self._cut(linear.base_layer, dim)
+            cut, whole = linear.lora_B, linear.lora_A
+            if dim == _INPUTS:
+                cut, whole = whole, cut
+            cut.weight = self._part(cut.weight, dim)[0]
+            self._sum(whole)
+            return linear
+        if isinstance(linear, Linear):
+            linear.weight = self._part(linear.weight, dim)[0]
+        else:
+            cut_nf4(linear, dim, self._rank, self._ranks)
+        if linear.bias is None:
+            return linear
+        if dim == _OUTPUTS:
+            linear.bias = self._part(linear.bias, _OUTPUTS)[0]
+            return linear
+        # Every rank adds its part of the bias, since the results are added up.
+        if linear.bias.requires_grad:
+            self._sum_parameter(linear.bias)
+            return _DividedBias(linear, self._ranks)
+        linear.bias = nn.Parameter(linear.bias / self._ranks, requires_grad=False)
+        return linear
+
+    def _part(self, whole: Any, dim: int) -> tuple[nn.Parameter, int]:
+        """Return this rank's part of a parameter and where it begins."""
+        parts = whole.detach().chunk(self._ranks, dim)
+        part = parts[self._rank].clone(memory_format=torch.contiguous_format)
+        first = sum(other.shape[dim] for other in parts[: self._rank])
+        if not whole.requires_grad:
+            return nn.Parameter(part, requires_grad=False), first
+        stride = torch.empty(whole.shape, device="meta").stride()
+        shared = DTensor.from_local(
+            part, self._mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=stride
+        )
+        return nn.Parameter(shared), first
+
+    def _sum(self, *modules: Any) -> None:
+        for module in modules:
+            for parameter in module.parameters():
+                self._sum_parameter(parameter)
+
+    def _sum_parameter(self, parameter: nn.Parameter) -> None:
+        self._summed.append(parameter)
+
+    def _end(self, norm: nn.Module, classifies: bool) -> None:
+        """Give the head what it needs: all tokens, and for a shared vocabulary a sum backward."""
+        after: Callable[[Tensor], Tensor] = self._enter
+        if classifies:  # every rank computes the same with the whole head
+            if not self._sequence:
+                return
+            after = partial(collectives.join_tokens, group=self._group)
+        norm.register_forward_hook(partial(_result, after))
+
+
+class _DividedBias(nn.Module):
+    """A `Linear` that adds one of several equal parts of its trainable bias."""
+
+    def __init__(self, linear: Linear, parts: int) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self._parts = parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., out]`."""
+        assert self.bias is not None
+        return nn.functional.linear(x, own(self.weight), self.bias / self._parts)
+
+
+def _first_argument(
+    change: Callable[[Tensor], Tensor], _module: nn.Module, arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    return change(arguments[0]), *arguments[1:]
+
+
+def _result(
+    change: Callable[[Tensor], Tensor], _module: nn.Module, _arguments: object, result: Tensor
+) -> Tensor:
+    return change(result)
+
+
+def sum_gradients(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace gradients of one dtype by their sums over a group, in one collective."""
+    if not gradients:
+        return
+    together = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(together, group=group)
+    for gradient, total in zip(
+        gradients, together.split([part.numel() for part in gradients]), strict=True
+    ):
+        gradient.copy_(total.view_as(gradient))
