@@ -7,6 +7,7 @@ torch's flight recorder, the last collectives of this rank, is kept beside the r
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -26,8 +27,12 @@ FOLDER = "flight-recorder"
 _INTERVAL = 0.5
 _SILENT = 5.0
 """Seconds without a sign of life after which a rank is silent: ten intervals."""
-_GRACE = _SILENT + 15.0
-"""Seconds for the store to answer."""
+_LOOKS = 10
+"""Looks at the signs of life before a rank is silent: on a busy host they take longer."""
+_ANSWERS = 15.0
+"""Seconds for the store to answer once."""
+_KNOWS = 60.0
+"""Seconds to find out which ranks are silent."""
 _LOST = "lost others"
 """A reason that is no cause."""
 _COLLECTIVES = "2000"
@@ -106,7 +111,7 @@ class Watch:
         if self._told:
             return
         self._told = True
-        _in_time(lambda: self._store.set(f"failed/{self._rank}", json.dumps(reason)))
+        _in_time(lambda: self._store.set(f"failed/{self._rank}", json.dumps(reason)), _ANSWERS)
 
     def _out_of_memory(self) -> InputError:
         reason = f"{self._device} has not enough memory"
@@ -120,7 +125,8 @@ class Watch:
         """Return who is the cause of a collective's failure."""
         record = self._keep_record()
         found: list[str] = []
-        if not _in_time(lambda: found.extend(self._causes())):
+        answers = _in_time(lambda: self._read(f"alive/{self._rank}"), _ANSWERS)
+        if not answers or not _in_time(lambda: found.extend(self._causes()), _KNOWS):
             found = [f"{self.name(0)}, which holds the store, does not answer"]
         self._tell(_LOST)
         what = "timed out" if "imed out" in str(error) else "failed"
@@ -135,14 +141,14 @@ class Watch:
         others = [rank for rank in range(len(self._hosts)) if rank != self._rank]
         heard = {rank: self._read(f"alive/{rank}") for rank in others}
         silent, deadline = set(others), time.monotonic() + _SILENT
-        while True:
+        for look in itertools.count(1):
             told = {rank: self._read(f"failed/{rank}") for rank in others}
             reasons = {rank: json.loads(note) for rank, note in told.items() if note}
             if first := {rank: why for rank, why in reasons.items() if why != _LOST}:
                 return [f"{self.name(rank)} has failed: {why}" for rank, why in first.items()]
             silent -= reasons.keys()
             silent -= {rank for rank in silent if self._read(f"alive/{rank}") != heard[rank]}
-            if not silent or time.monotonic() > deadline:
+            if not silent or (look >= _LOOKS and time.monotonic() > deadline):
                 break
             time.sleep(_INTERVAL)
         return [
@@ -192,7 +198,7 @@ def _connection(store: Store) -> Store:
     return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
 
 
-def _in_time(action: Callable[[], object]) -> bool:
+def _in_time(action: Callable[[], object], patience: float) -> bool:
     """Return whether something that asks the store was done: it may be held by a stopped rank."""
     done = threading.Event()
 
@@ -202,4 +208,4 @@ def _in_time(action: Callable[[], object]) -> bool:
             done.set()
 
     threading.Thread(target=act, daemon=True).start()
-    return done.wait(_GRACE)
+    return done.wait(patience)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,9 +43,11 @@ def test_a_rank_that_is_gone_or_hangs_is_named_with_its_host(
     found: dict[str, dict[str, Any]], case: str, verb: str
 ) -> None:
     assert found[case]["codes"] == [3, SIGNALLED, 3]
-    for rank in (0, 2):
-        line = found[case]["said"][rank]
-        assert line.startswith(f"trainer: rank {rank} on host{rank}: a collective {verb}: no sign")
+    lines = [found[case]["said"][rank] for rank in (0, 2)]
+    # The first rank that times out closes its connections, and another's collective may fail then.
+    assert any(f": a collective {verb}: " in line for line in lines)
+    for rank, line in zip((0, 2), lines, strict=True):
+        assert re.match(rf"trainer: rank {rank} on host{rank}: a collective [a-z ]+: no sign", line)
         assert "no sign of life from rank 1 on host1 (killed, stopped or cut off)" in line
         assert f"rank {2 - rank} on" not in line, "a rank that lives is not blamed"
     assert found[case]["recorded"] == ["rank-0.json", "rank-2.json"]
