@@ -24,7 +24,8 @@ show trainer generate-data shell-safety -o demo/data
 
 say "2. A small Qwen3 with a tokenizer of its own, pre-trained on the scripts' text"
 show trainer init-model --data demo/data/train.jsonl -o demo/blank
-show trainer finetune --config pretrain --gpu-backend cpu
+# Two processes of half the cores each: a model as small as this gains little from a second thread.
+show trainer finetune --config pretrain --gpu-backend cpu --role coordinator --gpus 0,1 --bind 127.0.0.1:0
 
 say "3. One coordinator and three workers fine-tune it with LoRA, over mutual TLS"
 devices=()

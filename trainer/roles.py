@@ -134,16 +134,17 @@ def run_coordinator(
     with tempfile.TemporaryFile() as run_file:  # unnamed: a kill leaves nothing
         run_file.write(config.to_yaml().encode())
         run_file.flush()
-        local = LocalWorkers(
-            [
-                worker_command(run_file.fileno(), run_id, place, rank, gpu, _reachable(bind))
-                for rank, gpu in enumerate(place.gpus)
-            ],
-            run_file.fileno(),
-            server.halt,
-        )
+        local = LocalWorkers(run_file.fileno(), server.halt)
+
+        def start_workers() -> None:
+            here = _reachable(bind, server.port)
+            numbered = enumerate(place.gpus)
+            local.start(
+                [worker_command(run_file.fileno(), run_id, place, *each, here) for each in numbered]
+            )
+
         try:
-            return server.run(on_listening=local.start)
+            return server.run(on_listening=start_workers)
         finally:
             local.stop()
 
@@ -332,10 +333,10 @@ def worker_command(
     return command
 
 
-def _reachable(bind: str) -> str:
-    """Return the address of `bind` for processes on this machine."""
-    host, port = tls.parse_address(bind, "--bind")
-    return f"127.0.0.1:{port}" if host == "0.0.0.0" else bind  # noqa: S104 - a comparison
+def _reachable(bind: str, port: int) -> str:
+    """Return the address of `bind` for processes on this machine, once `port` is listening."""
+    host, _, _ = bind.rpartition(":")
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - a comparison
 
 
 def on_signal(interrupt: Callable[[str], None]) -> None:

@@ -17,8 +17,8 @@ def test_a_code_that_would_only_repeat_itself_ends_a_worker(tmp_path: Path) -> N
     commands = [[sys.executable, "-c", PROGRAM, f"{tmp_path}/{code}", f"{code}"] for code in codes]
     lost = tmp_path / "3"
     with tempfile.TemporaryFile() as run_file:
-        workers = LocalWorkers(commands, run_file.fileno(), lambda error: None)
-        workers.start()
+        workers = LocalWorkers(run_file.fileno(), lambda error: None)
+        workers.start(commands)
         deadline = time.monotonic() + 60.0
         while not lost.exists() or len(lost.read_text()) < 3:
             assert time.monotonic() < deadline, "the third start of the worker that lost its link"

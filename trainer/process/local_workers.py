@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainer.errors import InputError, TrainerError, restarts
 from trainer.process.prefork import FALLBACK_VARIABLE
@@ -22,23 +22,17 @@ class LocalWorkers:
         on_refused: called from any thread with the reason if a worker cannot start as requested.
     """
 
-    def __init__(
-        self,
-        commands: list[list[str]],
-        run_file: int,
-        on_refused: Callable[[TrainerError], None],
-    ) -> None:
-        self._commands = commands
+    def __init__(self, run_file: int, on_refused: Callable[[TrainerError], None]) -> None:
         self._run_file = run_file
         self._on_refused = on_refused
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # no worker is started once stopping has begun
 
-    def start(self) -> None:
-        """Start all; to be called once."""
-        for index in range(len(self._commands)):
-            threading.Thread(target=self._keep, args=(index,), daemon=True).start()
+    def start(self, commands: Sequence[list[str]]) -> None:
+        """Start a process for each command; to be called once."""
+        for index, command in enumerate(commands):
+            threading.Thread(target=self._keep, args=(index, command), daemon=True).start()
 
     def stop(self) -> None:
         """End all, by force after 10 s each; none is started again."""
@@ -52,7 +46,7 @@ class LocalWorkers:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def _keep(self, index: int) -> None:
+    def _keep(self, index: int, command: list[str]) -> None:
         delay = 0.5
         environment = dict(os.environ)
         while True:
@@ -61,7 +55,7 @@ class LocalWorkers:
                 if self._stopping.is_set():
                     return
                 process = subprocess.Popen(
-                    self._commands[index], pass_fds=(self._run_file,), env=environment
+                    command, pass_fds=(self._run_file,), env=environment
                 )
                 self._processes[index] = process
             code = process.wait()
