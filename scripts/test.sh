@@ -9,9 +9,9 @@ lint() {
     "$bin/ruff" check && "$bin/ruff" format --check && "$bin/lint-imports"
 }
 fast() {
-    # By file, since the tests of one share their models. Three for two cores, since many of
+    # By file, since the tests of one share their models. Four for two cores, since many of
     # them wait; torch's own threads would only be in each other's way.
-    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not slow and not cluster and not testbed' -n 3 \
+    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not slow and not cluster and not testbed' -n 4 \
         --dist loadfile --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
