@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
@@ -209,10 +208,11 @@ class ParallelReplica:
         return int(every[::2].sum()), int(every[1::2].max())
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:
-        """Reduce gradients over the copies in the last backward of a step alone."""
-        if isinstance(self._module, FSDPModule):
-            self._module.set_requires_gradient_sync(last)
-        elif isinstance(self._module, DistributedDataParallel) and not last:
+        """Let DDP reduce gradients in the last backward of a step alone.
+
+        FSDP reduces in each: the whole gradient, kept in between, is the memory that it saves.
+        """
+        if isinstance(self._module, DistributedDataParallel) and not last:
             return self._module.no_sync()
         return nullcontext()
 
