@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
+from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
-from trainer.model.safetensors_headers import read_config
+from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.replica import BUSY_TOKENS, CPU_TOKENS
 from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
-from trainer.replica.torch.decoder import Decoder, is_computed_here
-from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import flatten, trainable_parameters
+from trainer.replica.torch.decoder import is_computed_here
+from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.parallelize import parallelize
 from trainer.replica.torch.parallel.pipeline import Pipeline
@@ -44,7 +45,8 @@ class ParallelReplica:
 
     Args:
         mesh: of `mesh.make_mesh`.
-        weights: the trainable weights to start from, fp32 `[layout.size]`.
+        weights: the trainable weights to start from, fp32 `[layout.size]`; None for those of
+            `initial_weights`, of which each rank then makes one tensor at a time.
         recompute: gradient checkpointing.
 
     Raises:
@@ -58,7 +60,7 @@ class ParallelReplica:
         layout: GradientLayout,
         mesh: DeviceMesh,
         device: torch.device,
-        weights: np.ndarray,
+        weights: np.ndarray | None = None,
         *,
         recompute: bool = False,
     ) -> None:
@@ -75,17 +77,20 @@ class ParallelReplica:
         if config.parallel.pipeline.stages > 1:
             self._pipeline = Pipeline(model_dir, config, layout, mesh, device, recompute=recompute)
             self.parameters = self._pipeline.parameters
+        else:
+            self._module: Any
+            self._module, model, summed = parallelize(
+                model_dir, config, mesh, device, recompute=recompute
+            )
+            self.parameters = dict(trainable_parameters(model))
+            """This rank's part of the trainable tensors by their layout names."""
+            inside = {id(p) for name, p in model.named_parameters() if name in summed}
+            self._summed = [part for part in self.parameters.values() if id(part) in inside]
+        if weights is not None:
             self.write_trainable(weights)
             return
-        model = load_model(model_dir, config, device)
-        assert isinstance(model, Decoder)
-        flatten(model, layout, device).copy_(torch.from_numpy(weights))
-        module, summed = parallelize(model, config, mesh, device, recompute=recompute)
-        self._module: Any = module
-        self.parameters = dict(trainable_parameters(model))
-        """This rank's part of the trainable tensors by their layout names."""
-        inside = {id(p) for name, p in model.named_parameters() if name in summed}
-        self._summed = [part for part in self.parameters.values() if id(part) in inside]
+        headers, seed = read_headers(model_dir), config.training.seed
+        flat.scatter(layout, partial(initial_tensor, headers, seed), self.parameters)
 
     def share(self, samples: int) -> range:
         """Return which of a step's samples this rank's copy of the model takes: a near-equal part.
@@ -161,12 +166,20 @@ class ParallelReplica:
 
     def gather(self, parts: Mapping[str, Tensor | None]) -> np.ndarray | None:
         """Return other tensors with the parameters' names and shapes in the same way."""
-        owners = None if self._pipeline is None else self._pipeline.owners
-        return flat.gather(self.layout, parts, owners)
+        return flat.gather(self.layout, parts, self._owners)
+
+    def gathered(self, parts: Mapping[str, Tensor | None]) -> Iterator[np.ndarray | None]:
+        """Yield them one at a time, as rank 0 has memory for."""
+        return flat.gathered(self.layout, parts, self._owners)
+
+    @property
+    def _owners(self) -> Mapping[str, int] | None:
+        return None if self._pipeline is None else self._pipeline.owners
 
     def write_trainable(self, weights: np.ndarray) -> None:
         """Copy fp32 `[layout.size]`, the same on every rank, into the trainable weights."""
-        flat.scatter(self.layout, weights, self.parameters)
+        assert weights.shape == (self.layout.size,), f"{weights.shape}: not {self.layout.size}"
+        flat.scatter(self.layout, lambda slot: weights[slot.start : slot.stop], self.parameters)
 
     def _train(self, micros: Sequence[MicroBatch], rounds: int, scale: float) -> Tensor:
         """Return this copy's sum of losses; leave the gradient of all, times `scale`, in `grad`."""
