@@ -1,6 +1,6 @@
 """One model on two processes: each strategy against plain PyTorch, memory, overlap, inference.
 
-    python benchmarks/parallel.py [--parts steps memory overlap generate] [--rounds 15]
+    python benchmarks/parallel.py [--parts steps memory files overlap generate] [--rounds 15]
 
 Two processes with one thread each and gloo between them train one small Llama, all weights.
 `steps`: forward, backward and every reduction of a step, beside the same strategy by hand
@@ -9,6 +9,8 @@ ratio is that of medians, and `of_processor_time` that of the busier rank's proc
 other load changes less. The losses of both are compared first.
 `memory`: the most bytes that torch's allocator holds on a rank from the loading of the model to the
 end of a step, against the plan.
+`files`: resident memory of rank 0 above that before, while it loads a model, and while the ranks'
+state is written at the end of a run with sharded checkpoints; `save` gathers all of it first.
 `overlap`: when DDP reduces each bucket, and how much of that is hidden behind backward.
 `generate`: tokens a second of two processes (tensor=2) against one, over the model's width.
 JSON: benchmarks/results/parallel-PART.json, pictures: docs/parallel-PART.svg.
@@ -29,6 +31,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from plan import EXACT
+from rig.parallel_files import report_files, weigh_files
 from rig.parallel_generation import report_generation, time_generation
 from rig.parallel_models import (
     RANKS,
@@ -45,7 +49,7 @@ from rig.parallel_models import (
 from rig.picture import FIRST, SECOND, TEXT, picture
 from rig.report import Ratio, Report, skip
 
-PARTS = ("steps", "memory", "overlap", "generate")
+PARTS = ("steps", "memory", "files", "overlap", "generate")
 LIMIT, WITHIN = 1.05, 0.1
 
 
@@ -77,7 +81,7 @@ def measure(part: str, rounds: int) -> list[Any]:
         running = [
             subprocess.Popen(
                 [*command, str(rank), scratch],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                env={**os.environ, **EXACT, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             )
             for rank in range(RANKS)
         ]
@@ -292,12 +296,14 @@ def report_overlap(report: Report, ranks: list[Any]) -> None:
 WORK = {
     "steps": time_steps,
     "memory": weigh,
+    "files": weigh_files,
     "overlap": trace_buckets,
     "generate": time_generation,
 }
 REPORTS = {
     "steps": report_steps,
     "memory": report_memory,
+    "files": report_files,
     "overlap": report_overlap,
     "generate": report_generation,
 }

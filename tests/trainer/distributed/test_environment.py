@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from trainer import run_inputs
 from trainer.commands.finetune import finetune
 from trainer.distributed.environment import Environment, read_environment
 from trainer.errors import InputError
@@ -83,10 +85,13 @@ def test_a_restart_by_torchrun_is_told_from_the_attempt_before() -> None:
     assert not read_environment(elastic, rank=0, world_size=2, master="a:7").by_torchrun
 
 
-def test_distillation_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distillation_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, model: Path, data: Path
+) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    words = ["no-model", "--data", "no-logits", "--distributed", "--set", "task=causal-lm"]
+    monkeypatch.delattr(run_inputs, "read_inputs")  # any attempt to load would fail otherwise
+    words = [str(model), "--data", str(data), "--distributed", "--set", "task=causal-lm"]
     words += ["--set", "data.validation_fraction=0", "--set", "distillation.alpha=0.7"]
     error = CliRunner().invoke(finetune, words).exception
     assert isinstance(error, InputError)

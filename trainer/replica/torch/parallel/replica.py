@@ -183,8 +183,7 @@ class ParallelReplica:
 
     def _train(self, micros: Sequence[MicroBatch], rounds: int, scale: float) -> Tensor:
         """Return this copy's sum of losses; leave the gradient of all, times `scale`, in `grad`."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        self._clear_gradients()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for number in range(rounds):
             micro = micros[number] if number < len(micros) else self._nothing()
@@ -196,6 +195,22 @@ class ParallelReplica:
         gradients = [part.grad for part in self._summed if part.grad is not None]
         sum_gradients(list(map(flat.local, gradients)), self._mesh.get_group("tensor"))
         return loss_sum
+
+    def _clear_gradients(self) -> None:
+        """Drop the last step's gradients; DDP's stay in its buckets, as zeros.
+
+        Without one there, `no_sync` would keep a gradient of its own beside the buckets.
+        """
+        is_ddp = isinstance(self._module, DistributedDataParallel)
+        if is_ddp and all(part.grad is None for part in self.parameters.values()):
+            for _again in range(2):  # DDP orders its buckets anew after the first backward
+                loss, _ = self._module(self._nothing().to(self._device))
+                loss.backward()
+        for parameter in self.parameters.values():
+            if is_ddp and parameter.grad is not None:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
 
     def _score(self, micros: Sequence[MicroBatch], rounds: int) -> tuple[Tensor, Tensor]:
         """Return this copy's sum of losses, and a classifier's confusion `[classes^2]`."""
