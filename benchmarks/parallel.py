@@ -40,9 +40,11 @@ from rig.parallel_models import (
     STRATEGIES,
     TOKENS,
     TREE,
+    WEIGHED,
     encoded,
     meshes,
     ours,
+    pipeline_mesh,
     rows,
     write_model,
 )
@@ -164,6 +166,7 @@ def report_steps(report: Report, ranks: list[Any]) -> None:
 
 def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
     """Return the most bytes that torch holds for each strategy, and the plan."""
+    from trainer.config.parallel import PipelineConfig
     from trainer.model.architecture import read_architecture
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.shapes import shape_of
@@ -171,16 +174,21 @@ def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
 
     path, found = write_model(folder), {}
     shape = shape_of(read_architecture(path))
-    for strategy, mesh in meshes().items():
+    for strategy, mesh in [*meshes().items(), ("pp", pipeline_mesh())]:
         tensor = RANKS if strategy.startswith("tp") else 1
+        stages = RANKS if strategy == "pp" else 1
+        parts = PipelineConfig(stages=stages).parts if stages > 1 else 1
         planned = plan_memory_by_part(
             shape,
-            Training(length=TOKENS, rows=ROWS * tensor // RANKS, precision=FP32),
+            Training(length=TOKENS, rows=ROWS * tensor * stages // parts // RANKS, precision=FP32),
             Strategy(
                 world=RANKS,
                 data="fsdp" if strategy == "fsdp" else "ddp",
                 tensor=tensor,
                 sequence=strategy == "tp-sp",
+                stages=stages,
+                schedule=PipelineConfig().schedule,
+                microbatches=parts,
             ),
         )
         with peak() as measured:
@@ -217,7 +225,7 @@ def peak() -> Iterator[list[int]]:
 
 def report_memory(report: Report, ranks: list[Any]) -> None:
     """Report how far each strategy's memory is from the plan."""
-    for strategy in STRATEGIES:
+    for strategy in WEIGHED:
         figures = max((rank[strategy] for rank in ranks), key=lambda rank: rank["peak"])
         ratio = figures["peak"] / figures["plan"]
         print(f"  {strategy}: {figures['peak'] / 1e6:.1f} MB, {ratio:.3f} of the plan")

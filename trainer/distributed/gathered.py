@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class GatheredCheckpoints:
     """`Checkpoints` that a run of any strategy, and one without, resume from.
 
-    Rank 0 needs three times the trainable weights in its host's memory while it writes.
+    To save beside training, rank 0 needs three times the trainable weights in its host's memory.
     """
 
     replica: ParallelReplica
