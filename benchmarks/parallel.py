@@ -1,6 +1,6 @@
 """One model on two processes: each strategy against plain PyTorch, memory, overlap, inference.
 
-    python benchmarks/parallel.py [--parts steps memory overlap generate] [--rounds 15]
+    python benchmarks/parallel.py [--parts steps memory files overlap generate] [--rounds 15]
 
 Two processes with one thread each and gloo between them train one small Llama, all weights.
 `steps`: forward, backward and every reduction of a step, beside the same strategy by hand
@@ -9,6 +9,8 @@ ratio is that of medians, and `of_processor_time` that of the busier rank's proc
 other load changes less. The losses of both are compared first.
 `memory`: the most bytes that torch's allocator holds on a rank from the loading of the model to the
 end of a step, against the plan.
+`files`: resident memory of rank 0 above that before, while it loads a model, and while the ranks'
+state is written at the end of a run with sharded checkpoints; `save` gathers all of it first.
 `overlap`: when DDP reduces each bucket, and how much of that is hidden behind backward.
 `generate`: tokens a second of two processes (tensor=2) against one, over the model's width.
 JSON: benchmarks/results/parallel-PART.json, pictures: docs/parallel-PART.svg.
@@ -29,6 +31,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from plan import EXACT
+from rig.parallel_files import report_files, weigh_files
 from rig.parallel_generation import report_generation, time_generation
 from rig.parallel_models import (
     RANKS,
@@ -36,16 +40,18 @@ from rig.parallel_models import (
     STRATEGIES,
     TOKENS,
     TREE,
+    WEIGHED,
     encoded,
     meshes,
     ours,
+    pipeline_mesh,
     rows,
     write_model,
 )
 from rig.picture import FIRST, SECOND, TEXT, picture
 from rig.report import Ratio, Report, skip
 
-PARTS = ("steps", "memory", "overlap", "generate")
+PARTS = ("steps", "memory", "files", "overlap", "generate")
 LIMIT, WITHIN = 1.05, 0.1
 
 
@@ -77,7 +83,7 @@ def measure(part: str, rounds: int) -> list[Any]:
         running = [
             subprocess.Popen(
                 [*command, str(rank), scratch],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                env={**os.environ, **EXACT, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             )
             for rank in range(RANKS)
         ]
@@ -160,6 +166,7 @@ def report_steps(report: Report, ranks: list[Any]) -> None:
 
 def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
     """Return the most bytes that torch holds for each strategy, and the plan."""
+    from trainer.config.parallel import PipelineConfig
     from trainer.model.architecture import read_architecture
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.shapes import shape_of
@@ -167,16 +174,21 @@ def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
 
     path, found = write_model(folder), {}
     shape = shape_of(read_architecture(path))
-    for strategy, mesh in meshes().items():
+    for strategy, mesh in [*meshes().items(), ("pp", pipeline_mesh())]:
         tensor = RANKS if strategy.startswith("tp") else 1
+        stages = RANKS if strategy == "pp" else 1
+        parts = PipelineConfig(stages=stages).parts if stages > 1 else 1
         planned = plan_memory_by_part(
             shape,
-            Training(length=TOKENS, rows=ROWS * tensor // RANKS, precision=FP32),
+            Training(length=TOKENS, rows=ROWS * tensor * stages // parts // RANKS, precision=FP32),
             Strategy(
                 world=RANKS,
                 data="fsdp" if strategy == "fsdp" else "ddp",
                 tensor=tensor,
                 sequence=strategy == "tp-sp",
+                stages=stages,
+                schedule=PipelineConfig().schedule,
+                microbatches=parts,
             ),
         )
         with peak() as measured:
@@ -213,7 +225,7 @@ def peak() -> Iterator[list[int]]:
 
 def report_memory(report: Report, ranks: list[Any]) -> None:
     """Report how far each strategy's memory is from the plan."""
-    for strategy in STRATEGIES:
+    for strategy in WEIGHED:
         figures = max((rank[strategy] for rank in ranks), key=lambda rank: rank["peak"])
         ratio = figures["peak"] / figures["plan"]
         print(f"  {strategy}: {figures['peak'] / 1e6:.1f} MB, {ratio:.3f} of the plan")
@@ -292,12 +304,14 @@ def report_overlap(report: Report, ranks: list[Any]) -> None:
 WORK = {
     "steps": time_steps,
     "memory": weigh,
+    "files": weigh_files,
     "overlap": trace_buckets,
     "generate": time_generation,
 }
 REPORTS = {
     "steps": report_steps,
     "memory": report_memory,
+    "files": report_files,
     "overlap": report_overlap,
     "generate": report_generation,
 }

@@ -60,7 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},
 }
 ROWS, LENGTH = 2, 512
-_EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 WITHIN = 1.10
 
 
@@ -81,7 +81,7 @@ def main() -> int:
                 case = json.dumps({"engine": engine, "shape": shape, "method": method})
                 done = subprocess.run(
                     [sys.executable, __file__, "--case", case],
-                    stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **_EXACT},
+                    stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **EXACT},
                 )  # fmt: skip
                 found = json.loads(done.stdout.splitlines()[-1])
                 worse = max(found["planned"] / found["peak"], found["peak"] / found["planned"])

@@ -3,7 +3,9 @@
 # `make setup`. ADAPTER is an index, a PCI address or a part of the name; default: the first GPU. PEAK
 # is the card's fp32 TFLOP/s by its data sheet, for the share of it.
 # Tunes the card, then measures products, Qwen3-0.6B- and 4B-shaped steps with random weights (next
-# to torch CUDA where there is one) and a mixed run. JSON goes to benchmarks/results/.
+# to torch CUDA where there is one), every strategy of torch.distributed on models of these shapes
+# where there are two CUDA cards (tokens/s, MFU, peak memory), and a mixed run. JSON goes to
+# benchmarks/results/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${VENV:-.venv}/bin
@@ -24,6 +26,16 @@ for tokens in 256 512; do
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 0.6b --tokens "$tokens" --against $against
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 4b --tokens "$tokens" --against $against
 done
+if "$bin/python" -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2)'; then
+    for method in lora qlora full; do
+        try python benchmarks/strategies.py --shape 0.6b --method $method
+    done
+    for method in lora qlora; do
+        try python benchmarks/strategies.py --shape 4b --method $method --rows 1
+    done
+else
+    printf '\nskipped: strategies need two CUDA cards\n'
+fi
 # Every kernel and model on this card, then workers on Vulkan and the CPU with equal hashes; torch's
 # own CUDA tests run where there is a CUDA card.
 try pytest -q tests/trainer/replica tests/contracts/test_f_dp_001_wgpu_processes.py \

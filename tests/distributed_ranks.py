@@ -29,9 +29,11 @@ from typing import Any
 
 from tests import ROOT
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds for a function on all ranks; after a rank's failure, others have a fraction of it."""
 _GRACE = 2.0
+_STACKS = 20.0
+"""Seconds for a rank to say where it is: on a busy machine a signal waits its turn."""
 _MODULES = (
     "pytest",
     "trainer.build",
@@ -167,8 +169,11 @@ class _World:
 
     def _stacks(self, rank: int) -> str:
         """Return where a rank is."""
+        before, deadline = self.log.stat().st_size, time.monotonic() + _STACKS
         os.kill(self._pids[rank], signal.SIGUSR1)
-        time.sleep(0.2)
+        while self.log.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.2)  # the rest of the lines
         return self._tail()
 
     def _tail(self) -> str:

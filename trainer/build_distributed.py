@@ -27,11 +27,9 @@ from trainer.distributed.environment import Environment
 from trainer.distributed.gathered import GatheredCheckpoints
 from trainer.distributed.loop import Checkpoints, DistributedRun
 from trainer.distributed.optimizer import ParallelAdamW
-from trainer.distributed.restored import share_state
 from trainer.distributed.roll_call import Member, prepared
 from trainer.distributed.sharded import ShardedSaves
 from trainer.errors import TrainerError
-from trainer.model.initialization import initial_weights
 from trainer.optimizer import TrainState
 from trainer.process.stopping import Stop
 from trainer.replica.torch.parallel.mesh import make_mesh
@@ -74,23 +72,17 @@ def make_distributed(
     resumed: Resumed | None = opened and opened.restored
     step, generation, parts_first, whole = told
     with _closed_on_failure(journal), explaining():
-        if step:
-            state = share_state(opened and opened.state, layout.size, step)
-            weights = state.weights
-        else:
-            state, weights = None, initial_weights(layout, inputs.model_dir, config)
         replica = ParallelReplica(
             inputs.model_dir,
             config,
             layout,
             make_mesh(config.parallel, world, device.type),
             device,
-            weights,
             recompute=device.type == "cuda",
         )
         optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
-        if state is not None:
-            optimizer.restore(state)
+        if step:
+            optimizer.restore(opened and opened.state, step)
         sharded = None
         if config.checkpoint.sharded or parts_first:
             board = Board(
@@ -108,7 +100,7 @@ def make_distributed(
                 lease=opened and opened.store.lease,
             )
             if parts_first:
-                resumed = _restore(sharded, board, opened, inputs, replica, optimizer, whole)
+                resumed = _restore(sharded, board, opened, inputs, optimizer, whole)
                 if resumed is not None:
                     step, generation = resumed.progress.step, resumed.progress.generation + 1
     if journal is not None:
@@ -210,7 +202,6 @@ def _restore(
     board: Board,
     opened: _Opened | None,
     inputs: RunInputs,
-    replica: ParallelReplica,
     optimizer: ParallelAdamW,
     whole: int,
 ) -> Resumed | None:
@@ -231,7 +222,5 @@ def _restore(
     if found is None or found[1]["step"] <= reached:
         return resumed
     path, progress = Path(found[0]), RunProgress(**found[1])
-    state = share_state(restored and restored.state, inputs.layout.size, progress.step)
-    replica.write_trainable(state.weights)
-    optimizer.restore(state)
+    optimizer.restore(restored and restored.state, progress.step)
     return Resumed(path, progress)

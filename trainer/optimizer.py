@@ -14,7 +14,7 @@ import struct
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from blake3 import blake3
@@ -29,6 +29,28 @@ if TYPE_CHECKING:
 
 CHUNK = 64 * 1024
 """Floats handled at a time: the six arrays of 256 KiB that an update touches stay in the cache."""
+
+
+Vector = Literal["weights", "first_moment", "second_moment"]
+
+
+class SavedState(Protocol):
+    """What a checkpoint is written from: a `Snapshot`, or one that comes while it is written."""
+
+    step: int
+
+    @property
+    def digest(self) -> str | None:
+        """`weights_digest` of the weights; None if they are not there yet."""
+        ...
+
+    def pieces(self, vector: Vector) -> Iterator[Flat]:
+        """Yield a vector in consecutive pieces; weights first, then both moments, each once."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        ...
 
 
 class Snapshot:
@@ -67,6 +89,15 @@ class Snapshot:
     def closed(self) -> bool:
         """Whether the arrays were given back."""
         return self._arrays is None
+
+    @property
+    def digest(self) -> str:
+        """`weights_digest` of the weights."""
+        return weights_digest(self.weights)
+
+    def pieces(self, vector: Vector) -> Iterator[Flat]:
+        """Yield a vector as one piece."""
+        yield getattr(self, vector)
 
     def close(self) -> None:
         """Give the arrays back; reading them through this snapshot is an error from now on."""

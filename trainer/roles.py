@@ -159,7 +159,10 @@ def run_distributed(
     """Train as one of equal processes, without a coordinator; for `notes` see `run_local`."""
     config.parallel.copies(environment.world_size)
     if config.distillation is not None:
-        raise InputError("distillation: --distributed trains on samples, not on logits")
+        raise InputError(
+            "distillation: --distributed trains on samples, not on a teacher's logits; leave it"
+            " out, or take a replica group with --strategy ddp"
+        )
     first = environment.rank == 0
     if first:
         lease.refuse_if_held(Path(config.output))

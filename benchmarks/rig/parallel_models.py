@@ -13,6 +13,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "tp": {"parallel.tensor": RANKS},
     "tp-sp": {"parallel.tensor": RANKS, "parallel.sequence": True},
 }
+WEIGHED = STRATEGIES | {"pp": {"parallel.pipeline.stages": RANKS}}
+"""Those whose memory is measured."""
 TREE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -64,7 +66,7 @@ def ours(path: Path, strategy: str, mesh: Any) -> Any:
     from trainer.model.layout import build_layout
     from trainer.replica.torch.parallel.replica import ParallelReplica
 
-    config = load(None, settings(path) | STRATEGIES[strategy])
+    config = load(None, settings(path) | WEIGHED[strategy])
     layout = build_layout(path, config)
     weights = initial_weights(layout, path, config)
     return ParallelReplica(path, config, layout, mesh, torch.device("cpu"), weights)
@@ -89,6 +91,14 @@ def meshes() -> dict[str, Any]:
     copies = make_mesh(ParallelConfig(), RANKS, "cpu")
     tensor = make_mesh(ParallelConfig(tensor=RANKS), RANKS, "cpu")
     return {name: tensor if name.startswith("tp") else copies for name in STRATEGIES}
+
+
+def pipeline_mesh() -> Any:
+    """Return the mesh of `pp`."""
+    from trainer.config.parallel import ParallelConfig, PipelineConfig
+    from trainer.replica.torch.parallel.mesh import make_mesh
+
+    return make_mesh(ParallelConfig(pipeline=PipelineConfig(stages=RANKS)), RANKS, "cpu")
 
 
 def rows() -> Any:

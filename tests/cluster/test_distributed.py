@@ -98,7 +98,7 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_others_in_one_line(
     hands: Hands, number: signal.Signals
 ) -> None:
     steps = ("--max-steps", "100000", "--batch-size", "4")
-    both = [hands.rank(rank, *steps, "--set", "parallel.timeout=8") for rank in range(2)]
+    both = [hands.rank(rank, *steps, "--set", "parallel.timeout=20") for rank in range(2)]
     wait_for(lambda: hands.status["step"] >= 2, "two steps")
     both[1].signal(number)
     assert both[0].wait() == 3, both[0].text

@@ -11,9 +11,13 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
 
 from trainer.checkpoint.reader import (
     BEST_EVALUATED,
@@ -38,11 +42,11 @@ from trainer.errors import StorageError
 from trainer.model.hf_export import (
     companions,
     file_pieces,
-    safetensors_pieces,
-    weight_tensors,
+    raw_bytes,
+    safetensors_header,
     weights_file,
 )
-from trainer.optimizer import Snapshot, TrainState, weights_digest
+from trainer.optimizer import SavedState, TrainState, Vector
 from trainer.storage import atomic_folder, removal
 from trainer.storage.atomic_folder import Disk, FolderWriter, verify
 
@@ -105,7 +109,9 @@ class CheckpointStore:
         except OSError as error:
             raise StorageError(f"{folder}: cannot be tidied: {error.strerror}") from None
 
-    def save(self, snapshot: Snapshot, progress: RunProgress, metric: float | None = None) -> Path:
+    def save(
+        self, snapshot: SavedState, progress: RunProgress, metric: float | None = None
+    ) -> Path:
         """Write a checkpoint, durably, and point `latest` (and `best`) at it.
 
         The snapshot is closed as soon as its bytes are written, before the slow wait for the disk,
@@ -193,35 +199,34 @@ class CheckpointStore:
         return owner_of(newest) if newest else None
 
     def _publish(
-        self, name: str, snapshot: Snapshot, progress: RunProgress, metric: float | None
+        self, name: str, snapshot: SavedState, progress: RunProgress, metric: float | None
     ) -> Path:
         run = {
             "schema": SCHEMA,
             **asdict(progress),
             "metric": metric,
             "layout": self._layout.digest,
-            "weights": weights_digest(snapshot.weights),
+            "weights": snapshot.digest,
         }
-        if self._holds(self.folder / name, run):
+        if run["weights"] is not None and self._holds(self.folder / name, run):
             return self.folder / name
         writer = FolderWriter(self._disk, self.folder, name, self._workspace)
         try:
+            shapes = {slot.name: slot.shape for slot in self._layout.tensors()}
+            hashing = blake3()
             writer.add(
                 weights_file(self._config),
-                safetensors_pieces(
-                    weight_tensors(self._layout, snapshot.weights), {"format": "pt"}
+                chain(
+                    [safetensors_header(shapes, {"format": "pt"})],
+                    _hashed(map(raw_bytes, snapshot.pieces("weights")), hashing),
                 ),
             )
-            writer.add(
-                OPTIMIZER_FILE,
-                safetensors_pieces(
-                    {
-                        "first_moment": snapshot.first_moment,
-                        "second_moment": snapshot.second_moment,
-                    },
-                    {"format": "np", "step": str(snapshot.step), "layout": self._layout.digest},
-                ),
-            )
+            run["weights"] = hashing.hexdigest()
+            moments: tuple[Vector, ...] = ("first_moment", "second_moment")
+            about = {"format": "np", "step": str(snapshot.step), "layout": self._layout.digest}
+            header = safetensors_header(dict.fromkeys(moments, (self._layout.size,)), about)
+            pieces = chain.from_iterable(map(snapshot.pieces, moments))
+            writer.add(OPTIMIZER_FILE, chain([header], map(raw_bytes, pieces)))
             snapshot.close()
             for companion, content in self._companions.items():
                 pieces = file_pieces(content) if isinstance(content, Path) else [content]
@@ -249,3 +254,9 @@ class CheckpointStore:
         except StorageError:
             known = None  # damaged: not compared
         return known is None or metric > known
+
+
+def _hashed(pieces: Iterable[memoryview], hashing: blake3) -> Iterator[memoryview]:
+    for piece in pieces:
+        hashing.update(piece)
+        yield piece

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trainer.distributed.optimizer import ParallelAdamW
+from trainer.distributed.streamed import StreamedState
 from trainer.exchange.protocol.actions import Save
 from trainer.replica.torch.parallel.replica import ParallelReplica
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 class GatheredCheckpoints:
     """`Checkpoints` that a run of any strategy, and one without, resume from.
 
-    Rank 0 needs three times the trainable weights in its host's memory while it writes.
+    To save beside training, rank 0 needs three times the trainable weights in its host's memory.
     """
 
     replica: ParallelReplica
@@ -32,6 +35,26 @@ class GatheredCheckpoints:
         if self.journal is not None:
             assert snapshot is not None
             self.journal.save(Save(snapshot, self.generation, scores))
+
+    def stream(self, step: int, scores: dict[str, Any] | None) -> None:
+        """Write the same while it is gathered: rank 0 holds a few tensors at a time."""
+        stream = None
+        if self.journal is not None:
+            stream = StreamedState(step)
+            self.journal.save(Save(stream, self.generation, scores))
+        try:
+            for parts in self.optimizer.vectors().values():
+                for slot, piece in zip(
+                    self.replica.layout.tensors(), self.replica.gathered(parts), strict=True
+                ):
+                    if stream is not None:
+                        stream.put(np.zeros(slot.size, np.float32) if piece is None else piece)
+                if stream is not None:
+                    stream.put(None)
+        except BaseException:
+            if stream is not None:
+                stream.give_up()
+            raise
 
     def finish(self, step: int) -> None:
         """Nothing is left to do: the journal waits for what it writes."""

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from trainer.config.run import OptimizerConfig
 from trainer.errors import NonFiniteError
 from trainer.model.layout import GradientLayout
-from trainer.optimizer import Snapshot, TrainState
+from trainer.optimizer import Snapshot, TrainState, Vector
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.replica import ParallelReplica
 
@@ -88,31 +88,32 @@ class ParallelAdamW:
         self.torch.step()
         return norm
 
+    def vectors(self) -> dict[Vector, Mapping[str, Tensor]]:
+        """Return this rank's parts of the state, in the order of checkpoints."""
+        first, second = (
+            {name: self.torch.state[part][moment] for name, part in self._parameters.items()}
+            for moment in MOMENTS
+        )
+        return {"weights": self._parameters, "first_moment": first, "second_moment": second}
+
     def snapshot(self, step: int, replica: ParallelReplica) -> Snapshot | None:
         """Return the state on rank 0, None on the others.
 
         Args:
             replica: whose parameters these are.
         """
-        weights = replica.gather_weights()
-        first, second = (
-            replica.gather(
-                {name: self.torch.state[part][moment] for name, part in self._parameters.items()}
-            )
-            for moment in MOMENTS
-        )
+        weights, first, second = map(replica.gather, self.vectors().values())
         if weights is None or first is None or second is None:
             return None
         return Snapshot(weights, first, second, step)
 
     @torch.no_grad()
-    def restore(self, state: TrainState) -> None:
-        """Resume from moments that are the same on every rank."""
-        for moment, values in zip(MOMENTS, (state.first_moment, state.second_moment), strict=True):
-            parts = {name: self.torch.state[p][moment] for name, p in self._parameters.items()}
-            flat.scatter(self._layout, values, parts)
+    def restore(self, state: TrainState | None, step: int) -> None:
+        """Resume from the weights and moments that rank 0 has read; the others give None."""
+        for vector, parts in self.vectors().items():
+            flat.broadcast(self._layout, getattr(state, vector) if state else None, parts)
         for entry in self.torch.state.values():
-            entry["step"].fill_(state.step)
+            entry["step"].fill_(step)
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
         """Return the norm over all ranks; what several hold counts once."""

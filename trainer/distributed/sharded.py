@@ -57,7 +57,7 @@ class ShardedSaves:
             self._sharded.close()
         if step > self._written:
             at, scores = self._scores
-            self._gathered.save(step, scores if at == step else None)
+            self._gathered.stream(step, scores if at == step else None)
 
     def give_up(self, error: BaseException) -> None:
         """Complete what is under way if all ranks live, else leave it."""

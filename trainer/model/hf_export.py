@@ -7,6 +7,7 @@ those libraries save, so only the safetensors framing and the JSON files are add
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,21 +129,29 @@ def safetensors_pieces(
     Not `safetensors.numpy.save_file`: that opens the path itself, so the bytes could not be hashed
     in the same pass, and tests could not fail the write.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    offset = 0
     for name, array in tensors.items():
         assert array.dtype == np.float32, (name, array.dtype)
-        span = [offset, offset + array.nbytes]
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": span}
+    yield safetensors_header({name: array.shape for name, array in tensors.items()}, metadata)
+    yield from map(raw_bytes, tensors.values())
+
+
+def safetensors_header(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> bytes:
+    """Return what such a file begins with; the tensors' bytes follow in this order."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, shape in shapes.items():
+        span = [offset, offset + 4 * math.prod(shape)]
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": span}
         offset = span[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the first tensor to eight bytes
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for array in tensors.values():
-        flat = np.ascontiguousarray(array, dtype="<f4").reshape(-1)
-        if flat.size:
-            yield flat.view(np.uint8).data
+    return len(text).to_bytes(8, "little") + text
+
+
+def raw_bytes(array: NDArray[np.float32]) -> memoryview:
+    """Return an array's bytes as files have them."""
+    flat = np.ascontiguousarray(array, dtype="<f4").reshape(-1)
+    return flat.view(np.uint8).data if flat.size else memoryview(b"")
 
 
 def file_pieces(path: Path) -> Iterator[bytes]:

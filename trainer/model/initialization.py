@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from trainer.config.run import RunConfig
-from trainer.model.layout import GradientLayout, stored_name
+from trainer.model.layout import GradientLayout, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 
 HEAD_STD = 0.02
@@ -22,25 +23,32 @@ HEAD_STD = 0.02
 
 
 def initial_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) -> np.ndarray:
-    """Return the flat fp32 vector `[layout.size]` of step 0.
+    """Return the flat fp32 vector `[layout.size]` of step 0."""
+    headers = read_headers(model_dir)
+    flat = np.empty(layout.size, dtype=np.float32)
+    for slot in layout.tensors():
+        flat[slot.start : slot.stop] = initial_tensor(headers, config.training.seed, slot)
+    return flat
+
+
+def initial_tensor(headers: Mapping[str, TensorHeader], seed: int, slot: TensorSlot) -> np.ndarray:
+    """Return one tensor of it, fp32 `[slot.size]`.
 
     LoRA: A is U(-1/sqrt(in), 1/sqrt(in)) as in PEFT, B is zero. Everything that the model
     directory stores is read from it; a missing head is uniform with `HEAD_STD`.
+
+    Args:
+        headers: of the model directory.
     """
-    headers = read_headers(model_dir)
-    flat = np.zeros(layout.size, dtype=np.float32)
-    for slot in layout.tensors():
-        part = flat[slot.start : slot.stop]
-        stored = stored_name(headers, slot.name)
-        if stored is not None:
-            part[:] = read_tensor(headers[stored]).reshape(-1)
-        elif slot.name.endswith(".lora_A.weight"):
-            bound = 1.0 / math.sqrt(slot.shape[1])
-            part[:] = uniform(config.training.seed, slot.name, slot.size, bound)
-        elif not slot.name.endswith(".lora_B.weight"):
-            bound = HEAD_STD * math.sqrt(3.0)
-            part[:] = uniform(config.training.seed, slot.name, slot.size, bound)
-    return flat
+    stored = stored_name(headers, slot.name)
+    if stored is not None:
+        return read_tensor(headers[stored]).reshape(-1)
+    if slot.name.endswith(".lora_B.weight"):
+        return np.zeros(slot.size, np.float32)
+    bound = HEAD_STD * math.sqrt(3.0)
+    if slot.name.endswith(".lora_A.weight"):
+        bound = 1.0 / math.sqrt(slot.shape[1])
+    return uniform(seed, slot.name, slot.size, bound)
 
 
 def uniform(seed: int, name: str, size: int, bound: float) -> np.ndarray:

@@ -64,8 +64,9 @@ def _of_decoder_layer(shape: ModelShape, training: Training, strategy: Strategy)
     # Rows of several samples have a mask, of which each attention makes one of numbers.
     mask = training.length if training.packed else 0
     whole = strategy.tensor if strategy.sequence else 1
+    norms, inputs = norm_bytes(training)
     value = (
-        norm_bytes(training) * shape.hidden / whole
+        (norms / whole + inputs) * shape.hidden
         + (sharded + heads) / strategy.tensor
         + adapters
         + (element + 1) * mask
@@ -73,9 +74,11 @@ def _of_decoder_layer(shape: ModelShape, training: Training, strategy: Strategy)
     return term(
         "a layer, each token",
         value,
-        "norms * hidden / whole + (sharded + heads) / tensor + adapters + (element + 1) * mask",
+        "(norms / whole + inputs) * hidden + (sharded + heads) / tensor + adapters"
+        " + (element + 1) * mask",
         COUNTED,
-        norms=norm_bytes(training),
+        norms=norms,
+        inputs=inputs,
         hidden=shape.hidden,
         whole=whole,
         sharded=sharded,
@@ -87,18 +90,18 @@ def _of_decoder_layer(shape: ModelShape, training: Training, strategy: Strategy)
     )
 
 
-def norm_bytes(training: Training) -> int:
-    """Return the bytes that both norms of a layer keep for each column of a token.
+def norm_bytes(training: Training) -> tuple[int, int]:
+    """Return the bytes for each column of a token that both norms of a layer keep, and their users.
 
     RMSNorm works in fp32 and keeps its input, for a trained weight also the normalised one. Its
-    result is the input of two or three linears; where its format is not that of the products,
-    autocast makes a copy for each.
+    result is the input of two or three linears, which sequence parallelism gathers first; where
+    its format is not that of the products, autocast makes a copy for each.
     """
     own = 8 if training.method == "full" else 4
     if training.precision.activation == 4:
-        return 2 * own + 2 * 4
+        return 2 * own, 2 * 4
     copies = 2 if stream_bytes(training) == 2 else 2 + 3
-    return 2 * own + 2 * copies
+    return 2 * own, 2 * copies
 
 
 def stream_bytes(training: Training) -> int:

@@ -12,7 +12,8 @@ from trainer.planning.term import Term, term
 
 LOGIT_ELEMENTS = 1 << 25
 """Logits held at once: 128 MiB in fp32. All of 8 x 2048 tokens of a Qwen3 would be 10 GB."""
-NF4_BYTES = 0.5 + 4 / 64
+NF4_SCALES = 4 / 64
+NF4_BYTES = 0.5 + NF4_SCALES
 """An element in NF4: half a byte, and a fp32 absmax to each block of 64 (arXiv 2305.14314)."""
 NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """The same with double quantisation: an 8-bit absmax, and a fp32 one to each 256 of them."""
@@ -120,14 +121,15 @@ def _of_stage(shape: ModelShape, training: Training, strategy: Strategy, stage: 
         weights = gradients = strategy.replicas
     states = strategy.replicas if strategy.data in ("zero1", "zero2", "fsdp") else 1
     is_last = stage == strategy.stages - 1
+    worked = _activations(shape, training, strategy, stage)
     return Parts(
         weights=(
             *(() if training.method == "full" else frozen(kept, training, weights)),
             _sharded("trained weights", trained, precision.weight, weights),
         ),
-        gradients=(_sharded("gradients", trained, precision.gradient, gradients),),
+        gradients=_gradients(kept, training, strategy, trained, gradients, worked[0].value),
         optimizer=optimizer_state(trained, precision, strategy, states),
-        activations=_activations(shape, training, strategy, stage),
+        activations=worked,
         logits=(logit_bytes(shape, training, strategy),) if is_last else (),
         buffers=tuple(_buffers(shape, training, strategy, trained)),
     )
@@ -140,15 +142,42 @@ def _sharded(name: str, elements: float, size: float, shards: int) -> Term:
     )  # fmt: skip
 
 
+def _gradients(
+    kept: Held, training: Training, strategy: Strategy, trained: float, shards: int, freed: float
+) -> tuple[Term, ...]:
+    """Return the gradients, less what they share with activations.
+
+    In a step of one micro-batch a layer's gradient comes to be as its activations are freed: the
+    most of both is never there together. DDP's buckets stay from step to step.
+
+    Args:
+        freed: activations that the layers' backward frees one after the other.
+    """
+    size = training.precision.gradient
+    every = _sharded("gradients", trained, size, shards)
+    stay = strategy.data != "fsdp" and (strategy.data != "ddp" or strategy.replicas > 1)
+    if stay or strategy.microbatches > 1 or strategy.stages > 1:
+        return (every,)
+    layers = (kept.linears if training.method == "full" else kept.new) * size / shards
+    return every, term(
+        "of these, in place of activations", -min(layers, freed), "-min(layers, freed)", OWN,
+        layers=layers, freed=freed,
+    )  # fmt: skip
+
+
 def frozen(kept: Held, training: Training, shards: int) -> tuple[Term, ...]:
-    """Return the bytes of a base that does not train; NF4 stores its linears."""
+    """Return the bytes of a base that does not train; NF4 stores its linears.
+
+    FSDP shards NF4's codes; the scales are whole everywhere.
+    """
     size = training.precision.frozen
-    linear = NF4_BYTES if training.method == "qlora" else size
+    codes, scales = (0.5, NF4_SCALES) if training.method == "qlora" else (size, 0)
     return (
         term(
-            "frozen linears", kept.linears * linear / shards, "elements * size / shards",
+            "frozen linears", kept.linears * (codes / shards + scales),
+            "elements * (codes / shards + scales)",
             QLORA if training.method == "qlora" else LORA,
-            elements=kept.linears, size=linear, shards=shards,
+            elements=kept.linears, codes=codes, scales=scales, shards=shards,
         ),
         term(
             "frozen tables and norms", kept.rest * size / shards, "elements * size / shards", LORA,

@@ -196,6 +196,7 @@ def _of_replicas(
     """Return seconds of communication between replicas, those that computation hides, a source.
 
     DDP and ZeRO-1, ZeRO-2 move 2 P, ZeRO-3 3 P: weights for forward and for each backward.
+    ZeRO-3 reduces after each micro-batch, which keeps the gradients sharded.
     """
     count = strategy.replicas
     if strategy.data == "motley":
@@ -211,7 +212,8 @@ def _of_replicas(
         whole = shape.parameters / (strategy.tensor * strategy.stages)
         stored = 0.5625 if training.method == "qlora" else training.precision.activation
         gathers = 2 * strategy.microbatches * gather(whole * stored, count, rate, hop)
-        return gathers + gather(gradient, count, rate, hop), compute, ZERO
+        reduced = strategy.microbatches * gather(gradient, count, rate, hop)
+        return gathers + reduced, compute, ZERO
     if strategy.data == "ddp":
         return all_reduce(gradient, count, rate, hop), backward / strategy.microbatches, RINGS
     return 2 * gather(gradient, count, rate, hop), backward / strategy.microbatches, ZERO

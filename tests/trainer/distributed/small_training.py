@@ -18,7 +18,7 @@ from trainer.storage.atomic_folder import Disk
 BATCH, VOCABULARY = 6, 300
 
 
-def board(name: str, patience: float = 20.0) -> Board:
+def board(name: str, patience: float = 120.0) -> Board:
     """Return a board of this world, whose ranks serve several tests."""
     store: Any = dist.distributed_c10d._get_default_store()
     prefixed = dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]

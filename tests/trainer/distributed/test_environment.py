@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from trainer import run_inputs
+from trainer.commands.finetune import finetune
 from trainer.distributed.environment import Environment, read_environment
 from trainer.errors import InputError
 
@@ -79,3 +83,17 @@ def test_a_restart_by_torchrun_is_told_from_the_attempt_before() -> None:
     found = read_environment(elastic)
     assert (found.by_torchrun, found.attempt) == (True, "2")
     assert not read_environment(elastic, rank=0, world_size=2, master="a:7").by_torchrun
+
+
+def test_distillation_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, model: Path, data: Path
+) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delattr(run_inputs, "read_inputs")  # any attempt to load would fail otherwise
+    words = [str(model), "--data", str(data), "--distributed", "--set", "task=causal-lm"]
+    words += ["--set", "data.validation_fraction=0", "--set", "distillation.alpha=0.7"]
+    error = CliRunner().invoke(finetune, words).exception
+    assert isinstance(error, InputError)
+    assert "--distributed trains on samples, not on a teacher's logits" in str(error)
+    assert "\n" not in str(error)

@@ -12,6 +12,7 @@ import click
 import click.testing
 import pytest
 
+from tests import ROOT
 from tests.conftest import MakeConfig
 from tests.trainer.evaluate.test_generation import write_adapter
 from trainer.commands.evaluate import evaluate
@@ -93,22 +94,40 @@ def test_the_watch_runs_alone() -> None:
 
 
 def test_an_adapter_under_torchrun(model: Path, tmp_path: Path, make_config: MakeConfig) -> None:
-    """One rank prints, and its tokens are those of one process, greedy and drawn."""
+    """One rank prints: tokens of one process, greedy and drawn, and its scores of every sample."""
     output = write_adapter(tmp_path / "output", model, make_config)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(f'{{"text": "echo {word} | sort"}}\n' for word in "abcde"))
     words = [str(output), "--prompt", "echo hello", "--prompt", "rm", "--max-new-tokens", "6"]
     words += ["--temperature", "1.2", "--seed", "3", "--json", "--gpu-backend", "cpu"]
-    alone = click.testing.CliRunner().invoke(generate, words)
-    assert alone.exit_code == 0, alone.output
+    scored = [str(output), "--data", str(texts), "--json", "--gpu-backend", "cpu"]
+    alone = [
+        click.testing.CliRunner().invoke(command, given)
+        for command, given in ((generate, words), (evaluate, scored))
+    ]
+    assert [one.exit_code for one in alone] == [0, 0], [one.output for one in alone]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc-per-node", "2", "-m", "trainer"]
+    torchrun += ["--nproc-per-node", "2", "-m", "tests.trainer.distributed.commands_in_turn"]
+    commands = [
+        ["generate", *words, "--parallel", "tensor=2"],
+        ["evaluate", *scored, "--parallel", "data=fsdp"],
+        ["evaluate", *scored, "--parallel", "tensor=2,sequence=true"],
+    ]
     found = subprocess.run(
-        [*torchrun, "generate", *words, "--parallel", "tensor=2"],
+        [*torchrun, json.dumps(commands)],
         capture_output=True,
         text=True,
         timeout=300,
+        cwd=ROOT,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )
     assert found.returncode == 0, found.stderr
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
-    assert lines == [json.loads(line) for line in alone.stdout.splitlines()]
+    *tokens, sharded, cut = (json.loads(line) for line in found.stdout.splitlines())
+    assert tokens == [json.loads(line) for line in alone[0].stdout.splitlines()]
     assert "on 2 x cpu" in found.stderr
+    wanted = json.loads(alone[1].stdout)
+    assert wanted["count"] == 5
+    for scores in (sharded, cut):
+        for name in ("loss", "perplexity"):
+            assert scores.pop(name) == pytest.approx(wanted[name], rel=1e-5)
+        assert scores.items() <= wanted.items()

@@ -189,7 +189,7 @@ def test_killed_at_every_stage_of_a_save_the_previous_one_loads(tmp_path: Path) 
         [sys.executable, "-W", "error", "-m", CRASHING, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]

@@ -25,7 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         [sys.executable, "-W", "error", "-m", "tests.trainer.distributed.faulty_ranks", folder],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "FATAL"},
     )
     assert done.returncode == 0, done.stderr

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from trainer.planning.decision import ROOT, Leaf, Rule, diagram, pick
 from trainer.planning.devices import parse_cluster
+from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Option, Request, options
+from trainer.planning.strategy import Strategy, Training
 from trainer.planning.tensor_diagram import tensor_diagram
 
 RACK = "8xA100-80G nvlink, 2 hosts, 200gbit"
@@ -105,3 +108,19 @@ def test_a_block_under_tensor_parallelism() -> None:
     assert "8 of 64 heads" in text
     assert text.count("all-reduce") == 2
     assert "[3584, 8192]" in text
+
+
+def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() -> None:
+    """As `benchmarks/parallel.py --parts memory` measures: 0.85 of the plan if both were added."""
+    shape, training = NAMED["1b"], Training(length=512)
+
+    def gradients(**settings: Any) -> int:
+        strategy = Strategy(world=2, **settings)
+        return plan_memory_by_part(shape, training, strategy).bytes()["gradients"]
+
+    every = gradients(data="fsdp", microbatches=2)
+    assert every == pytest.approx(4 * shape.parameters / 2)
+    activations = plan_memory_by_part(shape, training, Strategy(world=2, data="fsdp")).activations
+    assert gradients(data="fsdp") == pytest.approx(every - activations[0].value)
+    assert gradients(tensor=2) < gradients(tensor=2, microbatches=2)
+    assert gradients(data="ddp") == gradients(data="ddp", microbatches=2)  # buckets stay

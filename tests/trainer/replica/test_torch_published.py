@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from tests.trainer.replica.driving import METHODS, TASKS, drawn_weights, gradient, relative, start
-from trainer.checkpoint.store import weight_tensors
 from trainer.config.run import RunConfig
-from trainer.model.hf_export import adapter_config
+from trainer.model.hf_export import adapter_config, weight_tensors
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.decoder import Decoder

@@ -153,7 +153,6 @@ class ShardedPart:
             layout,
             make_mesh(setup.parallel, len(setup.devices), place.type),
             place,
-            np.zeros(layout.size, dtype=np.float32),
             recompute=place.type == "cuda",
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.exchange.protocol.wire import Frame
-from trainer.optimizer import Snapshot
+from trainer.optimizer import SavedState
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Settle:
 class Save:
     """Write a checkpoint; `validation` holds loss and, for classes, accuracy and mcc."""
 
-    snapshot: Snapshot
+    snapshot: SavedState
     generation: int
     validation: dict[str, Any] | None
     stream: dict[str, Any] | None = None

@@ -31,6 +31,7 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, `[B, T, head_dim]` each."""
 Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """`Cache.join` of a layer."""
+Finish = Callable[[int, "Layer"], None]
 
 
 class Stored(Protocol):
@@ -68,6 +69,7 @@ class Decoder(nn.Module):
         where: names it in errors.
         num_classes: of a classifier, whose head is initially zero; None for a language model.
         layers: of a stage; None for all.
+        finish: takes each layer and its number before the next one is read.
     """
 
     def __init__(
@@ -78,15 +80,17 @@ class Decoder(nn.Module):
         stored: Stored,
         num_classes: int | None,
         layers: range | None = None,
+        finish: Finish | None = None,
     ) -> None:
         super().__init__()
         layers = range(architecture.num_layers) if layers is None else layers
-        self.model = Backbone(architecture, tree, where, stored, layers)
+        self.model = Backbone(architecture, tree, where, stored, layers, finish)
         embedding, norm = self.model.embed_tokens, self.model.norm
         if norm is None:
             return
         if num_classes is not None:
-            self.score = Linear(norm.weight.new_zeros(num_classes, architecture.hidden_size))
+            head = torch.zeros(num_classes, architecture.hidden_size, device=norm.weight.device)
+            self.score = Linear(head)
         elif architecture.tied and embedding is not None:
             self.lm_head = Linear(embedding.weight.detach())
             self.lm_head.weight = embedding.weight  # pyright: ignore[reportAttributeAccessIssue]  # a parameter
@@ -104,6 +108,7 @@ class Backbone(nn.Module):
         where: str,
         stored: Stored,
         layers: range,
+        finish: Finish | None,
     ) -> None:
         super().__init__()
         eps = float(tree.get("rms_norm_eps", 1e-6))
@@ -115,6 +120,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList()
         for number in layers:
             layer = Layer(architecture, eps, f"model.layers.{number}", stored)
+            if finish is not None:
+                finish(number, layer)
             self.layers.add_module(str(number), layer)
         if layers.stop == architecture.num_layers:
             self.norm = RMSNorm(stored.tensor("model.norm.weight"), eps)

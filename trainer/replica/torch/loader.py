@@ -15,13 +15,17 @@ from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.process.announcement import announced
 from trainer.replica.torch import decoder
-from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
-from trainer.replica.torch.model import compute_dtype, prepared, reading
+from trainer.replica.torch.model import compute_dtype, prepare, reading
 
 
 def load_model(
-    model_dir: Path, config: RunConfig, device: torch.device, layers: range | None = None
+    model_dir: Path,
+    config: RunConfig,
+    device: torch.device,
+    layers: range | None = None,
+    cut: Finish | None = None,
 ) -> nn.Module:
     """Return the model in train mode on `device`, with the method's trainable parameters.
 
@@ -30,23 +34,34 @@ def load_model(
 
     Args:
         layers: of a stage of a pipeline, whose other weights are not read; None for all.
+        cut: takes each layer, ready to train, before the next one is read: what it leaves is all
+            that is kept of the file.
 
     Raises:
         InputError: the weights cannot be loaded.
     """
     tree, architecture = read_config(model_dir), read_architecture(model_dir)
     if not decoder.is_computed_here(tree):
-        assert layers is None, "only our decoder is split into stages"
+        assert (layers, cut) == (None, None), "only our decoder is divided"
         with announced("importing transformers"):
             from trainer.replica.torch.published import load_published
         return load_published(model_dir, config, device)
     dtype = base_dtype(config)
     nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
+
+    def finish(number: int, layer: Layer) -> None:
+        prepare(layer, model_dir, config, device)
+        if cut is not None:
+            cut(number, layer)
+
     with reading(model_dir, device, nf4=nf4 is not None):
-        stored = StoredWeights(model_dir, dtype, device, nf4)
+        stored = StoredWeights(model_dir, dtype, device, nf4, mapped=cut is None)
         where = str(model_dir / "config.json")
-        model = Decoder(architecture, tree, where, stored, config.num_classes, layers)
-    return prepared(model, model_dir, config, device)
+        model = Decoder(architecture, tree, where, stored, config.num_classes, layers, finish)
+    for name, part in (*model.model.named_children(), *model.named_children()):
+        if name not in ("layers", "model"):
+            part.requires_grad_(config.method == "full" or name == "score")
+    return model
 
 
 def base_dtype(config: RunConfig) -> torch.dtype:
@@ -69,11 +84,11 @@ def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> De
 
 
 class StoredWeights:
-    """A model directory's weights as `decoder.Stored`: mapped from the file on the CPU if their
-    dtype fits, so that processes share them.
+    """A model directory's weights as `decoder.Stored`.
 
     Args:
         nf4: the dtype of products whose weights are quantised to NF4; None quantises nothing.
+        mapped: from the file on the CPU if their dtype fits, so that processes share them.
     """
 
     def __init__(
@@ -82,22 +97,30 @@ class StoredWeights:
         dtype: torch.dtype,
         device: torch.device,
         nf4: torch.dtype | None = None,
+        *,
+        mapped: bool = True,
     ) -> None:
         self._headers = read_headers(model_dir)
-        self._dtype, self._device, self._nf4 = dtype, device, nf4
+        self._dtype, self._device, self._nf4, self._mapped = dtype, device, nf4, mapped
         self._files: dict[Path, Any] = {}
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor; the layout has checked its presence and shape."""
-        stored = stored_name(self._headers, name)
-        assert stored is not None, f"{name}: the layout would have refused this"
-        path = self._headers[stored].file
-        if path not in self._files:
-            self._files[path] = safe_open(path, framework="pt")
-        return self._files[path].get_tensor(stored).to(self._device, self._dtype)
+        return self._read(name, mapped=self._mapped)
 
     def linear(self, name: str, *, biased: bool) -> nn.Module:
         """Return the product with `name.weight`."""
-        weight = self.tensor(f"{name}.weight")
+        weight = self._read(f"{name}.weight", mapped=self._mapped and self._nf4 is None)
         bias = self.tensor(f"{name}.bias") if biased else None
         return Linear(weight, bias) if self._nf4 is None else nf4_linear(weight, bias, self._nf4)
+
+    def _read(self, name: str, *, mapped: bool) -> Tensor:
+        stored = stored_name(self._headers, name)
+        assert stored is not None, f"{name}: the layout would have refused this"
+        path = self._headers[stored].file
+        if not mapped:  # a mapping of its own: pages that were read stay as long as theirs does
+            file: Any = safe_open(path, framework="pt")
+            return file.get_tensor(stored).to(self._device, self._dtype, copy=True)
+        if path not in self._files:
+            self._files[path] = safe_open(path, framework="pt")
+        return self._files[path].get_tensor(stored).to(self._device, self._dtype)

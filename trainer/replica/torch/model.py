@@ -36,10 +36,8 @@ def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iter
         raise InputError(f"{model_dir}: cannot be loaded: {_first_line(error)}") from None
 
 
-def prepared(
-    model: nn.Module, model_dir: Path, config: RunConfig, device: torch.device
-) -> nn.Module:
-    """Return a loaded base ready to train: frozen weights, adapters, train mode.
+def prepare(model: nn.Module, model_dir: Path, config: RunConfig, device: torch.device) -> None:
+    """Make a loaded base, or a part of one, ready to train: frozen weights, adapters, train mode.
 
     Raises:
         InputError: bitsandbytes computes wrong products of these weights.
@@ -59,7 +57,7 @@ def prepared(
         # place, and every later gradient is wrong while the loss looks right.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # a plain flag
-    return model.train()
+    model.train()
 
 
 def recompute_activations(model: Any) -> None:

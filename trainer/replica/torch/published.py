@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 from trainer.config.run import RunConfig
-from trainer.replica.torch.model import compute_dtype, prepared, reading
+from trainer.replica.torch.model import compute_dtype, prepare, reading
 
 _HEADS = ("score", "lm_head")
 
@@ -55,4 +55,5 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             use_safetensors=True,
             **settings,
         )
-    return prepared(model, model_dir, config, device)
+    prepare(model, model_dir, config, device)
+    return model

@@ -106,7 +106,7 @@ def _joined(x: Tensor, group: Group) -> Tensor:
     mine = x.transpose(0, 1).contiguous()  # the collectives join along the first dimension
     every = mine.new_empty(mine.shape[0] * dist.get_world_size(group), *mine.shape[1:])
     dist.all_gather_single(every, mine, group=group)
-    return every.transpose(0, 1)
+    return every.transpose(0, 1).contiguous()  # else each product makes a copy, and keeps it
 
 
 def _summed_part(x: Tensor, group: Group) -> Tensor:

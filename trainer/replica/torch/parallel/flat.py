@@ -6,7 +6,7 @@ Checkpoints, exports and the exchange speak the flat vector alone, whatever the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -30,14 +30,27 @@ def gather(
         owners: of stages, which hold whole tensors: a rank that has it by each layout name.
     """
     flat = np.zeros(layout.size, np.float32) if dist.get_rank() == 0 else None
+    for slot, whole in zip(layout.tensors(), gathered(layout, parts, owners), strict=True):
+        if flat is not None and whole is not None:
+            flat[slot.start : slot.stop] = whole
+    return flat
+
+
+def gathered(
+    layout: GradientLayout,
+    parts: Mapping[str, Tensor | None],
+    owners: Mapping[str, int] | None = None,
+) -> Iterator[np.ndarray | None]:
+    """Yield the same one tensor at a time, fp32 `[slot.size]`, and None for zeros."""
     for slot in layout.tensors():
         if owners is None:
             whole = _joined(parts[slot.name])
         else:
             whole = _sent(slot, parts, owners[slot.name])
-        if flat is not None and whole is not None:
-            flat[slot.start : slot.stop] = whole.cpu().numpy().reshape(-1)
-    return flat
+        if whole is None or dist.get_rank() > 0:
+            yield None
+        else:
+            yield whole.cpu().numpy().reshape(-1)
 
 
 def _joined(part: Tensor | None) -> Tensor | None:
@@ -63,21 +76,43 @@ def _sent(slot: TensorSlot, parts: Mapping[str, Tensor | None], owner: int) -> T
     return received
 
 
-@torch.no_grad()
-def scatter(layout: GradientLayout, flat: np.ndarray, parts: Mapping[str, Tensor]) -> None:
-    """Copy a flat vector fp32 `[layout.size]`, the same on every rank, into the ranks' parts."""
-    assert flat.shape == (layout.size,), f"{flat.shape} is not ({layout.size},)"
+def scatter(
+    layout: GradientLayout, whole: Callable[[TensorSlot], np.ndarray], parts: Mapping[str, Tensor]
+) -> None:
+    """Copy tensors, the same on every rank, into the ranks' parts, one at a time.
+
+    Args:
+        whole: returns fp32 `[slot.size]`; it is asked for what this rank has a part of.
+    """
     for slot in layout.tensors():
-        part = parts.get(slot.name)
-        if part is None:
-            continue  # another stage's
-        whole = torch.from_numpy(flat[slot.start : slot.stop].reshape(slot.shape))
-        if isinstance(part, DTensor):
-            sizes, starts = compute_local_shape_and_global_offset(
-                part.shape, part.device_mesh, part.placements
-            )
-            whole = whole[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))]
-        local(part).copy_(whole)
+        if slot.name in parts:  # else another stage's
+            _take(slot, whole(slot), parts[slot.name])
+
+
+def broadcast(layout: GradientLayout, flat: np.ndarray | None, parts: Mapping[str, Tensor]) -> None:
+    """Copy rank 0's flat vector fp32 `[layout.size]` into the parts of all ranks.
+
+    Every rank calls this; the others give None, and hold one whole tensor at a time.
+    """
+    for slot in layout.tensors():
+        if flat is None:
+            whole = np.empty(slot.size, np.float32)
+        else:
+            whole = flat[slot.start : slot.stop].copy()  # what is restored may be read-only
+        dist.broadcast(torch.from_numpy(whole), 0)
+        if slot.name in parts:
+            _take(slot, whole, parts[slot.name])
+
+
+@torch.no_grad()
+def _take(slot: TensorSlot, values: np.ndarray, part: Tensor) -> None:
+    whole = torch.from_numpy(values.reshape(slot.shape))
+    if isinstance(part, DTensor):
+        sizes, starts = compute_local_shape_and_global_offset(
+            part.shape, part.device_mesh, part.placements
+        )
+        whole = whole[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))]
+    local(part).copy_(whole)
 
 
 def local(tensor: Tensor) -> Tensor:

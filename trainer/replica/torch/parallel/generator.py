@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
+from trainer.model.safetensors_headers import read_config
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.cache import Cache
-from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.decoder import is_computed_here
 from trainer.replica.torch.linear import own
 from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import compute_dtype, flatten
+from trainer.replica.torch.model import compute_dtype, trainable_parameters
+from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.tensor import TensorParallel
 
 
@@ -53,18 +56,20 @@ class ParallelGenerator:
         self._batch, self._device = batch, device
         self._group, self._ranks = mesh.get_group("tensor"), mesh["tensor"].size()
         self.device = str(device) if self._ranks == 1 else f"{self._ranks} x {device.type}"
-        model = load_model(model_dir, config, device)
-        if not isinstance(model, Decoder):
+        tensor = TensorParallel(mesh["tensor"], sequence=False) if self._ranks > 1 else None
+        cut = tensor and tensor.cut_layer
+        if not is_computed_here(read_config(model_dir)):
             raise InputError(
                 f"{model_dir}: its rotation or activation is computed by transformers' code, which"
                 " --parallel does not cut; generate without it"
             )
-        flatten(model, layout, device).copy_(torch.from_numpy(weights))
-        model.requires_grad_(False)
+        model: Any = load_model(model_dir, config, device, cut=cut)
         self._vocabulary = len(model.lm_head.weight)
-        if self._ranks > 1:
-            TensorParallel(mesh["tensor"], sequence=False).apply(model)
-        self._model = model
+        if tensor is not None:
+            tensor.cut_ends(model)
+        parameters = dict(trainable_parameters(model))
+        flat.scatter(layout, lambda slot: weights[slot.start : slot.stop], parameters)
+        self._model = model.requires_grad_(False)
         bf16 = compute_dtype(config, device) == torch.bfloat16
         self._autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
 

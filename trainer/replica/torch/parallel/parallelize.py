@@ -1,4 +1,4 @@
-"""The strategies, applied to a loaded model in one order.
+"""The strategies, applied to a model in one order while it is loaded.
 
 Each step only sees what the one before it left: first the layers are cut, then they forget their
 activations, then copies of what is left share the samples.
@@ -6,6 +6,7 @@ activations, then copies of what is left share the samples.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,57 +17,71 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
 from trainer.replica.torch import kd_loss
-from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.decoder import Decoder, Layer
+from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import recompute_activations
 from trainer.replica.torch.parallel.losses import Losses
 from trainer.replica.torch.parallel.tensor import TensorParallel
 
 
 class Parallelized(NamedTuple):
-    """A model that was cut for a rank."""
+    """A model of which a rank has its part."""
 
     module: nn.Module
     """Its forward takes a `MicroBatch` and returns what `Losses` returns."""
+    model: Decoder
+    """Inside it."""
     summed: frozenset[str]
     """Parameters of the model whose gradients are still to be summed over the mesh's `tensor`."""
 
 
 def parallelize(
-    model: Decoder,
+    model_dir: Path,
     config: RunConfig,
     mesh: DeviceMesh,
     device: torch.device,
     *,
     recompute: bool,
 ) -> Parallelized:
-    """Cut a model for this rank, in place; every rank of the mesh calls this, with equal weights.
+    """Load a model and cut it for this rank; every rank of the mesh calls this, with equal files.
+
+    A layer is cut before the next one is read, so that a rank never holds more than its part of
+    the layers, a whole one, and the embedding and head.
 
     Args:
         mesh: of `mesh.make_mesh`.
         recompute: gradient checkpointing.
+
+    Raises:
+        InputError: the model cannot be loaded.
     """
-    summed, token_losses = frozenset[str](), kd_loss.token_losses
+    tensor = None
     if config.parallel.tensor > 1:
         tensor = TensorParallel(mesh["tensor"], sequence=config.parallel.sequence)
-        summed, token_losses = tensor.apply(model), tensor.losses
+    copies = mesh["data"]
+    shards = copies.size() > 1 and config.parallel.data == "fsdp"
+
+    def cut(number: int, layer: Layer) -> None:
+        if tensor is not None:
+            tensor.cut_layer(number, layer)
+        if shards:  # it is gathered for its forward, and again for its backward
+            fully_shard(layer, mesh=copies)
+
+    # A frozen base that is whole may stay in the file; weights that train may not.
+    is_kept = tensor is None and not shards and config.method != "full"
+    model = load_model(model_dir, config, device, cut=None if is_kept else cut)
+    assert isinstance(model, Decoder)
+    if tensor is not None:
+        tensor.cut_ends(model)
     if recompute:
         recompute_activations(model)
+    token_losses = kd_loss.token_losses if tensor is None else tensor.losses
     module: nn.Module = Losses(model, config, device, token_losses)
-    if mesh["data"].size() > 1 and config.parallel.data == "fsdp":
-        _fsdp(module, model, mesh["data"])
-    elif mesh["data"].size() > 1:
-        module = _ddp(module, mesh["data"])
-    return Parallelized(module, summed)
-
-
-def _fsdp(losses: nn.Module, model: Decoder, mesh: DeviceMesh) -> None:
-    """Shard the parameters: each layer is gathered for its forward, and again for its backward.
-
-    What remains, the embedding, the last norm and the head, is gathered once a step.
-    """
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(losses, mesh=mesh)
+    if shards:  # what remains, the embedding, the last norm and the head, is gathered once a step
+        fully_shard(module, mesh=copies)
+    elif copies.size() > 1:
+        module = _ddp(module, copies)
+    return Parallelized(module, model, frozenset(tensor.summed if tensor else ()))
 
 
 def _ddp(losses: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +16,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
+from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
-from trainer.model.safetensors_headers import read_config
+from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.replica import BUSY_TOKENS, CPU_TOKENS
 from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
-from trainer.replica.torch.decoder import Decoder, is_computed_here
-from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import flatten, trainable_parameters
+from trainer.replica.torch.decoder import is_computed_here
+from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.parallelize import parallelize
 from trainer.replica.torch.parallel.pipeline import Pipeline
@@ -45,7 +45,8 @@ class ParallelReplica:
 
     Args:
         mesh: of `mesh.make_mesh`.
-        weights: the trainable weights to start from, fp32 `[layout.size]`.
+        weights: the trainable weights to start from, fp32 `[layout.size]`; None for those of
+            `initial_weights`, of which each rank then makes one tensor at a time.
         recompute: gradient checkpointing.
 
     Raises:
@@ -59,7 +60,7 @@ class ParallelReplica:
         layout: GradientLayout,
         mesh: DeviceMesh,
         device: torch.device,
-        weights: np.ndarray,
+        weights: np.ndarray | None = None,
         *,
         recompute: bool = False,
     ) -> None:
@@ -76,17 +77,20 @@ class ParallelReplica:
         if config.parallel.pipeline.stages > 1:
             self._pipeline = Pipeline(model_dir, config, layout, mesh, device, recompute=recompute)
             self.parameters = self._pipeline.parameters
+        else:
+            self._module: Any
+            self._module, model, summed = parallelize(
+                model_dir, config, mesh, device, recompute=recompute
+            )
+            self.parameters = dict(trainable_parameters(model))
+            """This rank's part of the trainable tensors by their layout names."""
+            inside = {id(p) for name, p in model.named_parameters() if name in summed}
+            self._summed = [part for part in self.parameters.values() if id(part) in inside]
+        if weights is not None:
             self.write_trainable(weights)
             return
-        model = load_model(model_dir, config, device)
-        assert isinstance(model, Decoder)
-        flatten(model, layout, device).copy_(torch.from_numpy(weights))
-        module, summed = parallelize(model, config, mesh, device, recompute=recompute)
-        self._module: Any = module
-        self.parameters = dict(trainable_parameters(model))
-        """This rank's part of the trainable tensors by their layout names."""
-        inside = {id(p) for name, p in model.named_parameters() if name in summed}
-        self._summed = [part for part in self.parameters.values() if id(part) in inside]
+        headers, seed = read_headers(model_dir), config.training.seed
+        flat.scatter(layout, partial(initial_tensor, headers, seed), self.parameters)
 
     def share(self, samples: int) -> range:
         """Return which of a step's samples this rank's copy of the model takes: a near-equal part.
@@ -162,17 +166,24 @@ class ParallelReplica:
 
     def gather(self, parts: Mapping[str, Tensor | None]) -> np.ndarray | None:
         """Return other tensors with the parameters' names and shapes in the same way."""
-        owners = None if self._pipeline is None else self._pipeline.owners
-        return flat.gather(self.layout, parts, owners)
+        return flat.gather(self.layout, parts, self._owners)
+
+    def gathered(self, parts: Mapping[str, Tensor | None]) -> Iterator[np.ndarray | None]:
+        """Yield them one at a time, as rank 0 has memory for."""
+        return flat.gathered(self.layout, parts, self._owners)
+
+    @property
+    def _owners(self) -> Mapping[str, int] | None:
+        return None if self._pipeline is None else self._pipeline.owners
 
     def write_trainable(self, weights: np.ndarray) -> None:
         """Copy fp32 `[layout.size]`, the same on every rank, into the trainable weights."""
-        flat.scatter(self.layout, weights, self.parameters)
+        assert weights.shape == (self.layout.size,), f"{weights.shape}: not {self.layout.size}"
+        flat.scatter(self.layout, lambda slot: weights[slot.start : slot.stop], self.parameters)
 
     def _train(self, micros: Sequence[MicroBatch], rounds: int, scale: float) -> Tensor:
         """Return this copy's sum of losses; leave the gradient of all, times `scale`, in `grad`."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        self._clear_gradients()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for number in range(rounds):
             micro = micros[number] if number < len(micros) else self._nothing()
@@ -184,6 +195,22 @@ class ParallelReplica:
         gradients = [part.grad for part in self._summed if part.grad is not None]
         sum_gradients(list(map(flat.local, gradients)), self._mesh.get_group("tensor"))
         return loss_sum
+
+    def _clear_gradients(self) -> None:
+        """Drop the last step's gradients; DDP's stay in its buckets, as zeros.
+
+        Without one there, `no_sync` would keep a gradient of its own beside the buckets.
+        """
+        is_ddp = isinstance(self._module, DistributedDataParallel)
+        if is_ddp and all(part.grad is None for part in self.parameters.values()):
+            for _again in range(2):  # DDP orders its buckets anew after the first backward
+                loss, _ = self._module(self._nothing().to(self._device))
+                loss.backward()
+        for parameter in self.parameters.values():
+            if is_ddp and parameter.grad is not None:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
 
     def _score(self, micros: Sequence[MicroBatch], rounds: int) -> tuple[Tensor, Tensor]:
         """Return this copy's sum of losses, and a classifier's confusion `[classes^2]`."""
@@ -209,10 +236,11 @@ class ParallelReplica:
         return int(every[::2].sum()), int(every[1::2].max())
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:
-        """Reduce gradients over the copies in the last backward of a step alone."""
-        if isinstance(self._module, FSDPModule):
-            self._module.set_requires_gradient_sync(last)
-        elif isinstance(self._module, DistributedDataParallel) and not last:
+        """Let DDP reduce gradients in the last backward of a step alone.
+
+        FSDP reduces in each: the whole gradient, kept in between, is the memory that it saves.
+        """
+        if isinstance(self._module, DistributedDataParallel) and not last:
             return self._module.no_sync()
         return nullcontext()
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from trainer.replica.torch.decoder import MLP, Attention, Decoder
+from trainer.replica.torch.decoder import MLP, Attention, Decoder, Layer
 from trainer.replica.torch.linear import Linear, LoraLinear, own
 from trainer.replica.torch.parallel import collectives
 from trainer.replica.torch.parallel.nf4 import cut_nf4
@@ -47,6 +47,8 @@ class TensorParallel:
         self._mesh, self._group = mesh, mesh.get_group()
         self._rank, self._ranks = mesh.get_local_rank(), mesh.size()
         self._summed: list[nn.Parameter] = []
+        self.summed: set[str] = set()
+        """Names of the parameters whose gradient is the sum over the ranks."""
         self._enter, self._leave = (
             partial(function, group=self._group)
             for function in (
@@ -59,12 +61,17 @@ class TensorParallel:
         self._first = 0
         """The first token of this rank's part of the vocabulary."""
 
-    def apply(self, model: Decoder) -> frozenset[str]:
-        """Cut a model in place.
+    def cut_layer(self, number: int, layer: Layer) -> None:
+        """Cut a layer in place."""
+        self._cut_block(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "o_proj")
+        self._cut_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj")
+        self._sum(layer.self_attn.q_norm, layer.self_attn.k_norm)
+        if self._sequence:
+            self._sum(layer.input_layernorm, layer.post_attention_layernorm)
+        self._name_summed(layer, f"model.layers.{number}.")
 
-        Returns:
-            The names of the parameters whose gradient is the sum over the ranks.
-        """
+    def cut_ends(self, model: Decoder) -> None:
+        """Cut what is before and after the layers, in place."""
         backbone: Any = model.model
         classifies = hasattr(model, "score")
         head = None if classifies else model.lm_head
@@ -73,22 +80,10 @@ class TensorParallel:
         backbone.embed_tokens = SharedEmbedding(table, self._first, self._leave)
         if head is not None:
             head.weight = table if tied else self._part(head.weight, _OUTPUTS)[0]
-        for layer in backbone.layers:
-            self._cut_block(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "o_proj")
-            self._cut_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj")
-            self._sum(layer.self_attn.q_norm, layer.self_attn.k_norm)
-            if self._sequence:
-                self._sum(layer.input_layernorm, layer.post_attention_layernorm)
         if self._sequence:
             self._sum(backbone.norm)
+            self._name_summed(model, "")
         self._end(backbone.norm, classifies)
-        for parameter in model.parameters():  # a view would keep all that was loaded with it
-            if isinstance(parameter, DTensor):
-                continue
-            if parameter.untyped_storage().nbytes() > parameter.nbytes:
-                parameter.data = parameter.detach().clone()
-        summed = {id(parameter) for parameter in self._summed if parameter.requires_grad}
-        return frozenset(name for name, p in model.named_parameters() if id(p) in summed)
 
     def losses(self, hidden: Tensor, head: Tensor, wanted: Tensor, *_: None) -> Any:
         """Return the losses of tokens by a head that is cut; see `kd_loss.token_losses`."""
@@ -148,6 +143,13 @@ class TensorParallel:
 
     def _sum_parameter(self, parameter: nn.Parameter) -> None:
         self._summed.append(parameter)
+
+    def _name_summed(self, module: nn.Module, prefix: str) -> None:
+        """Keep names alone: FSDP replaces the parameters."""
+        summed = {id(parameter) for parameter in self._summed if parameter.requires_grad}
+        found = (name for name, parameter in module.named_parameters() if id(parameter) in summed)
+        self.summed.update(prefix + name for name in found)
+        self._summed.clear()
 
     def _end(self, norm: nn.Module, classifies: bool) -> None:
         """Give the head what it needs: all tokens, and for a shared vocabulary a sum backward."""

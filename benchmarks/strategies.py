@@ -1,0 +1,292 @@
+"""Tokens a second, MFU and peak memory of every strategy, on all GPUs of this machine.
+
+    python benchmarks/strategies.py [--shape tiny|0.6b|4b] [--method lora] [--rows 4]
+                                    [--tokens 2048] [--steps 5] [--strategies ddp fsdp ...]
+
+One process a GPU, over NCCL; without two GPUs two processes on the CPU over gloo, which shows that
+the program runs and nothing else. The models have the shapes of Qwen3-0.6B and Qwen3-4B and random
+weights in bf16. A step is forward, backward, every reduction and AdamW, with recomputation on GPUs.
+MFU is the share of the cards' peak that the operations of forward and backward are, those of
+recomputation not counted (PaLM, arXiv 2204.02311, appendix B); peaks are those of `launch plan`.
+Memory is the most that torch's allocator held on any card, and the plan for it.
+A strategy that a shape or the number of cards does not allow is named, and so is one that fails.
+JSON: benchmarks/results/strategies-SHAPE-METHOD.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rig.report import Ratio, Report
+from wgpu_step import SHAPES as QWEN3
+
+from trainer.errors import InputError
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {**QWEN3["layer"], "hidden_size": 256, "num_hidden_layers": 4},
+    "0.6b": QWEN3["0.6b"],
+    "4b": QWEN3["4b"],
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"method": "lora"},
+    "qlora": {"method": "lora", "model.quantization": "nf4"},
+    "full": {"method": "full"},
+}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel.data": "ddp"},
+    "fsdp": {"parallel.data": "fsdp"},
+    "tp": {"parallel.tensor": 0},  # all processes
+    "tp-sp": {"parallel.tensor": 0, "parallel.sequence": True},
+    **{
+        f"pp-{name}": {"parallel.pipeline.stages": 0, "parallel.pipeline.schedule": name}
+        for name in ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")
+    },
+}
+DEADLINE = 1800.0
+"""Seconds for a strategy, with its loading."""
+
+
+def main() -> int:
+    """Measure each strategy in processes of its own, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--method", choices=METHODS, default="lora")
+    parser.add_argument("--rows", type=int, default=4, help="of a micro-batch")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a row")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--rank", nargs=3, metavar=("RANK", "WORLD", "FOLDER"))
+    options = parser.parse_args()
+    if options.rank:
+        rank, world, folder = options.rank
+        be_rank(int(rank), int(world), Path(folder), options)
+        return 0
+    import torch
+
+    cards = torch.cuda.device_count()
+    world = cards if cards > 1 else 2
+    report = Report(f"strategies-{options.shape}-{options.method}")
+    with tempfile.TemporaryDirectory(prefix="motley-strategies-") as scratch:
+        write_model(Path(scratch), SHAPES[options.shape])
+        for name in options.strategies:
+            found = measure(name, world, Path(scratch), options)
+            if isinstance(found, str):
+                print(f"{name}: {found}", flush=True)
+                report.figures.append({"strategy": name, "error": found})
+                continue
+            mfu = "unknown" if found["mfu"] is None else f"{100 * found['mfu']:.1f} %"
+            held = "unknown" if found["peak"] is None else f"{found['peak'] / 2**30:.2f} GiB"
+            print(
+                f"{name}: {found['tokens_per_second']:,.0f} tokens/s, MFU {mfu}, peak {held},"
+                f" plan {found['plan'] / 2**30:.2f} GiB"
+            )
+            if found["peak"] is None:
+                report.figures.append({"strategy": name, **found})
+            else:
+                against = Ratio(f"{name}: memory", found["peak"] / found["plan"], "the plan")
+                report.add(against, **found)
+    return report.write()
+
+
+def write_model(folder: Path, tree: dict[str, Any]) -> None:
+    """Write a model of random weights in bf16."""
+    import torch
+    from safetensors.torch import save_file
+
+    from trainer.model.architecture import read_architecture
+
+    (folder / "config.json").write_text(json.dumps(tree))
+    model = read_architecture(folder)
+    shapes = {
+        f"model.layers.{layer}.{name}": shape
+        for layer in range(model.num_layers)
+        for name, shape in model.layer_tensors()
+    }
+    shapes["model.norm.weight"] = (model.hidden_size,)
+    shapes["model.embed_tokens.weight"] = (model.vocab_size, model.hidden_size)
+    torch.manual_seed(0)
+    weights = {
+        name: torch.empty(shape, dtype=torch.bfloat16).normal_(0.0 if len(shape) > 1 else 1.0, 0.02)
+        for name, shape in shapes.items()
+    }
+    save_file(weights, folder / "model.safetensors")
+
+
+def run_config(name: str, world: int, folder: Path, options: argparse.Namespace) -> Any:
+    """Return the run config of a strategy; 0 among its settings is all processes.
+
+    Raises:
+        InputError: the strategy is not possible.
+    """
+    from trainer.config.run import load
+
+    strategy = {key: world if value == 0 else value for key, value in STRATEGIES[name].items()}
+    dtype = "float32" if options.method == "full" else "bfloat16"
+    return load(
+        None,
+        {
+            "model.path": str(folder),
+            "model.dtype": dtype,
+            "data.train": "none",
+            "data.max_seq_len": options.tokens,
+            "task": "causal-lm",
+            "training.micro_batch_size": options.rows,
+            **METHODS[options.method],
+            **strategy,
+        },
+    )
+
+
+def measure(name: str, world: int, folder: Path, options: argparse.Namespace) -> Any:
+    """Return the figures of a strategy, or why there are none."""
+    from trainer.model.layout import build_layout
+    from trainer.model.tensor_shards import check_tensor_shards
+
+    try:
+        config = run_config(name, world, folder, options)
+        config.parallel.copies(world)
+        check_tensor_shards(folder, config)
+        config.parallel.pipeline.check_layers(build_layout(folder, config).num_layers)
+    except InputError as error:
+        return str(error)
+    ranks = Path(tempfile.mkdtemp(dir=folder))
+    words = [*(f"--{key}={getattr(options, key)}" for key in ("shape", "method", "rows", "tokens"))]
+    command = [sys.executable, __file__, *words, f"--steps={options.steps}", "--strategies", name]
+    running = [
+        subprocess.Popen(
+            [*command, "--rank", str(rank), str(world), str(ranks)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stderr=(ranks / f"{rank}.err").open("wb"),
+        )
+        for rank in range(world)
+    ]
+    deadline = time.monotonic() + DEADLINE
+    while any(
+        process.poll() is None for process in running
+    ):  # one that failed leaves others waiting
+        failed = any(process.poll() for process in running)
+        if failed or time.monotonic() > deadline:
+            time.sleep(5.0)
+            for process in running:
+                process.kill()
+        time.sleep(0.2)
+    for rank, process in enumerate(running):
+        if process.returncode > 0:
+            lines = (ranks / f"{rank}.err").read_text(errors="replace").strip().splitlines()
+            return f"rank {rank} failed: {lines[-1] if lines else process.returncode}"
+    if any(process.returncode for process in running):
+        return f"no result in {DEADLINE:g} s"
+    found = [json.loads((ranks / f"{rank}.json").read_text()) for rank in range(world)]
+    return with_rates(found, config, world, folder, options)
+
+
+def with_rates(
+    found: list[Any], config: Any, world: int, folder: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return all ranks' figures as those of the strategy, beside the plan."""
+    from trainer.model.architecture import read_architecture
+    from trainer.planning.devices import find_device
+    from trainer.planning.memory import plan_memory_by_part
+    from trainer.planning.replica import training_of
+    from trainer.planning.shapes import shape_of
+    from trainer.planning.strategy import Strategy
+    from trainer.planning.time import flops_per_token
+
+    shape, on_card = shape_of(read_architecture(folder)), found[0]["peak"] is not None
+    training = training_of(config, accelerator=on_card, recompute=on_card)
+    training = replace(training, rows=options.rows)
+    pipeline = config.parallel.pipeline
+    strategy = Strategy(
+        world=world,
+        data=config.parallel.data,
+        tensor=config.parallel.tensor,
+        sequence=config.parallel.sequence,
+        stages=pipeline.stages,
+        schedule=pipeline.schedule,
+        microbatches=pipeline.parts if pipeline.stages > 1 else 1,
+    )
+    seconds = statistics.median(
+        max(step) for step in zip(*(f["seconds"] for f in found), strict=True)
+    )
+    rate = found[0]["tokens"] / seconds
+    operations = flops_per_token(shape, replace(training, recompute="none")).value
+    try:
+        peak_flops = find_device(found[0]["device"]).flops if on_card else None
+    except InputError:
+        peak_flops = None
+    return {
+        "device": f"{world} x {found[0]['device']}",
+        "seconds": seconds,
+        "tokens_per_second": rate,
+        "mfu": None if peak_flops is None else rate * operations / (world * peak_flops),
+        "peak": max(f["peak"] for f in found) if on_card else None,
+        "plan": plan_memory_by_part(shape, training, strategy).total,
+    }
+
+
+def be_rank(rank: int, world: int, folder: Path, options: argparse.Namespace) -> None:
+    """Train as one of the processes, and write what was found."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    from trainer.data.tokens import Encoded
+    from trainer.distributed.optimizer import ParallelAdamW
+    from trainer.model.layout import build_layout
+    from trainer.replica.torch.parallel.mesh import make_mesh
+    from trainer.replica.torch.parallel.replica import ParallelReplica
+
+    on_card = torch.cuda.device_count() >= world
+    device = torch.device("cuda", rank) if on_card else torch.device("cpu")
+    if on_card:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world)  # pyright: ignore[reportPrivateImportUsage]  # documented
+    backend = "cpu:gloo,cuda:nccl" if on_card else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    model = folder.parent
+    config = run_config(options.strategies[0], world, model, options)
+    layout = build_layout(model, config)
+    mesh = make_mesh(config.parallel, world, device.type)
+    replica = ParallelReplica(model, config, layout, mesh, device, recompute=on_card)
+    optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
+    parts = config.parallel.pipeline.parts if config.parallel.pipeline.stages > 1 else 1
+    drawing = np.random.default_rng(replica.share(replica.copies).start)
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    rows = drawing.integers(1, vocabulary, (options.rows * parts, options.tokens), dtype=np.int32)
+    batch = [Encoded(row, row) for row in rows]
+    seconds: list[float] = []
+    for step in range(options.steps + 2):
+        if step == 2 and on_card:  # what is allocated once is there
+            torch.cuda.reset_peak_memory_stats(device)
+        dist.barrier()
+        began = time.perf_counter()
+        replica.accumulate(batch)
+        optimizer.apply(step + 1, 1e-5)
+        if on_card:
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    found = {
+        "device": torch.cuda.get_device_name(device) if on_card else "CPU",
+        "seconds": seconds[2:],
+        "tokens": replica.copies * rows.size,
+        "peak": torch.cuda.max_memory_allocated(device) if on_card else None,
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What the ranks of a layer keep for backward is what the plan says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.replica.torch.parallel.one_process import parallel_replica
+from trainer.data.tokens import Encoded
+from trainer.model.architecture import read_architecture
+from trainer.planning.activations import of_head, of_layer
+from trainer.planning.replica import training_of
+from trainer.planning.shapes import shape_of
+from trainer.planning.strategy import Strategy
+
+if TYPE_CHECKING:
+    from tests.distributed_ranks import Ranks
+    from tests.trainer.replica.torch.parallel.conftest import DrawnModel
+
+HERE = "tests.trainer.replica.torch.parallel.test_planned_activations"
+LENGTH = 64
+
+
+def kept_bytes(folder: str, settings: dict[str, Any]) -> list[float]:
+    """Return the bytes that autograd keeps for each further token, and those of the plan."""
+    replica, config = parallel_replica(folder, settings)
+
+    def saved(samples: int) -> int:
+        sizes: dict[int, int] = {}
+        alive: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)  # or its address would be given out again
+            return tensor
+
+        ids = np.arange(LENGTH, dtype=np.int32)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            replica.accumulate([Encoded(ids, ids)] * samples)
+        return sum(sizes.values())
+
+    measured = (saved(4) - saved(2)) / (2 * LENGTH)
+    architecture = read_architecture(Path(folder))
+    shape, training = (
+        shape_of(architecture),
+        training_of(config, accelerator=False, recompute=False),
+    )
+    strategy = Strategy(world=2, tensor=2, sequence=config.parallel.sequence)
+    layers = architecture.num_layers * of_layer(shape, training, strategy).value
+    return [measured, layers + of_head(shape, training).value]
+
+
+@pytest.mark.parametrize("method", [{"method": "full"}, {"lora.lora_rank": 4}])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_plan_is_near_what_is_kept(
+    ranks: Ranks, drawn_model: DrawnModel, method: dict[str, Any], sequence: bool
+) -> None:
+    settings = method | {"parallel.tensor": 2, "parallel.sequence": sequence}
+    model = drawn_model(num_hidden_layers=4, intermediate_size=256)
+    measured, planned = ranks.run(f"{HERE}:kept_bytes", model, settings)[0]
+    assert measured == pytest.approx(planned, rel=0.05)
