@@ -227,6 +227,7 @@ def main() -> int:
             codec=settings.exchange.codec,
             folder=flags.tls,
             patience=settings.exchange.join_deadline,
+            sum_on_host=settings.exchange.sum_on_host,
         )
 
     worker = build.make_worker(inputs, choice, connect)
