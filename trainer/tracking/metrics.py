@@ -294,5 +294,5 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping):
             tag = name.removeprefix("worker_")
             yield from ((f"{tag}/rank_{rank}", part) for rank, part in value.items())
-        elif name not in ("step", "samples"):
+        elif name not in ("step", "samples", "together"):
             yield name, value

@@ -120,13 +120,8 @@ class WorkerClient:
         if self._neighbours and shard.carries:
             words = (session, shard, index, gradient.copy(), weight)
             self._loop.call_soon_threadsafe(self._neighbours.add, *words)
-            return
-        frames = session.block(shard, index, gradient, weight)
-        if self._neighbours and shard.carrier is not None:
-            hand_over = self._neighbours.hand_over
-            self._loop.call_soon_threadsafe(hand_over, session, shard.carrier, frames)
         else:
-            self._post(session, frames)
+            self._post(session, session.block(shard, index, gradient, weight), shard.carrier)
 
     def send(self, message: Message, step: int) -> None:
         """Queue a result or a report."""
@@ -148,8 +143,12 @@ class WorkerClient:
         """Return the membership that the loop works for, unless it is gone."""
         return self._served if self._served is self._session else None
 
-    def _post(self, session: Session, frames: Iterable[Frame]) -> None:
-        self._loop.call_soon_threadsafe(self._transmit, session, frames)
+    def _post(self, session: Session, frames: Iterable[Frame], carrier: int | None = None) -> None:
+        if carrier is not None and self._neighbours:
+            hand_over = self._neighbours.hand_over
+            self._loop.call_soon_threadsafe(hand_over, session, carrier, frames)
+        else:
+            self._loop.call_soon_threadsafe(self._transmit, session, frames)
 
     # The thread's side
 
