@@ -216,6 +216,7 @@ def work(spec: Spec) -> None:
         codec=spec.config().exchange.codec,
         folder=Path(spec.tls) / f"rank-{spec.rank}" if spec.tls else None,
         patience=30.0,
+        sum_on_host=spec.config().exchange.sum_on_host,
     )
     optimizer = AdamW(spec.config().optimizer, of)
     samples: Any = synthetic.Samples(spec.batch * spec.steps)

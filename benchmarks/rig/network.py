@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -81,6 +82,13 @@ class Network:
     def inside(self, host: int) -> list[str]:
         """Return what to put before a command so that it runs on a host."""
         return ["nsenter", f"--net=/proc/{self._holders[host]}/ns/net", "--"]
+
+    def counted(self, host: int) -> tuple[int, int]:
+        """Return the bytes that a host's interface has sent and received so far."""
+        table = Path(f"/proc/{self._holders[host]}/net/dev").read_text(encoding="ascii")
+        line = next(line for line in table.splitlines() if line.strip().startswith("eth0:"))
+        figures = line.partition(":")[2].split()
+        return int(figures[8]), int(figures[0])
 
     def _hold(self) -> int:
         """Return the process id of a new namespace's holder."""

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.protocol.wire import TENSOR_TYPES, Frame
 from trainer.exchange.transport.link import Link
 
 
@@ -30,6 +30,9 @@ def halves(frames: Iterable[Frame], between: Callable[[], None]) -> Iterator[Fra
     A link draws the second when the socket took the first; `between` is called right before.
     """
     for frame in frames:
+        if frame.type not in TENSOR_TYPES:
+            yield frame
+            continue
         middle = len(frame.payload) // 16 * 8
         yield replace(frame, payload=frame.payload[:middle])
         between()

@@ -31,7 +31,7 @@ from trainer.data.tokens import Dataset, Encoded, load_dataset
 from trainer.errors import TrainerError
 from trainer.exchange.protocol import wire
 from trainer.exchange.protocol.messages import Message, ShardAssignment, ShardResult
-from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.protocol.wire import TENSOR_TYPES, Frame
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.client import WorkerClient
 from trainer.exchange.transport.link import Link
@@ -153,12 +153,26 @@ class FaultyClient(WorkerClient):
         if isinstance(message, ShardResult) and self.faults.die == [str(step), "uploaded"]:
             self._die()
 
-    def _post(self, session: Session, frames: Iterable[Frame]) -> None:
-        if self._halve:
-            fault = self.faults.half[1]
-            self._halve = False
-            frames = halves(frames, lambda: fail(fault, self._link))
-        super()._post(session, frames)
+    def _post(self, session: Session, frames: Iterable[Frame], carrier: int | None = None) -> None:
+        to_carrier = carrier is not None and self._neighbours
+        link = self._neighbours._link if to_carrier else self._link  # type: ignore[union-attr]
+        super()._post(session, self._halved(frames, link), carrier)
+
+    def _transmit(self, session: Session, frames: Iterable[Frame]) -> None:
+        """Also halve what this worker sends for its whole host."""
+        if self._neighbours and self._neighbours._carrier:
+            frames = self._halved(frames, self._link)
+        super()._transmit(session, frames)
+
+    def _halved(self, frames: Iterable[Frame], link: Link | None) -> Iterable[Frame]:
+        if not self._halve:
+            return frames
+        whole = list(frames)
+        if all(frame.type not in TENSOR_TYPES for frame in whole):
+            return whole
+        fault = self.faults.half[1]
+        self._halve, self.faults.half = False, None
+        return halves(whole, lambda: fail(fault, link))
 
     def _closed(self, link: Link, reason: str) -> None:
         logging.info("lost the coordinator: %s", reason)
@@ -227,6 +241,7 @@ def main() -> int:
             codec=settings.exchange.codec,
             folder=flags.tls,
             patience=settings.exchange.join_deadline,
+            sum_on_host=settings.exchange.sum_on_host,
         )
 
     worker = build.make_worker(inputs, choice, connect)

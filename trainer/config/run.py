@@ -150,6 +150,8 @@ class ExchangeConfig(Section):
     """What to do about an outlier: log it, or also halt the run before the update."""
     shared_memory: bool = True
     """Whether workers on the coordinator's host hand over gradients in shared memory (Linux)."""
+    sum_on_host: bool = False
+    """Whether workers of one other host add up their gradients there and send one (Linux)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

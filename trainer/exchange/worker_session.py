@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.gradient_sum import BlockAssembly, block_frames
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.codecs import make_codec
+from trainer.exchange.protocol.codecs import Fp32, make_codec
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
 from trainer.exchange.protocol.state_transfer import StateAssembly
@@ -25,6 +25,7 @@ from trainer.optimizer import TrainState
 
 Float32 = NDArray[np.float32]
 
+_EXACT = Fp32()
 _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
 
 
@@ -104,6 +105,8 @@ class Session:
     ) -> Iterator[Frame]:
         """Return the frames of one block's gradient sum; the array may change after the call.
 
+        What another worker carries goes there in fp32, to be added up before it is encoded.
+
         Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
         of the coordinator its number may stand for other samples.
         """
@@ -111,14 +114,15 @@ class Session:
             return iter(())
         is_layer = self._layout.blocks[index].is_layer
         kind = MessageType.BLOCK_GRADIENT if is_layer else MessageType.NON_BLOCK_GRADIENT
-        encoded = self._codec.encode(index, gradient)
+        codec = self._codec if shard.carrier is None else _EXACT
+        encoded = codec.encode(index, gradient)
         return block_frames(
             kind,
             encoded,
             self.generation,
             shard.step,
             index,
-            self._codec,
+            codec,
             weight,
             self.rank,
             shard.shard,

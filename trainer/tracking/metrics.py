@@ -32,6 +32,7 @@ EventKind = Literal[
     "rejoined",
     "refused",
     "redealt",
+    "carried",
     "verified",
     "diverged",
     "unproved",
@@ -77,6 +78,8 @@ class StepMetrics:
     worker's computing."""
     samples: Sequence[Sequence[int]] = ()
     """The samples that counted, as [rank, start, stop] in the epoch's order: the ledger."""
+    together: Sequence[Sequence[int]] | None = None
+    """The ranks of each host that was to send one gradient: their sums are added up first."""
     ce: float | None = None
     """Mean cross-entropy of a student with the text, in nats."""
     kl: float | None = None
@@ -291,5 +294,5 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping):
             tag = name.removeprefix("worker_")
             yield from ((f"{tag}/rank_{rank}", part) for rank, part in value.items())
-        elif name not in ("step", "samples"):
+        elif name not in ("step", "samples", "together"):
             yield name, value

@@ -210,6 +210,7 @@ class RunRecorder:
                 worker_tokens_per_second=speeds,
                 shares=shares,
                 samples=details["shares"],
+                together=details.get("together"),
                 **{name: details.get(name) for name in _STUDENT},
             )
         )

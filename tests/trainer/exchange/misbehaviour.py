@@ -8,7 +8,14 @@ from typing import Any
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker, Wire
 from trainer.exchange.coordinator.ledger import Shard
-from trainer.exchange.protocol.messages import Heartbeat, JoinRefused, StepCommit, WeightsReport
+from trainer.exchange.protocol.messages import (
+    BlockParts,
+    CarryRequest,
+    Heartbeat,
+    JoinRefused,
+    StepCommit,
+    WeightsReport,
+)
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.worker_session import Session, result_message
 
@@ -86,6 +93,8 @@ def _early_result(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     assert cluster.coordinator
     round_ = cluster.coordinator.training.round
     shard = _shard(cluster, session.rank, own=True)
+    if shard and round_ and shard.id in round_.groups:
+        return  # there it may come first
     if round_ and round_.sums and shard and len(round_.ledger.missing(shard.id)) > 1:
         wire.up.send([session.message(result_message(round_.assignment(shard), 1.0, 1, 1, 0.1))])
 
@@ -93,6 +102,20 @@ def _early_result(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
 def _old_generation(_: SimulatedCluster, worker: SimulatedWorker) -> None:
     session, wire = _connection(worker)
     wire.up.send([Heartbeat().frame(session.generation - 1, 0, session.rank)])
+
+
+def _parts_of_nothing(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
+    """Say what is in a sum that nobody asked for, or something else than is in it."""
+    session, wire = _connection(worker)
+    shard = _shard(cluster, session.rank, own=True)
+    if shard:
+        parts = BlockParts(shard=shard.id, block=0, parts=())
+        wire.up.send([session.message(parts)])
+
+
+def _carry_request(_: SimulatedCluster, worker: SimulatedWorker) -> None:
+    session, wire = _connection(worker)
+    wire.up.send([session.message(CarryRequest(rank=0, generation=1))])
 
 
 def _report_ahead(_: SimulatedCluster, worker: SimulatedWorker) -> None:
@@ -145,6 +168,8 @@ MISBEHAVIOUR: dict[str, Misbehaviour] = {
     "another weight within a block": _weight_within_a_block,
     "a contribution twice": _twice,
     "a result too early": _early_result,
+    "parts of nothing": _parts_of_nothing,
+    "a request to be carried": _carry_request,
     "a report ahead": _report_ahead,
     "a command": _command,
     "a state": _state,

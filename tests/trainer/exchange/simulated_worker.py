@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from trainer.exchange.protocol.messages import (
@@ -18,6 +20,11 @@ from trainer.exchange.protocol.messages import (
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, run_tag
 from trainer.exchange.worker_session import Committed, Event, Restored, Session, result_message
 from trainer.optimizer import AdamW, TrainState, weights_digest
+
+if TYPE_CHECKING:
+    from tests.trainer.exchange.simulated_host import SimulatedHost
+
+Float32 = NDArray[np.float32]
 
 MAX_QUEUED = 8 * (4 + 4)
 """Streams that may wait on a link, as `GradientServer` bounds them for four blocks."""
@@ -124,6 +131,8 @@ class SimulatedWorker:
         """Whether it keeps the proofs of its weights to itself."""
         self.wire: Wire | None = None
         self.session: Session | None = None
+        self.host: SimulatedHost | None = None
+        """Where it meets other workers, if it does."""
         self.heard = self.beat = 0.0
         self.clear()
 
@@ -163,6 +172,15 @@ class SimulatedWorker:
         """Send for a membership; dropped when that membership is gone."""
         if session is self.session and self.wire:
             self.wire.up.send(frames)
+
+    def _hand_over(
+        self, session: Session, shard: ShardAssignment, index: int, gradient: Float32, weight: int
+    ) -> None:
+        """Send a block to the coordinator, to who carries it, or add it to what is carried."""
+        if self.host and (shard.carries or shard.carrier is not None):
+            self.host.hand_over(self, session, shard, index, gradient.copy(), weight)
+        else:
+            self._send(session, session.block(shard, index, gradient, weight))
 
     def _sender(self, session: Session) -> Session | None:
         if not self.careless:
@@ -207,9 +225,8 @@ class SimulatedWorker:
             gradient[...] = total[block.start : block.stop]
             if self.poison and self.poison[0] == index:
                 gradient[self.poison[1]] = self.poison[2]
-            sender = self._sender(session)
-            if sender:
-                self._send(sender, sender.block(shard, index, gradient, weight))
+            if sender := self._sender(session):
+                self._hand_over(sender, shard, index, gradient, weight)
             gradient[...] = 777.0  # the array is the replica's own: it changes after the call
             yield True
         if self.poison and self.poison[0] == -1:

@@ -115,8 +115,9 @@ def test_a_killed_coordinator_goes_on_from_its_checkpoint(problem: ExactProblem,
 
 @pytest.mark.parametrize("shares", ["equal", (3.0, 1.0, 2.0)])
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("together", [(), (1, 2), (0, 2)])
 def test_gradients_that_round_give_the_same_bits_for_the_same_split(
-    codec: str, shares: str | tuple[float, ...]
+    codec: str, shares: str | tuple[float, ...], together: tuple[int, ...]
 ):
     """Also across a restart of the coordinator, and whatever order contributions come in."""
 
@@ -132,7 +133,7 @@ def test_gradients_that_round_give_the_same_bits_for_the_same_split(
     def run(seed: int, restart_at: int | None = None) -> dict[int, bytes]:
         order = random.Random(seed)
         weights: dict[int, bytes] = {}
-        cluster = SimulatedCluster(problem, workers=3)
+        cluster = SimulatedCluster(problem, workers=3, together=together)
         # Here the right weights are those of the first run, not those of exact sums.
         cluster.check = lambda: None  # type: ignore[method-assign]
         cluster.record = cluster.events.append  # type: ignore[method-assign]
@@ -142,6 +143,7 @@ def test_gradients_that_round_give_the_same_bits_for_the_same_split(
                 cluster.connect(worker)
                 cluster.deliver_up(worker, order.choice([None, 30, 300]))
                 cluster.deliver_down(worker, order.choice([None, 30, 300]))
+                cluster.host.talk(worker, order.choice([None, 30, 300]))
                 worker.step()
                 weights[cluster.step] = cluster.coordinator.training.state.weights.tobytes()  # type: ignore[union-attr]
             if restart_at is not None and cluster.step == restart_at:

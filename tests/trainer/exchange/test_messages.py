@@ -14,11 +14,16 @@ from tests.trainer.exchange.exact_problem import join_request
 from trainer.errors import ProtocolError
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.messages import (
+    BlockParts,
+    CarriedBy,
+    CarryAccepted,
+    CarryRequest,
     Heartbeat,
     JoinAccepted,
     JoinRefused,
     Leave,
     Message,
+    Part,
     ShardAssignment,
     ShardResult,
     Shutdown,
@@ -57,6 +62,15 @@ ALL: list[Message] = [
         next=ASSIGNMENT,
     ),
     WeightsReport(step=2, digest="ab"),
+    CarriedBy(rank=1, generation=3),
+    CarriedBy(rank=None),
+    BlockParts(
+        shard=4,
+        block=1,
+        parts=(Part(weight=3, norm=0.5, tensor=0), Part(weight=0, norm=None, tensor=1)),
+    ),
+    CarryRequest(rank=2, generation=9),
+    CarryAccepted(rank=1, generation=3),
     Heartbeat(),
     Leave(reason="SIGTERM"),
     Shutdown(reason="done", exit_code=0),

@@ -23,6 +23,8 @@ REASONS = {
     "another weight within a block": "shard 2: its blocks differ in weight",
     "a contribution twice": "block 1 of shard 2 is here already",
     "a result too early": "a result of shard 2 out of turn",
+    "parts of nothing": "parts of shard 2, which carries no others",
+    "a request to be carried": "CARRY_REQUEST is not for the coordinator",
     "a report ahead": "a report on the weights after step 1001, which was not asked for",
     "a command": "STEP_COMMIT is not for the coordinator",
     "a state": "STATE is not a control message",

@@ -16,7 +16,7 @@ import pytest
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport import same_host
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.same_host import SameHostListener
+from trainer.exchange.transport.same_host import SameHostListener, socket_name
 from trainer.exchange.transport.shared_memory import supported
 
 pytestmark = pytest.mark.skipif(not supported(), reason="no sealed anonymous files here")
@@ -47,7 +47,7 @@ def with_listener(use: Callable[[int, list[Link]], Awaitable[None]]) -> None:
 
         with socket.create_server((HERE, 0)) as reserved:  # a port that is nobody else's
             port = reserved.getsockname()[1]
-            listener = SameHostListener(port, RUN, SIZES, make)
+            listener = SameHostListener(socket_name(port, RUN), SIZES, make)
             listener.start()
             try:
                 await use(port, links)
@@ -105,7 +105,7 @@ def test_another_port_is_another_coordinator() -> None:
 def test_two_coordinators_of_one_name_are_refused() -> None:
     async def use(port: int, _: list[Link]) -> None:
         with pytest.raises(OSError, match="in use"):
-            SameHostListener(port, RUN, SIZES, lambda: pytest.fail("never asked"))
+            SameHostListener(socket_name(port, RUN), SIZES, lambda: pytest.fail("never asked"))
 
     with_listener(use)
 
@@ -146,7 +146,7 @@ print("heard", len(heard), flush=True)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_another_user_is_handed_nothing() -> None:
     async def use(port: int, links: list[Link]) -> None:
-        name = same_host.socket_name(port, RUN).hex()
+        name = socket_name(port, RUN).hex()
         command = [sys.executable, "-c", _INTRUDER.format(user=NOBODY), name]
         intruder = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         said, _ = await intruder.communicate()
@@ -158,7 +158,7 @@ def test_another_user_is_handed_nothing() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_a_worker_does_not_talk_to_another_users_socket() -> None:
-    name = same_host.socket_name(9, RUN).hex()
+    name = socket_name(9, RUN).hex()
     command = [sys.executable, "-c", _SQUATTER.format(user=NOBODY, size=sum(SIZES)), name]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as squatter:
         assert squatter.stdout is not None

@@ -72,10 +72,11 @@ def test_shared_memory_is_open_before_tcp(
     opened: list[str] = []
 
     class Opening(server.SameHostListener):
-        def __init__(self, port: int, *others: Any) -> None:
+        def __init__(self, name: bytes, *others: Any) -> None:
+            port = int(name.split(b"-")[2])
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), timeout=20)
-            super().__init__(port, *others)
+            super().__init__(name, *others)
             opened.append(f"127.0.0.1:{port}")
 
     monkeypatch.setattr(server, "SameHostListener", Opening)

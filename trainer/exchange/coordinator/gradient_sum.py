@@ -108,8 +108,10 @@ class GradientSum:
         """The global L2 norm of the averages; exact in the order in which blocks came."""
         return math.sqrt(math.fsum(self._square_sums.values()))
 
-    def add(self, frame: Frame) -> Contribution | None:
+    def add(self, frame: Frame, source: str = "") -> Contribution | None:
         """Take a gradient frame in and return its contribution if that is whole now.
+
+        An error names its `source`, which is the frame's rank unless it is told.
 
         Raises:
             ProtocolError: codec, block, offset, length or weight is wrong.
@@ -128,7 +130,7 @@ class GradientSum:
             return None
         del self.partial[key]
         values = self._decoded(frame.block, assembly.bytes)
-        squares = self._check(frame.block, values, f"rank {frame.rank}")
+        squares = self._check(frame.block, values, source or f"rank {frame.rank}")
         contribution = Contribution(values, assembly.weight, squares)
         self._whole.setdefault(frame.block, {})[frame.shard] = contribution
         return contribution

@@ -34,7 +34,7 @@ RESUME_PATIENCE = 15.0
 STOP_PATIENCE = 10.0
 """Seconds that a stop waits for the step under way, and for the last proofs of equal weights."""
 _GRADIENTS = (MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT)
-_WORK = (*_GRADIENTS, MessageType.SHARD_RESULT)
+_WORK = (*_GRADIENTS, MessageType.SHARD_RESULT, MessageType.BLOCK_PARTS)
 
 
 class Coordinator:
@@ -231,6 +231,11 @@ class Coordinator:
                 member.prove(proof.digest)
             case messages.ShardResult() as result:
                 self.training.result(member, result, now)
+            case messages.BlockParts() as parts:
+                self.training.parts(member, parts)
+            case messages.CarriedBy() as carried:
+                self.training.carried_by(member, carried, now)
+                self._check_patience(now)
             case messages.WeightsReport() as report:
                 self.training.audit.answer(member.rank, report)
             case messages.Leave(reason=reason):
@@ -283,7 +288,8 @@ class Coordinator:
         gave_up = waited > patience and not self._joiners.arriving()
         if self.phase == "waiting":
             late = waited > min(patience, RESUME_PATIENCE)
-            if len(ready) >= self.expect_workers or (self._resumed and ready and late):
+            complete = len(ready) >= self.expect_workers and self.membership.met(now)
+            if complete or (self._resumed and ready and late):
                 self.phase = "running"
                 self.training.begin(now)
             elif gave_up:

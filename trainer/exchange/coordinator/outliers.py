@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -20,7 +21,7 @@ from trainer.errors import OutlierError
 from trainer.exchange.coordinator.gradient_sum import Contribution
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.protocol.wire import Frame
-from trainer.model.layout import GradientLayout
+from trainer.model.layout import Block, GradientLayout, TensorSlot
 
 WINDOW = 64
 """Contributions to a block that its medians are of."""
@@ -58,50 +59,68 @@ class Outliers:
         Raises:
             OutlierError: it is an outlier, and the run is to halt for it.
         """
+        block = self._layout.blocks[frame.block]
+
+        def norm_of(slot: TensorSlot) -> float:
+            part = contribution.values[slot.start - block.start : slot.stop - block.start]
+            return float(np.linalg.norm(part.astype(np.float64)))
+
+        def tensor() -> str:
+            return max(block.tensors, key=norm_of).name
+
         norm, weight = contribution.norm, contribution.weight
+        self.check_norm(frame.rank, frame.step, block, norm, weight, tensor)
+
+    def check_norm(
+        self,
+        rank: int,
+        step: int,
+        block: Block,
+        norm: float,
+        weight: int,
+        tensor: Callable[[], str],
+    ) -> None:
+        """Look at the norm of a contribution; `tensor` names what to look at if it is far.
+
+        Raises:
+            OutlierError: it is an outlier, and the run is to halt for it.
+        """
         if not norm or not weight:
             return
-        usual = self._usual[frame.block]
+        usual = self._usual[block.index]
         by_weight, by_root = norm / weight, norm / math.sqrt(weight)
         far = self._is_far(by_weight, usual.by_weight) and self._is_far(by_root, usual.by_root)
         middle = median(usual.by_weight) if far else 0.0
         usual.by_weight.append(by_weight)
         usual.by_root.append(by_root)
         if far:
-            self._report(frame, contribution, by_weight, middle)
+            self._report(rank, step + 1, block, tensor(), by_weight, middle)
 
     def _is_far(self, value: float, past: deque[float]) -> bool:
         if len(past) < FEWEST or value <= self._factor * min(past):
             return False  # the minimum is found without sorting, and mostly says enough
         return value > self._factor * median(past)
 
-    def _report(self, frame: Frame, contribution: Contribution, norm: float, middle: float) -> None:
-        block, step = self._layout.blocks[frame.block], frame.step + 1
-        tensor = max(
-            block.tensors,
-            key=lambda slot: np.linalg.norm(
-                contribution.values[slot.start - block.start : slot.stop - block.start].astype(
-                    np.float64
-                )
-            ),
-        )
+    def _report(
+        self, rank: int, step: int, block: Block, tensor: str, norm: float, middle: float
+    ) -> None:
         if self._halts:
             raise OutlierError(
-                f"step {step}: rank {frame.rank} sent a gradient of norm {norm:.3g} a unit of "
-                f"weight in block {block.name}, tensor {tensor.name}, where {middle:.3g} is usual: "
+                f"step {step}: rank {rank} sent a gradient of norm {norm:.3g} a unit of "
+                f"weight in block {block.name}, tensor {tensor}, where {middle:.3g} is usual: "
                 "the run is halted before the update (exchange.outliers), the last checkpoint is "
                 "intact"
             )
         self._said = {said for said in self._said if said[0] == step}
-        if (step, frame.rank) in self._said:
+        if (step, rank) in self._said:
             return
-        self._said.add((step, frame.rank))
+        self._said.add((step, rank))
         self._outbox.emit(
             "outlier",
-            rank=frame.rank,
+            rank=rank,
             step=step,
             block=block.name,
-            tensor=tensor.name,
+            tensor=tensor,
             norm=norm,
             median=middle,
         )

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.exchange.coordinator.gradient_sum import GradientSum
+from trainer.exchange.coordinator.host_groups import HostGroup, form_groups
 from trainer.exchange.coordinator.ledger import Ledger, Shard
+from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult
 
 Kind = Literal["train", "evaluate"]
@@ -29,6 +31,10 @@ class Round:
     weights: dict[int, int] = field(default_factory=dict[int, int])
     """Per shard the weight that its gradients came with; its result must say the same."""
     results: dict[int, ShardResult] = field(default_factory=dict[int, ShardResult])
+    groups: dict[int, HostGroup] = field(default_factory=dict[int, HostGroup])
+    """By shard the group of its host whose gradients come as one; none once it is dissolved."""
+    carriers: dict[int, Shard] = field(default_factory=dict[int, Shard])
+    """By shard of a group, also of one that is dissolved, the shard that its gradients come as."""
     orphans: list[Shard] = field(default_factory=list[Shard])
     """Shards of lost workers that no other worker was there to take."""
 
@@ -47,6 +53,7 @@ class Round:
         """Return what to tell the worker of a shard."""
         missing = self.ledger.missing(shard.id)
         whole = len(missing) == self.ledger.columns
+        group = self.groups.get(shard.id)
         return ShardAssignment(
             kind=self.kind,
             shard=shard.id,
@@ -55,6 +62,46 @@ class Round:
             start=shard.start,
             stop=shard.stop,
             blocks=None if whole else tuple(c for c in missing if c != self.result_column),
+            carrier=group.carrier.rank if group and group.carrier != shard else None,
+            carries=group.order if group and group.carrier == shard else (),
+        )
+
+    def form_groups(self, members: list[Member]) -> None:
+        """Let workers of one host send one gradient, before the shards are assigned."""
+        self.groups = form_groups(self.ledger.dealt, members)
+        self.carriers = {shard: group.carrier for shard, group in self.groups.items()}
+
+    def record(self, shard: Shard, block: int) -> None:
+        """Note that a contribution to a block is here whole; a carrier's is that of its group."""
+        group = self.groups.get(shard.id)
+        for part in group.shards if group else (shard,):
+            self.ledger.record(part.id, block)
+
+    def contributions(self, block: int) -> list[Shard]:
+        """Return the shards whose contributions make up a block, in the order of their samples.
+
+        What a carrier sent counts for all of its group, and stands where the first of these does:
+        the bits must not depend on who carries.
+        """
+        counting = self.ledger.counting(block)
+        return list(dict.fromkeys(self.carriers.get(shard.id, shard) for shard in counting))
+
+    def together(self) -> list[list[int]]:
+        """Return the ranks of each group, whose sums are added up before all others."""
+        ranks: dict[Shard, list[int]] = {}
+        for shard in self.ledger.dealt:
+            if carrier := self.carriers.get(shard.id):
+                ranks.setdefault(carrier, []).append(shard.rank)
+        return list(ranks.values())
+
+    def owes(self, rank: int) -> bool:
+        """Return whether a rank keeps the round from its end.
+
+        Who waits for others of its group does not.
+        """
+        return any(
+            shard.id not in self.groups or self.groups[shard.id].waits_for(shard)
+            for shard in self.ledger.open_shards(rank)
         )
 
     def counted(self) -> list[ShardResult]:
@@ -115,7 +162,8 @@ class RoundTimes:
 def step_event(round_: Round, receivers: int, rate: float, seconds: float) -> dict[str, Any]:
     """Return what a committed step says about itself in the log.
 
-    `shares` lists the samples that counted as [rank, start, stop] within the epoch's order.
+    `shares` lists the samples that counted as [rank, start, stop] within the epoch's order,
+    `together` the ranks of each host that was to send one gradient.
     `exchange_ms` begins when the slowest worker hands over its first gradient and ends with the
     commit. Of it `exchange_exposed_ms` is not hidden behind that worker's backward: what the step
     took beyond its computing.
@@ -149,4 +197,5 @@ def step_event(round_: Round, receivers: int, rate: float, seconds: float) -> di
         "exchange_exposed_ms": 1e3 * exposed,
         "exchange_bytes": round_.sums.bytes_received + sent,
         "shares": [[shard.rank, shard.start, shard.stop] for shard in shards],
+        "together": round_.together() or None,
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from trainer.config.run import RunConfig
 from trainer.errors import NonFiniteError, ProtocolError
+from trainer.exchange.coordinator.dealer import Dealer
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.coordinator.outbox import Outbox
@@ -18,7 +19,7 @@ from trainer.exchange.coordinator.weight_audit import Audit
 from trainer.exchange.protocol.actions import Save, Settle
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.members import Member, Membership
-from trainer.exchange.protocol.messages import ShardResult, StepCommit
+from trainer.exchange.protocol.messages import BlockParts, CarriedBy, ShardResult, StepCommit
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
@@ -59,7 +60,7 @@ class Training:
         self._outliers = Outliers(layout, config.exchange, outbox)
         self._validation = Validation(config, validation_samples, score)
         self.codec = make_codec(config.exchange.codec)
-        self._next_shard = 0
+        self._dealer = Dealer(membership, outbox, self.balancer, self.pace)
         self._unsettled: Callable[[], None] | None = None
         self._saved_step = state.step
 
@@ -70,7 +71,7 @@ class Training:
         self._open_next(self.state.step, now)
         if self.round:
             for shard in self.round.ledger.dealt:
-                self._assign(self.round, shard, now)
+                self._dealer.assign(self.round, shard, now)
 
     def gradient(self, member: Member, frame: Frame) -> None:
         """Take a gradient frame in; an average that it completes goes to everyone.
@@ -80,6 +81,8 @@ class Training:
             NonFiniteError: it completes a contribution with a NaN or Inf.
             OutlierError: it completes one that is far too long, and that is to halt the run.
         """
+        if frame.shard in member.voided:
+            return
         round_, shard = self._dealt(member, frame.shard)
         if round_.sums is None or frame.step != round_.step or frame.rank != member.rank:
             raise ProtocolError(f"a gradient of step {frame.step}, which is not under way")
@@ -90,17 +93,48 @@ class Training:
             raise ProtocolError(f"{frame.type.name} for block {frame.block}")
         if not round_.ledger.wanted(shard.id, frame.block):
             raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
-        if frame.weight != round_.weights.setdefault(shard.id, frame.weight):
+        group = round_.groups.get(shard.id)
+        if group is None:
+            agreed = round_.weights.setdefault(shard.id, frame.weight)
+        else:
+            agreed = group.agreed_weight(shard, frame.block)
+        if frame.weight != agreed:
             raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
-        contribution = round_.sums.add(frame)
+        contribution = round_.sums.add(frame, group.name if group else "")
         if contribution is None:
             return
-        self._outliers.check(frame, contribution)
-        round_.ledger.record(shard.id, frame.block)
+        if group is None:
+            self._outliers.check(frame, contribution)
+        round_.record(shard, frame.block)
+        if group and round_.ledger.missing(shard.id) == (round_.result_column,):
+            for held, at in group.held.values():
+                self._book(round_, held, at)
         if round_.ledger.complete(frame.block):
-            average = round_.sums.average(frame.block, round_.ledger.counting(frame.block))
+            average = round_.sums.average(frame.block, round_.contributions(frame.block))
             for other in self._membership:
                 self._outbox.stream(other, round_.sums.frames(average, other.generation))
+
+    def parts(self, member: Member, message: BlockParts) -> None:
+        """Take in what the shards of a group put into a block that follows.
+
+        Raises:
+            ProtocolError: the member carries no such group.
+            NonFiniteError, OutlierError: as of a gradient.
+        """
+        if message.shard in member.voided:
+            return
+        round_, shard = self._dealt(member, message.shard)
+        group = round_.groups.get(shard.id)
+        if group is None or shard != group.carrier:
+            raise ProtocolError(f"parts of shard {shard.id}, which carries no others")
+        group.announce(message, round_.step, round_.weights, self.layout, self._outliers)
+
+    def carried_by(self, member: Member, message: CarriedBy, now: float) -> None:
+        """Note who can carry a member's gradients from the next step on."""
+        self._membership.carry(member, message)
+        self._outbox.emit("carried", rank=member.rank, by=member.carrier)
+        if self.round:
+            self._dealer.dissolve(self.round, member.rank, now)
 
     def result(self, member: Member, result: ShardResult, now: float) -> None:
         """Take the result of a shard in, which ends the member's work on it.
@@ -109,10 +143,14 @@ class Training:
             ProtocolError: the shard is not the member's, or its gradients are not here.
             NonFiniteError: its loss is NaN or Inf.
         """
+        if result.shard in member.voided:
+            return
         round_, shard = self._dealt(member, result.shard)
-        if round_.ledger.missing(shard.id) != (round_.result_column,):
+        group = round_.groups.get(shard.id)
+        due = round_.ledger.missing(shard.id) == (round_.result_column,)
+        if not due and (group is None or shard.id in group.held):
             raise ProtocolError(f"a result of shard {shard.id} out of turn")
-        if result.weight != round_.weights.get(shard.id, result.weight):
+        if result.weight != round_.weights.setdefault(shard.id, result.weight):
             raise ProtocolError(f"shard {shard.id}: result and gradients differ in weight")
         if round_.kind == "evaluate":
             self._validation.check(result)
@@ -122,12 +160,21 @@ class Training:
                 f"samples {shard.start}..{shard.stop}: the run is halted before the update, the "
                 "last checkpoint is intact"
             )
+        if due:
+            self._book(round_, result, now)
+        elif group:
+            group.held[shard.id] = (result, now)
+
+    def _book(self, round_: Round, result: ShardResult, now: float) -> None:
+        """Count a result that came at `now`, all gradients of its shard being here."""
+        shard = round_.ledger.shard(result.shard)
+        assert shard is not None
         round_.results[shard.id] = result
         round_.ledger.record(shard.id, round_.result_column)
         # What was dealt again waited for the member's own shard first: that is not its overhead.
         if round_.kind == "train" and shard in round_.ledger.dealt:
             elapsed = now - round_.sent_at[shard.id]
-            self.balancer.observe(member.rank, shard.size, result.seconds, elapsed)
+            self.balancer.observe(shard.rank, shard.size, result.seconds, elapsed)
 
     def advance(self, now: float) -> None:
         """Close the round if nothing is missing, and open the next."""
@@ -171,7 +218,7 @@ class Training:
         if self.round:
             orphans, self.round.orphans = self.round.orphans, []
             for shard in orphans:
-                self._redeal(self.round, shard, now)
+                self._dealer.redeal(self.round, shard, now)
 
     def lost(self, member: Member, now: float) -> None:
         """Deal the open shards of a lost member again; what it had sent whole stays.
@@ -180,10 +227,11 @@ class Training:
         """
         self.audit.lost(member.rank)
         if self.round and member.ready:
+            self._dealer.dissolve(self.round, member.rank, now)
             for shard in self.round.ledger.open_shards(member.rank):
                 if self.round.sums:
                     self.round.sums.forget(shard.id)
-                self._redeal(self.round, shard, now)
+                self._dealer.redeal(self.round, shard, now)
 
     def late(self, now: float) -> list[tuple[Member, str]]:
         """Return the workers whose shard or proof of weights is overdue."""
@@ -195,8 +243,8 @@ class Training:
         ]
         if self.round is not None and now > self.round.deadline:
             reason = "its shard was not done within the step's deadline"
-            shards = self.round.ledger.open_shards
-            slow = [(member, reason) for member in self._membership.ready() if shards(member.rank)]
+            owes = self.round.owes
+            slow = [(member, reason) for member in self._membership.ready() if owes(member.rank)]
             if slow:
                 self.pace.missed()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
@@ -227,70 +275,24 @@ class Training:
             return
         if self._validation.due(step, self.plan.total_steps):
             samples = self._validation.samples
-            shares = self.balancer.proportional(len(samples), self._ranks())
+            shares = self.balancer.proportional(len(samples), self._dealer.ranks())
             self._open("evaluate", step, 0, samples, shares, now)
         elif step < self.plan.total_steps:
             at = self.plan.at(step)
-            shares = self.balancer.divide(at.stop - at.start, self._ranks())
-            self._note_shares(shares)
+            shares = self.balancer.divide(at.stop - at.start, self._dealer.ranks())
+            self._dealer.note_shares(shares)
             self._open("train", step, at.epoch, range(at.start, at.stop), shares, now)
 
     def _open(
         self, kind: Kind, step: int, epoch: int, samples: range, shares: dict[int, int], now: float
     ) -> None:
-        shards = self._cut(samples.start, shares)
+        shards = self._dealer.cut(samples.start, shares)
         sums = GradientSum(self.layout, self.codec, step) if kind == "train" else None
         columns = 1 + (len(self.layout.blocks) if sums else 0)
         allowance = self.pace.allowance(kind, self.balancer.expected(shares))
         self.round = Round(kind, step, epoch, Ledger(columns, shards), sums, now, now + allowance)
-
-    def _cut(self, start: int, shares: dict[int, int]) -> list[Shard]:
-        """Return consecutive shards of the given sizes, in rank order."""
-        shards: list[Shard] = []
-        for rank in sorted(shares):
-            if shares[rank]:
-                shards.append(Shard(self._next_shard, rank, start, start + shares[rank]))
-                self._next_shard += 1
-                start += shares[rank]
-        return shards
-
-    def _note_shares(self, shares: dict[int, int]) -> None:
-        enough = sum(shares.values()) >= len(shares)
-        for member in self._membership.ready():
-            member.samples = shares[member.rank]
-            idle = enough and member.samples == 0
-            if member.rank in self.balancer.tried or idle == member.idle:
-                continue
-            member.idle = idle
-            if idle:
-                self._outbox.emit("idle", rank=member.rank, reason="would slow the step")
-            else:
-                self._outbox.emit("active", rank=member.rank)
-
-    def _assign(self, round_: Round, shard: Shard, now: float) -> None:
-        member = next(member for member in self._membership.ready() if member.rank == shard.rank)
-        round_.sent_at[shard.id] = now
-        self._outbox.send(member, round_.assignment(shard), round_.step)
-
-    def _redeal(self, round_: Round, shard: Shard, now: float) -> None:
-        ranks = self._ranks()
-        if not ranks:
-            round_.orphans.append(shard)
-            round_.deadline = math.inf
-            return
-        shares = self.balancer.proportional(shard.size, ranks)
-        pieces = self._cut(shard.start, shares)
-        round_.ledger.redeal(shard.id, pieces)
-        load = {r: sum(s.size for s in round_.ledger.open_shards(r)) for r in ranks}
-        deadline = now + self.pace.allowance(round_.kind, self.balancer.expected(load))
-        if math.isfinite(round_.deadline):
-            deadline = max(deadline, round_.deadline)
-        round_.deadline = deadline
-        self._outbox.emit(
-            "redealt", rank=shard.rank, samples=shard.size, to=[p.rank for p in pieces]
-        )
-        for piece in pieces:
-            self._assign(round_, piece, now)
+        if sums:
+            self.round.form_groups(self._membership.ready())
 
     def _commit(self, round_: Round, now: float) -> None:
         """Tell everyone to apply the step and what to do next, then do the same here."""
@@ -324,7 +326,7 @@ class Training:
         def settle() -> None:
             self._optimizer.apply(self.state, sums.flat, rate, scale)
             if report:
-                ranks, due = self._ranks(), now + self._proof_allowance
+                ranks, due = self._dealer.ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
             details = step_event(round_, receivers, rate, now - round_.started)
             self._outbox.emit("step", generation=self._membership.generation, **details)
@@ -343,6 +345,3 @@ class Training:
     def _proof_allowance(self) -> float:
         """Seconds for a proof: a worker without a share may be some steps behind the others."""
         return _STEPS_BEHIND * self.pace.allowance("train")
-
-    def _ranks(self) -> list[int]:
-        return [member.rank for member in self._membership.ready()]

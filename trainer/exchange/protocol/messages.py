@@ -19,10 +19,13 @@ Seconds = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(max_length=1000)]
 
 
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
 class Message(BaseModel):
     """A control message; subclasses name their type on the wire."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = _STRICT
     type: ClassVar[MessageType]
 
     def frame(self, generation: int, step: int = 0, rank: int = 0) -> Frame:
@@ -49,6 +52,8 @@ class JoinRequest(Message):
     """Why no earlier backend of the chain serves; empty for the first."""
     transport: Text = ""
     """How it is connected, for the log."""
+    site: Text = ""
+    """Workers that say the same here will find each other; empty if it does not look for any."""
 
 
 class JoinAccepted(Message):
@@ -91,6 +96,10 @@ class ShardAssignment(Message):
     stop: Count
     blocks: tuple[Count, ...] | None = None
     """Only these blocks are still missing (a re-dealt shard); None for all."""
+    carrier: Rank | None = None
+    """The worker of the same host that the gradients go to; None for the coordinator."""
+    carries: tuple[tuple[Rank, Count], ...] = ()
+    """[rank, shard] of the gradients to add up and send as one, its own too, in this order."""
 
 
 class ShardResult(Message):
@@ -132,6 +141,52 @@ class WeightsReport(Message):
     digest: Text
 
 
+class CarriedBy(Message):
+    """A worker can hand its gradients to another one of its host, or can no longer."""
+
+    type = MessageType.CARRIED_BY
+    rank: Rank | None
+    generation: Count = 0
+    """Of the carrier's membership: news of an earlier one is void."""
+
+
+class Part(BaseModel):
+    """What one shard put into a block that its carrier sends."""
+
+    model_config = _STRICT
+    weight: Count
+    norm: Seconds | None
+    """The L2 norm of the shard's sum; None if it holds a NaN or Inf."""
+    tensor: Count
+    """The tensor of the block with the largest norm, or the first NaN or Inf."""
+
+
+class BlockParts(Message):
+    """A block follows that is the sum of several shards: what each put in, as `carries` says."""
+
+    type = MessageType.BLOCK_PARTS
+    shard: Count
+    """The carrier's own."""
+    block: Count
+    parts: tuple[Part, ...]
+
+
+class CarryRequest(Message):
+    """A worker asks another one of its host to send its gradients with its own."""
+
+    type = MessageType.CARRY_REQUEST
+    rank: Rank
+    generation: Count
+
+
+class CarryAccepted(Message):
+    """The carrier will, for as long as this membership of its own lasts."""
+
+    type = MessageType.CARRY_ACCEPTED
+    rank: Rank
+    generation: Count
+
+
 class Heartbeat(Message):
     """Still here."""
 
@@ -164,6 +219,10 @@ _BY_TYPE: dict[MessageType, type[Message]] = {
         ShardResult,
         StepCommit,
         WeightsReport,
+        CarriedBy,
+        BlockParts,
+        CarryRequest,
+        CarryAccepted,
         Heartbeat,
         Leave,
         Shutdown,

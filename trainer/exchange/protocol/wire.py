@@ -17,7 +17,7 @@ import numpy as np
 from trainer.errors import ProtocolError
 
 MAGIC = b"MTLY"
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_CONTROL = 64 * 1024
 """Bytes of the largest control message, and of anything before a peer is admitted."""
 MAX_PAYLOAD = 1024 * 1024
@@ -57,6 +57,10 @@ class MessageType(IntEnum):
     HEARTBEAT = 14
     LEAVE = 15
     SHUTDOWN = 16
+    CARRIED_BY = 17
+    BLOCK_PARTS = 18
+    CARRY_REQUEST = 19
+    CARRY_ACCEPTED = 20
 
 
 TENSOR_TYPES = frozenset(

@@ -1,20 +1,23 @@
-"""How a worker on the coordinator's host finds it: a Unix socket, and credentials for a key.
+"""How processes of one run find each other on a host: a Unix socket, and credentials for a key.
 
 The socket has an abstract name: no file, seen only inside its network namespace, gone with the
 process. Whoever connects has to be the same user, which the kernel says of either end to the other;
-that user could read the keys of TLS and the memory of both processes anyway. The coordinator then
-hands over the descriptors of shared memory. Whatever fails here, TCP serves.
+that user could read the keys of TLS and the memory of both processes anyway. Who listens then hands
+over the descriptors of shared memory: the coordinator, or the worker that carries the gradients of
+its host. Whatever fails here, TCP to the coordinator serves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.shared_memory import Averages, WorkerEnd, supported
@@ -33,9 +36,7 @@ _WAIT = 2.0
 class SameHostListener:
     """Accepts workers of this host and of this user."""
 
-    def __init__(
-        self, port: int, run: int, sizes: Sequence[int], make_link: Callable[[], Link]
-    ) -> None:
+    def __init__(self, name: bytes, sizes: Sequence[int], make_link: Callable[[], Link]) -> None:
         """Make the shared memory and bind; `start` accepts.
 
         Raises:
@@ -49,7 +50,7 @@ class SameHostListener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
-            self._socket.bind(socket_name(port, run))
+            self._socket.bind(name)
             self._socket.listen(_BACKLOG)
         except OSError:
             self._socket.close()
@@ -92,13 +93,20 @@ async def connect(
 ) -> tuple[socket.socket, WorkerEnd] | None:
     """Return a connection to the coordinator if it runs on this host, as the same user."""
     host, port = address
-    if not supported() or not await _is_here(host):
+    if not await _is_here(host):
+        return None
+    return await connect_to(socket_name(port, run), sizes)
+
+
+async def connect_to(name: bytes, sizes: Sequence[int]) -> tuple[socket.socket, WorkerEnd] | None:
+    """Return a connection to the process of this user that listens at a name, if there is one."""
+    if not supported():
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     received: list[int] = []
     try:
         connection.setblocking(False)
-        connection.connect(socket_name(port, run))
+        connection.connect(name)
         if not _same_user(connection):
             raise PermissionError("another user listens there")
         async with asyncio.timeout(_WAIT):
@@ -108,7 +116,7 @@ async def connect(
             raise ValueError("its gradient has another size")
         return connection, WorkerEnd(sizes, *received)
     except (OSError, ValueError) as error:
-        log.debug("no shared memory with %s:%d: %s", host, port, error)
+        log.debug("no shared memory at %r: %s", name, error)
         connection.close()
         return None
     except BaseException:
@@ -122,6 +130,20 @@ async def connect(
 def socket_name(port: int, run: int) -> bytes:
     """Return the name under which this user's coordinator of a run is found."""
     return b"\0motley-%d-%d-%08x" % (os.geteuid(), port, run)
+
+
+def carrier_name(address: tuple[str, int], run: int) -> bytes:
+    """Return the name under which this user's carrier among a coordinator's workers is found."""
+    place = hashlib.blake2b(f"{address[0]}:{address[1]}".encode(), digest_size=8).hexdigest()
+    return b"\0motley-%d-carrier-%s-%08x" % (os.geteuid(), place.encode(), run)
+
+
+def site() -> str:
+    """Return what processes have in common that can find each other: host, network and user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    network = Path("/proc/self/ns/net").stat().st_ino
+    place = f"{boot} {network} {os.geteuid()}"
+    return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
 
 
 def _same_user(connection: socket.socket) -> bool:

@@ -24,7 +24,7 @@ from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.listener import Listener
 from trainer.exchange.transport.malloc import return_freed_arrays
 from trainer.exchange.transport.refusals import Refusals
-from trainer.exchange.transport.same_host import SameHostListener
+from trainer.exchange.transport.same_host import SameHostListener, socket_name
 from trainer.exchange.transport.shared_memory import encoded_sizes
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class GradientServer:
             return None
         sizes = encoded_sizes(training.layout, training.codec)
         try:
-            made = SameHostListener(self.port, self._run, sizes, self._link)
+            made = SameHostListener(socket_name(self.port, self._run), sizes, self._link)
         except OSError as error:
             log.warning("no shared memory, workers of this host use TCP: %s", error)
             return None

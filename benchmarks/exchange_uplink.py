@@ -1,0 +1,95 @@
+"""Two workers on one remote host: bytes on its uplink, against one worker.
+
+    python benchmarks/exchange_uplink.py [--megabytes 5.3] [--codec fp32] [--rate 1000] [--steps 40]
+
+The coordinator and the workers run in two network namespaces, as real processes with mutual TLS.
+Counted are the bytes that the remote host's interface sends and receives in so many steps, with all
+headers, acknowledgements and heartbeats: of one worker, and of two with and without
+`exchange.sum_on_host`. Averages still go to each worker. Needs root.
+JSON: benchmarks/results/exchange_uplink.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from exchange import ITEM, elements_of
+from rig.cluster import COORDINATOR, Cluster, end_on_terminate, write_certificates
+from rig.member import Spec
+from rig.network import Network, missing
+from rig.report import Ratio, Report, skip
+
+WARM_UP = 5
+TARGET = 1.02
+NEAR, FAR = 0, 1
+"""The coordinator's host, and the workers'."""
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rate", type=int, default=1000, help="Mbit/s")
+    parser.add_argument("--megabytes", type=float, default=5.3, help="of the fp32 gradient")
+    parser.add_argument("--codec", choices=ITEM, action="append")
+    parser.add_argument("--steps", type=int, default=40)
+    options = parser.parse_args()
+    end_on_terminate()
+    if reason := missing():
+        skip(reason)
+    report = Report("exchange_uplink")
+    with Network(2, options.rate * 10**6) as network, tempfile.TemporaryDirectory() as scratch:
+        write_certificates(Path(scratch), 2, [network.address(NEAR), network.address(FAR)])
+        for codec in options.codec or list(ITEM):
+            spec = Spec(
+                role="worker",
+                elements=elements_of(options.megabytes),
+                workers=1,
+                batch=2,
+                steps=WARM_UP + options.steps,
+                address=(network.address(NEAR), 0),
+                tls=scratch,
+                settings={"exchange.codec": codec, "exchange.shares": "equal"},
+            )
+            one = traffic(network, spec, 1, together=False)
+            for together in (True, False):
+                two = traffic(network, spec, 2, together=together)
+                name = f"{codec}, two workers, " + ("summed there" if together else "each its own")
+                for what, few, many in zip(("sent", "received"), one, two, strict=True):
+                    wanted = TARGET if together and what == "sent" else None
+                    report.add(
+                        Ratio(f"{name}, bytes {what}", many / few, "one worker's", target=wanted),
+                        bytes_a_step=round(many / options.steps),
+                        of_the_gradient=round(many / options.steps / gradient(spec, codec), 4),
+                    )
+    return report.write()
+
+
+def gradient(spec: Spec, codec: str) -> int:
+    """Return the bytes of one encoded gradient."""
+    return ITEM[codec] * spec.elements
+
+
+def traffic(network: Network, spec: Spec, workers: int, *, together: bool) -> tuple[int, int]:
+    """Return the bytes that the remote host sent and received in all steps after WARM_UP."""
+    settings = spec.settings | {"exchange.sum_on_host": together}
+    spec = replace(spec, workers=workers, settings=settings)
+    before = after = (0, 0)
+    with Cluster() as cluster:
+        port = cluster.start_coordinator(spec.as_coordinator(), network.inside(NEAR))
+        for rank in range(workers):
+            cluster.start_worker(spec.as_worker(rank, port), network.inside(FAR))
+        for name, event in cluster.events(timeout=120):
+            if name == COORDINATOR and event["event"] == "step":
+                if event["step"] == WARM_UP:
+                    before = network.counted(FAR)
+                elif event["step"] == spec.steps:
+                    after = network.counted(FAR)
+    return after[0] - before[0], after[1] - before[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Who gets which samples of a round, also when they are dealt again. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.coordinator.rounds import Round, RoundTimes
+from trainer.exchange.coordinator.shares import Balancer
+from trainer.exchange.protocol.members import Membership
+
+
+class Dealer:
+    """Cuts samples into shards and hands them out."""
+
+    def __init__(
+        self, membership: Membership, outbox: Outbox, balancer: Balancer, pace: RoundTimes
+    ) -> None:
+        self._membership = membership
+        self._outbox = outbox
+        self._balancer = balancer
+        self._pace = pace
+        self._next_shard = 0
+
+    def ranks(self) -> list[int]:
+        """Return the ranks that can be dealt samples."""
+        return [member.rank for member in self._membership.ready()]
+
+    def cut(self, start: int, shares: dict[int, int]) -> list[Shard]:
+        """Return consecutive shards of the given sizes, in rank order."""
+        shards: list[Shard] = []
+        for rank in sorted(shares):
+            if shares[rank]:
+                shards.append(Shard(self._next_shard, rank, start, start + shares[rank]))
+                self._next_shard += 1
+                start += shares[rank]
+        return shards
+
+    def note_shares(self, shares: dict[int, int]) -> None:
+        """Note the members' shares of a step, and log who has become idle or active."""
+        enough = sum(shares.values()) >= len(shares)
+        for member in self._membership.ready():
+            member.samples = shares[member.rank]
+            idle = enough and member.samples == 0
+            if member.rank in self._balancer.tried or idle == member.idle:
+                continue
+            member.idle = idle
+            if idle:
+                self._outbox.emit("idle", rank=member.rank, reason="would slow the step")
+            else:
+                self._outbox.emit("active", rank=member.rank)
+
+    def assign(self, round_: Round, shard: Shard, now: float) -> None:
+        """Send a shard to its worker."""
+        member = next(member for member in self._membership.ready() if member.rank == shard.rank)
+        round_.sent_at[shard.id] = now
+        self._outbox.send(member, round_.assignment(shard), round_.step)
+
+    def redeal(self, round_: Round, shard: Shard, now: float) -> None:
+        """Deal what a shard still owes to all who are here."""
+        ranks = self.ranks()
+        if not ranks:
+            round_.orphans.append(shard)
+            round_.deadline = math.inf
+            return
+        shares = self._balancer.proportional(shard.size, ranks)
+        pieces = self.cut(shard.start, shares)
+        round_.ledger.redeal(shard.id, pieces)
+        load = {r: sum(s.size for s in round_.ledger.open_shards(r)) for r in ranks}
+        deadline = now + self._pace.allowance(round_.kind, self._balancer.expected(load))
+        if math.isfinite(round_.deadline):
+            deadline = max(deadline, round_.deadline)
+        round_.deadline = deadline
+        self._outbox.emit(
+            "redealt", rank=shard.rank, samples=shard.size, to=[p.rank for p in pieces]
+        )
+        for piece in pieces:
+            self.assign(round_, piece, now)
+
+    def dissolve(self, round_: Round, rank: int, now: float) -> None:
+        """Deal the shards of a rank's group again, each to be sent by itself.
+
+        What the carrier sent whole counts. Of the rest nothing does that comes from now on: members
+        cannot know what it had sent, so none of them may send its own part of it.
+        """
+        shards = [shard for group in round_.groups.values() for shard in group.shards]
+        mine = next((s for s in shards if s.rank == rank), None)
+        if mine is None:
+            return
+        group = round_.groups[mine.id]
+        for shard in group.shards:
+            del round_.groups[shard.id]
+        if round_.ledger.missing(group.carrier.id) in ((), (round_.result_column,)):
+            return  # all gradients are here; a result comes on its own worker's link
+        assert round_.sums is not None
+        for shard in group.shards:
+            round_.sums.forget(shard.id)
+            if member := self._membership.by_rank(shard.rank):
+                member.voided.add(shard.id)
+        for shard in group.shards:
+            self.redeal(round_, shard, now)
