@@ -83,6 +83,8 @@ class _Variant:
         before = self.scaler.get_scale()
         self.scaler.update()
         self.skipped += self.scaler.get_scale() < before
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.seconds.append(time.perf_counter() - begin)
         if peak.bytes is not None:
             self.peaks.append(peak.bytes)
@@ -93,7 +95,7 @@ class _Variant:
         peak = statistics.median(self.peaks[1:]) / 2**20 if self.peaks else None
         return {
             "ms a step": round(1e3 * own, 1),
-            "of fp32's": round(own / its, 2),
+            "of the first": round(own / its, 2),
             "peak MiB": None if peak is None else round(peak, 1),
             "last loss": round(self.losses[-1], 4),
         }
@@ -158,14 +160,14 @@ def checkpointing(seed: int, steps: int) -> Experiment:
                 "Chen et al., arXiv:1604.06174",
             ),
             _MEMORY,
-            Formula("planned: activations and logits", "trainer/planning/memory.py"),
+            Formula("planned: activations, logits, gradients", "trainer/planning/memory.py"),
         ],
         notes=["The losses are equal: the same operations run, some of them twice."],
     )
 
 
 _MEMORY = Formula(
-    "peak: forward and backward, above what is there before them",
+    "peak: of forward and backward, gradients too, above what is there before them",
     "the kernel's VmHWM, or torch.cuda.max_memory_allocated",
 )
 
@@ -237,4 +239,4 @@ def _batches(seed: int, steps: int, device: torch.device) -> Iterator[Tensor]:
 def _planned(recompute: Recompute) -> float:
     training = Training(length=LENGTH, rows=ROWS, recompute=recompute, precision=FP32)
     parts = plan_memory_by_part(shape_of(_ARCHITECTURE), training, Strategy()).bytes()
-    return round((parts["activations"] + parts["logits"]) / 2**20, 1)
+    return round(sum(parts[part] for part in ("activations", "logits", "gradients")) / 2**20, 1)

@@ -15,11 +15,12 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from trainer.errors import ProtocolError
-from trainer.exchange.compression.quantized import check_length
+from trainer.exchange.compression.received import check_finite, check_length
 from trainer.exchange.protocol.codecs import Bytes, Float32
 
 _PIECE = 64 * 1024
 """Elements of a product computed at a time."""
+_LARGEST = np.finfo(np.float32).max / 2
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,12 @@ class PowerSGD:
         """Write P^T Q of each matrix, term after term: the same bits on every CPU.
 
         Raises:
-            ProtocolError: the length is wrong, or a number is not finite.
+            ProtocolError: the length is wrong, or a number is not finite, or so large that a
+                product could overflow; `out` is then undefined.
         """
         check_length(self.name, encoded, self.nbytes(out.size))
+        check_finite(self.name, encoded)
         numbers = encoded.view(bfloat16)
-        if not np.isfinite(numbers).all():
-            raise ProtocolError(f"{self.name}: a number is not finite")
         for part in self._parts:
             found = numbers[part.offset // 2 : (part.offset + part.nbytes) // 2].astype(np.float32)
             into = out[part.first : part.first + part.elements]
@@ -108,6 +109,8 @@ class PowerSGD:
             split = part.rank * part.rows
             left = found[:split].reshape(part.rank, part.rows)
             right = found[split:].reshape(part.rank, part.columns)
+            if np.abs(left).max() > 1 or np.abs(right).max() > _LARGEST / part.rank:
+                raise ProtocolError(f"{self.name}: a factor is too large")
             _multiply(left, right, into.reshape(part.rows, part.columns))
 
     def _factors(self, number: int, part: _Part, matrix: Float32) -> tuple[Float32, Float32]:

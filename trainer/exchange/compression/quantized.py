@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import ProtocolError
+from trainer.exchange.compression.received import check_length
 from trainer.exchange.protocol.codecs import Bytes, Float32
 
 _PIECE = 64 * 1024
@@ -65,7 +66,9 @@ class Int8:
         """
         check_length(self.name, encoded, self.nbytes(out.size))
         scales, numbers = self._parts(encoded, out.size)
-        if not ((scales >= 0) & (scales <= _LARGEST / np.float32(128))).all():  # false for NaN
+        with np.errstate(invalid="ignore"):  # of a signalling NaN
+            are_scales = (scales >= 0) & (scales <= _LARGEST / np.float32(128))  # false for NaN
+        if not are_scales.all():
             raise ProtocolError("int8: a scale is negative, too large or not a number")
         for start, stop, first, last in _pieces(out.size, self.group):
             part = out[start:stop]
@@ -190,13 +193,3 @@ def _times_group(values: Float32, factors: Float32, group: int, out: Float32) ->
     )
     if body < values.size:
         np.multiply(values[body:], factors[whole], out=out[body:])
-
-
-def check_length(name: str, encoded: Bytes, expected: int) -> None:
-    """Compare a block's bytes with what the layout says.
-
-    Raises:
-        ProtocolError: they differ.
-    """
-    if encoded.size != expected:
-        raise ProtocolError(f"{name}: a block of {encoded.size} bytes came, {expected} are due")

@@ -13,7 +13,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from trainer.errors import ProtocolError
-from trainer.exchange.compression.quantized import check_length
+from trainer.exchange.compression.received import check_finite, check_length
 from trainer.exchange.protocol.codecs import Bytes, Float32
 
 CHUNK = 1 << 16
@@ -64,7 +64,7 @@ class TopK:
     id = 4
 
     def __init__(self, density: float, sizes: Sequence[int]) -> None:
-        self.name = f"topk:{density:g}"
+        self.name = "topk:" + f"{density:.6f}".rstrip("0")
         self._parts = tuple(_lay_out(density, sizes))
         self._elements = sum(sizes)
 
@@ -99,9 +99,8 @@ class TopK:
         for part in self._parts:
             split, end = part.offset + part.position_bytes, part.offset + part.nbytes
             chosen = _read_positions(self.name, part, encoded[part.offset : split])
-            kept = encoded[split:end].view(bfloat16).astype(np.float32)
-            if not np.isfinite(kept).all():
-                raise ProtocolError(f"{self.name}: a value is not finite")
+            check_finite(self.name, encoded[split:end])
+            kept = encoded[split:end].view(bfloat16)
             out[part.first : part.first + part.elements][chosen] = kept
 
 

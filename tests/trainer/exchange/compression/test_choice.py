@@ -23,6 +23,11 @@ def test_each_name_is_its_codecs_and_decodes_what_it_encodes(name: str) -> None:
     np.testing.assert_allclose(out, values, atol=0.2)
 
 
+@pytest.mark.parametrize("name", ["topk:0.5", "topk:0.025", "topk:0.000001", "powersgd:16"])
+def test_another_density_or_rank_keeps_its_name(name: str) -> None:
+    assert codecs_for(name, LAYOUT)[0].name == name
+
+
 def test_numbers_on_the_wire_differ() -> None:
     kinds = [name for name in NAMES if name != "topk:0.01"]
     assert len({codecs_for(name, LAYOUT)[0].id for name in kinds}) == len(kinds)

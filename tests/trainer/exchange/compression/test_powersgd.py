@@ -22,6 +22,7 @@ def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(7).standard_normal(shape, dtype=np.float32)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 16))
 def test_bytes_follow_the_formula(rows: int, columns: int, rank: int) -> None:
     codec = PowerSGD(rank, [(rows, columns), (rows,)])
@@ -29,7 +30,7 @@ def test_bytes_follow_the_formula(rows: int, columns: int, rank: int) -> None:
     assert codec.nbytes(rows * columns + rows) == expected
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(20, 60), st.integers(20, 60), st.integers(1, 4))
 def test_a_matrix_of_that_rank_is_kept_to_bf16s_precision(
     rows: int, columns: int, rank: int
@@ -89,3 +90,23 @@ def test_a_factor_that_is_not_finite_is_refused(value: float) -> None:
     encoded[10:12] = np.array([value], bfloat16).view(np.uint8)
     with pytest.raises(ProtocolError, match="not finite"):
         codec.decode(encoded, np.empty(600, np.float32))
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 1.0078125), (2 * 20, 2.0**127)])
+def test_a_factor_whose_product_could_overflow_is_refused(place: int, value: float) -> None:
+    codec = PowerSGD(2, [(20, 30)])
+    encoded = codec.encode(0, draw(600))
+    encoded.view(bfloat16)[place] = value
+    with pytest.raises(ProtocolError, match="too large"):
+        codec.decode(encoded, np.empty(600, np.float32))
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=2 * 2 * (9 + 8), max_size=2 * 2 * (9 + 8)))
+def test_any_bytes_are_refused_or_decode_to_finite_values(encoded: bytes) -> None:
+    out = np.empty(72, np.float32)
+    try:
+        PowerSGD(2, [(9, 8)]).decode(np.frombuffer(encoded, np.uint8), out)
+    except ProtocolError:
+        return
+    assert np.isfinite(out).all()
