@@ -119,9 +119,9 @@ def cases(seeds: Sequence[int]) -> list[Case]:
     found: list[Case] = [Case("fp32", False, 1.0, seed) for seed in seeds]
     for seed in seeds:
         found += [Case(codec, True, 1.0, seed) for codec in LOSSY]
+        found += [Case(codec, True, 1.0, seed, one_way=True) for codec in ("topk:0.1", "topk:0.01")]
         for codec, rates in RATES.items():
             found += [Case(codec, codec != "fp32", rate, seed) for rate in rates]
-        found += [Case(codec, True, 1.0, seed, one_way=True) for codec in ("topk:0.1", "topk:0.01")]
         found += [Case(codec, False, 1.0, seed) for codec in LOSSY]
     return found
 
@@ -267,22 +267,21 @@ def _is_exact(case: Case) -> bool:
 
 
 def draw(runs: dict[Case, dict[str, Any]]) -> None:
-    """Draw the training losses, mean over seeds and over ten steps, at the preset's rate."""
+    """Draw the training losses at the preset's rate, over the seeds that all curves have."""
+    curves: dict[tuple[str, bool], dict[int, list[float]]] = {}
+    for case, run in runs.items():
+        if case.codec in COLOURS and case.rate == 1 and not case.one_way:
+            curves.setdefault((case.codec, case.feedback), {})[case.seed] = run["training_losses"]
+    seeds = set.intersection(*(set(curve) for curve in curves.values()))
     with picture("codec-loss", "Loss over steps by codec") as axes:
-        for codec, colour in COLOURS.items():
-            for feedback in (True, False):
-                members = [
-                    run["training_losses"] for case, run in runs.items()
-                    if replace(case, seed=0) == Case(codec, feedback, 1.0, 0)
-                ]  # fmt: skip
-                if not members:
-                    continue
-                mean = np.mean(members, axis=0)
-                smooth = np.convolve(mean, np.ones(10) / 10, mode="valid")
-                label = codec if codec == "fp32" or feedback else f"{codec}, no feedback"
-                dashes = "-" if codec == "fp32" or feedback else ":"
-                steps = np.arange(10, len(mean) + 1)
-                axes.plot(steps, smooth, color=colour, ls=dashes, lw=1.2, label=label)
+        for (codec, feedback), curve in curves.items():
+            mean = np.mean([curve[seed] for seed in seeds], axis=0)
+            smooth = np.convolve(mean, np.ones(10) / 10, mode="valid")
+            fed = codec == "fp32" or feedback
+            axes.plot(
+                np.arange(10, len(mean) + 1), smooth, color=COLOURS[codec], lw=1.2,
+                ls="-" if fed else ":", label=codec if fed else f"{codec}, no feedback",
+            )  # fmt: skip
         axes.set_xlabel("step")
         axes.set_ylabel("training loss, mean of 10 steps")
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=8, ncols=2)
