@@ -286,7 +286,7 @@ def report_overlap(report: Report, ranks: list[Any]) -> None:
         every_step=[round(share, 3) for share in shares],
     )
     shown = min(ranks[0], key=lambda step: step["end"] - step["begin"])
-    with picture("overlap", "DDP's buckets") as axes:
+    with picture("parallel-overlap", "DDP's buckets") as axes:
         begin = shown["begin"]
         computed = max(bucket["start"] for bucket in shown["buckets"])
         bars = [("forward and backward", computed - begin, 0.0, FIRST)]

@@ -65,7 +65,7 @@ def report_generation(report: Report, ranks: list[Any]) -> None:
             Ratio(f"width {width}: two processes", one / two, "the tokens/s of one"),
             tokens_per_second=[round(NEW_TOKENS / seconds, 1) for seconds in (one, two)],
         )
-    with picture("generate", "Speed-up of two processes") as axes:
+    with picture("parallel-generate", "Speed-up of two processes") as axes:
         axes.plot(WIDTHS, ratios, color=FIRST, marker="o", label="tensor=2")
         axes.axhline(1, color=TEXT, linewidth=0.8, linestyle=":", label="one process")
         axes.set_xscale("log", base=2)

@@ -22,8 +22,8 @@ STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def picture(part: str, title: str) -> Iterator[Any]:
-    """Yield axes that become docs/parallel-PART.svg."""
+def picture(name: str, title: str) -> Iterator[Any]:
+    """Yield axes that become docs/NAME.svg."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -35,7 +35,7 @@ def picture(part: str, title: str) -> Iterator[Any]:
         axes.spines[["top", "right"]].set_visible(False)
         yield axes
         figure.savefig(
-            ROOT / "docs" / f"parallel-{part}.svg",
+            ROOT / "docs" / f"{name}.svg",
             format="svg",
             metadata={"Date": None, "Title": title},
         )

@@ -95,3 +95,20 @@ def test_strangers_come_beside_a_run():
         result.unlink(missing_ok=True)
     assert len(figures["ratios"]) == 4
     assert figures["figures"][0]["strangers"] >= 200
+
+
+@pytest.mark.cluster
+def test_codecs_are_measured_beside_a_memcpy():
+    result = BENCHMARKS / "results" / f"smoke-{os.getpid()}.json"
+    words = "--elements 70000 --repeats 1"
+    command = [sys.executable, "codecs.py", "--result", result.stem, *words.split()]
+    try:
+        run = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True)
+        assert run.returncode in (0, 1), run.stderr  # 1: missed a target, on a busy machine
+        figures = json.loads(result.read_text(encoding="utf-8"))
+    finally:
+        result.unlink(missing_ok=True)
+    assert all(ratio["value"] > 0 for ratio in figures["ratios"])
+    nbytes = {each["ratio"]: each.get("bytes_an_element") for each in figures["figures"]}
+    assert nbytes["int8 encode"] == pytest.approx(1.016, abs=1e-3)
+    assert nbytes["topk:0.1 encode"] == pytest.approx(0.325, abs=1e-3)

@@ -107,3 +107,11 @@ def test_a_model_and_data_alone(reader: Reader) -> None:
     assert reader.run(again).returncode == 0
     one = json.loads((reader.folder / "again/status.json").read_bytes())
     assert one["validation"]["loss"] == pytest.approx(status["validation"]["loss"], rel=0.05)
+
+
+def test_the_lab(reader: Reader) -> None:
+    printed = reader.type(command_block("docs/low-bandwidth.md", "trainer lab"), {})
+    assert re.search(r"top-k, fp32 and 32-bit indices +100 +90.0 % +800 +5 +0.6573", printed)
+    assert re.search(r"ZeRO-1 .* 38.5 ", printed)
+    for title in ("error feedback:", "mixed precision:", "gradient checkpointing:"):
+        assert title in printed

@@ -1,0 +1,95 @@
+"""The codecs of gradients: nanoseconds an element, bytes an element, and against a memcpy.
+
+    python benchmarks/codecs.py [--elements 5898240] [--repeats 15]
+
+One thread. Rounds of all codecs and of the copy are interleaved, so that other load affects all
+alike; a figure is the least processor time of its rounds, since what others do only adds. The block
+is that of an adapter: 5.9 million elements in tensors of 16 x 2560 and 4096 x 16, normally
+distributed. PowerSGD has one square matrix of that size. Writes benchmarks/results/codecs.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy: PowerSGD multiplies by it
+
+import numpy as np
+from rig.report import Ratio, Report
+
+from trainer.exchange.compression.choice import NAMES, codecs_for
+from trainer.exchange.compression.feedback import ErrorFeedback
+from trainer.exchange.protocol.codecs import Codec
+from trainer.model.layout import Block, GradientLayout, TensorSlot
+
+ENCODE, DECODE = 8.0, 3.0
+"""Nanoseconds an element that are still good."""
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--elements", type=int, default=5_898_240)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--result", default="codecs")
+    options = parser.parse_args()
+    report = Report(options.result)
+    values = np.random.default_rng(0).standard_normal(options.elements, dtype=np.float32)
+    side = int(options.elements**0.5)
+    adapter = layout([(16, 2560), (4096, 16)], options.elements)
+    matrix = layout([(side, side)], options.elements)
+
+    out, copy = np.empty_like(values), np.empty_like(values)
+    tasks: dict[str, Callable[[], object]] = {"memcpy": lambda: np.copyto(copy, values)}
+    codecs: dict[str, Codec] = {}
+    for name in NAMES:
+        (codec,) = codecs_for(name, matrix if name.startswith("powersgd") else adapter)
+        codecs[name] = codec
+        feedback = ErrorFeedback([codec], [values.size])
+        encoded = codec.encode(0, values)
+        tasks[f"{name} encode"] = lambda codec=codec: codec.encode(0, values)
+        tasks[f"{name} decode"] = lambda codec=codec, encoded=encoded: codec.decode(encoded, out)
+        tasks[f"{name} feedback"] = lambda feedback=feedback: feedback.encode(0, values)
+    least = {name: float("inf") for name in tasks}
+    for _ in range(options.repeats):
+        for name, task in tasks.items():
+            begin = time.process_time()
+            task()
+            least[name] = min(least[name], 1e9 * (time.process_time() - begin) / values.size)
+
+    for name, codec in codecs.items():
+        for way, target in (("encode", ENCODE), ("decode", DECODE)):
+            found = least[f"{name} {way}"]
+            report.add(
+                Ratio(f"{name} {way}", found, "a nanosecond an element", target),
+                nanoseconds_an_element=found,
+                of_memcpy=found / least["memcpy"],
+                bytes_an_element=codec.nbytes(values.size) / values.size,
+            )
+        report.add(
+            Ratio(f"{name} encode with error feedback", least[f"{name} feedback"], "a nanosecond"),
+            of_memcpy=least[f"{name} feedback"] / least["memcpy"],
+        )
+    report.add(Ratio("memcpy", least["memcpy"], "a nanosecond an element"))
+    return report.write()
+
+
+def layout(shapes: list[tuple[int, int]], elements: int) -> GradientLayout:
+    """Return one block of such tensors, the last of them cut."""
+    slots: list[TensorSlot] = []
+    start = 0
+    while start < elements:
+        shape = shapes[len(slots) % len(shapes)]
+        if start + shape[0] * shape[1] > elements:
+            shape = (1, elements - start)
+        slots.append(TensorSlot(f"tensor{len(slots)}", shape, start))
+        start = slots[-1].stop
+    return GradientLayout((Block(0, "layers.0", 0, elements, tuple(slots)),), num_layers=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The experiments on training steps: what must hold on any machine, however busy."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from trainer.lab.experiment import Value
+from trainer.lab.peak_memory import PeakMemory
+from trainer.lab.training import checkpointing, precision
+
+
+def number(row: Mapping[str, Value], column: str) -> float:
+    value = row[column]
+    assert isinstance(value, int | float), f"{column}: {value}"
+    return value
+
+
+def test_layers_computed_twice_give_the_same_loss_in_less_memory() -> None:
+    kept, recomputed = checkpointing(seed=1, steps=2).rows
+    assert recomputed["last loss"] == kept["last loss"]
+    assert number(recomputed, "peak MiB") < 0.8 * number(kept, "peak MiB")
+    assert number(recomputed, "planned MiB") < number(kept, "planned MiB")
+
+
+def test_sixteen_bits_keep_the_loss_near_that_of_fp32() -> None:
+    fp32, bf16, fp16 = precision(seed=1, steps=2).rows
+    assert fp32["of the first"] == 1
+    assert bf16["last loss"] == pytest.approx(fp32["last loss"], rel=0.01)
+    assert fp16["last loss"] == pytest.approx(fp32["last loss"], rel=0.01)
+    assert bf16["last loss"] != fp32["last loss"]
+
+
+def test_the_peak_is_that_of_what_was_there_at_once() -> None:
+    size = 32 << 20
+    with PeakMemory(torch.device("cpu")) as peak:
+        for _ in range(3):  # one after the other
+            torch.ones(size // 4)
+    assert peak.bytes is not None
+    assert 0.9 * size < peak.bytes < 1.5 * size
+    with PeakMemory(torch.device("cpu")) as peak:
+        pass
+    assert peak.bytes is not None
+    assert peak.bytes < size / 4

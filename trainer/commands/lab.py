@@ -1,0 +1,103 @@
+"""`trainer lab`: small experiments, each with real figures and the sources of its formulas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from trainer.lab.experiment import Experiment
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@click.group("lab")
+def lab() -> None:
+    """Show one technique each with its measured figures: offline, in seconds."""
+
+
+def _options(
+    *, steps: int | None = None, gradients: bool = False
+) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds --json and --seed, and what else an experiment takes."""
+    options = [click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")]
+    options.append(
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True)
+    )
+    if steps is not None:
+        options.append(
+            click.option("--steps", type=click.IntRange(2, 1000), default=steps, show_default=True)
+        )
+    if gradients:
+        for name, default, most in (("--parameters", 1000, 10_000_000), ("--workers", 4, 100)):
+            options.append(
+                click.option(name, type=click.IntRange(1, most), default=default, show_default=True)
+            )
+
+    def add(command: _Command) -> _Command:
+        for option in options:
+            command = option(command)
+        return command
+
+    return add
+
+
+@lab.command("topk")
+@click.option("--density", type=float, default=0.1, show_default=True, help="Share that is kept.")
+@_options(gradients=True)
+def topk(density: float, parameters: int, workers: int, seed: int, as_json: bool) -> None:
+    """What the largest values alone keep of gradients, and how many bytes they take."""
+    from trainer.lab.compression import top_k
+
+    _print(top_k(seed, parameters, workers, density), as_json=as_json)
+
+
+@lab.command("feedback")
+@_options(steps=100, gradients=True)
+def feedback(steps: int, parameters: int, workers: int, seed: int, as_json: bool) -> None:
+    """What error feedback brings back of what lossy codecs drop."""
+    from trainer.lab import compression
+
+    _print(compression.feedback(seed, parameters, workers, steps), as_json=as_json)
+
+
+@lab.command("zero")
+@click.option(
+    "--parameters", type=click.FloatRange(1, 1e15), default=7e9, show_default=True, metavar="7e9"
+)
+@click.option("--devices", type=click.IntRange(1, 1_000_000), default=8, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def zero(parameters: float, devices: int, as_json: bool) -> None:
+    """What weights, gradients and optimizer states take under each stage of ZeRO."""
+    from trainer.lab import zero
+
+    _print(zero.zero(parameters, devices), as_json=as_json)
+
+
+@lab.command("precision")
+@_options(steps=20)
+def precision(steps: int, seed: int, as_json: bool) -> None:
+    """Time, memory and loss of 16-bit products on this machine."""
+    from trainer.lab import training
+
+    _print(training.precision(seed, steps), as_json=as_json)
+
+
+@lab.command("checkpointing")
+@_options(steps=20)
+def checkpointing(steps: int, seed: int, as_json: bool) -> None:
+    """Time and memory on this machine of layers that are computed twice."""
+    from trainer.lab import training
+
+    _print(training.checkpointing(seed, steps), as_json=as_json)
+
+
+def _print(experiment: Experiment, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(experiment.as_json()))
+        return
+    for line in experiment.lines():
+        click.echo(line)

@@ -1,0 +1,71 @@
+"""Error feedback: what a lossy codec dropped is added to what comes next (arXiv:1901.09847).
+
+    due = residual + sum        send C(due)        residual = due - C(due)
+
+Residuals are kept as sums over samples, as contributions are, not as means. So a worker's share may
+change from step to step, and the coordinator divides by the weight of the step alone: what is sent
+late counts as much as it would have counted in its own step. Nobody else's residual changes when a
+worker is lost; its own is lost with it, at most what `norm` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainer.exchange.protocol.codecs import Bf16, Bytes, Codec, Float32
+
+
+class ErrorFeedback:
+    """The residual of one sender, fp32 `[N]`, and the encoding of what it owes.
+
+    A worker has one for its sums, new with each membership, and the coordinator one for averages.
+
+    Args:
+        codecs: of each block.
+        sizes: elements of each block.
+    """
+
+    def __init__(self, codecs: Sequence[Codec], sizes: Sequence[int]) -> None:
+        self._codecs = tuple(codecs)
+        self._plain = Bf16()
+        self._residuals = [np.zeros(size, np.float32) for size in sizes]
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm of what has not been sent: the loss if this sender is lost now."""
+        dots = (float(np.dot(part, part)) for part in self._residuals)
+        return math.sqrt(math.fsum(dots))
+
+    def encode(
+        self, block: int, values: Float32, *, settle: bool = False, scale: float = 1.0
+    ) -> tuple[Codec, Bytes]:
+        """Return the bytes for a block, and the codec that they are in.
+
+        That is bf16 if the block is to settle, which leaves no residual; and if it holds a NaN or
+        Inf, or squares that overflow, which so reach the check that names their tensor.
+
+        Args:
+            values: `[n]` fp32; unchanged.
+            settle: send all that is owed; bf16's own rounding is dropped.
+            scale: the weight of this step, over all workers, by that of the step before: a short
+                last batch is divided by less, so what is left of full ones counts less.
+        """
+        residual = self._residuals[block]
+        if scale != 1.0:
+            np.multiply(residual, np.float32(scale), out=residual)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(residual, values, out=residual)
+            is_finite = math.isfinite(np.dot(residual, residual))
+        if settle or not is_finite:
+            encoded = self._plain.encode(block, residual)
+            residual[...] = 0
+            return self._plain, encoded
+        codec = self._codecs[block]
+        encoded = codec.encode(block, residual)
+        sent = np.empty_like(residual)
+        codec.decode(encoded, sent)
+        np.subtract(residual, sent, out=residual)
+        return codec, encoded

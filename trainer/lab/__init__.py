@@ -1,0 +1,1 @@
+"""Small experiments that show one technique each with its real figures, offline, in seconds."""
