@@ -184,7 +184,10 @@ def _note_rate(text: YamlText, place: tuple[str, ...], there: str, rate: float |
         return
     old, new = text.get((*place, there)), max(1, round(rate / 1e6))
     if not isinstance(old, int | float) or abs(new - old) > _SAME * old:
-        text.set((*place, there), new)
+        if text.get(place):
+            text.set((*place, there), new)
+        else:
+            text.set(place, {there: new})  # on one line
 
 
 def description(one: Found) -> str:

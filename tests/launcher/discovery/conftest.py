@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -137,6 +137,24 @@ class Lan:
         subprocess.run(
             [*self._network.inside(0), *command.split()], check=True, capture_output=True
         )
+
+    def udp_port_is_taken(self, port: int) -> bool:
+        """Whether a program of the operator's machine has a UDP port."""
+        inside = self._network.inside(0)
+        table = subprocess.run([*inside, "cat", "/proc/net/udp"], capture_output=True, text=True)
+        return f":{port:04X} " in table.stdout
+
+    @contextmanager
+    def operating(self, command: list[str]) -> Iterator[subprocess.Popen[str]]:
+        """Run a program on the operator's machine meanwhile."""
+        inside = self._network.inside(0)
+        with subprocess.Popen(
+            [*inside, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def discover(self, *arguments: str | Path, code: int = 0) -> tuple[dict[str, Any], str]:
         """Run `launch discover --json` there; return what it printed, and what it said."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from launcher.inventory.hosts import load_inventory
 from tests.launcher.discovery.conftest import PROGRAMS, Lan
 from tests.launcher.sshd import make_key
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,7 +44,7 @@ def test_from_an_empty_file_to_a_cluster_that_grows(lan: Lan, tmp_path: Path) ->
     assert dict(hosts[0].link_rates)["m2"] == pytest.approx(link["forth"], abs=1e6)
     assert f"# {coordinator['reason']}" in file.read_text()
 
-    edited = file.read_text().replace("m1:", "m1:   # mine").replace("/srv/motley", "/srv/other")
+    edited = file.read_text().replace("m1:", "m1:   # mine", 1).replace("/srv/motley", "/srv/other")
     file.write_text(edited)
     third.announce()
     tree, _ = lan.discover("--write", file, "--no-links")
@@ -151,23 +153,35 @@ def test_no_link_between_two_machines(lan: Lan, tmp_path: Path) -> None:
     assert {name for name, _ in head.link_rates} == {"m1", "m2"}
 
 
-def test_mdns_that_is_blocked(lan: Lan) -> None:
-    """A silent firewall as well: what this machine asks does not come back to it."""
+HOLD = (
+    "import socket as s; h = s.socket(s.AF_INET, s.SOCK_DGRAM); h.bind(('', 5353)); print(input())"
+)
+
+
+def test_mdns_that_another_program_blocks(lan: Lan) -> None:
     first, *_ = lan.machines
-    drop = "tc filter add dev eth0 ingress protocol ip u32 match ip dport 5353 0xffff action drop"
-    for block, heal, said in (
-        ("ip route add prohibit 224.0.0.0/4", "ip route del prohibit 224.0.0.0/4", "blocked on"),
-        (f"tc qdisc add dev eth0 clsact\n{drop}", "tc qdisc del dev eth0 clsact",
-         "a firewall drops UDP port 5353"),
-    ):  # fmt: skip
-        for command in block.splitlines():
-            lan.operate(command)
-        try:
-            tree, error = lan.discover(first.address, "--no-links", code=3)
-            assert [host["name"] for host in tree["hosts"]] == ["m1"]
-            assert error.startswith("launch: mDNS is blocked on 10.77.91.1: ")
-            assert said in error
-            tree, error = lan.discover("--no-links", code=3)
-            assert error.startswith("launch: no machine found: mDNS is blocked on")
-        finally:
-            lan.operate(heal)
+    with lan.operating([sys.executable, "-c", f"print('held', flush=True); {HOLD}"]) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        wait_for(lambda: lan.udp_port_is_taken(5353), "the port is held")
+        tree, said = lan.discover(first.address, "--no-links", code=3)
+        assert [host["name"] for host in tree["hosts"]] == ["m1"]
+        why = "mDNS is blocked on 10.77.91.1: Address already in use"
+        assert said == f"launch: {why}; give addresses, or --no-mdns\n"
+        _, said = lan.discover("--no-links", code=3)
+        assert said.startswith(f"launch: no machine found: {why}; give addresses")
+
+
+@pytest.mark.needs("nft")
+def test_mdns_that_a_firewall_drops(lan: Lan) -> None:
+    """Silence would prove nothing: what this machine asks has to come back to it."""
+    first, *_ = lan.machines
+    first.announce()
+    lan.operate("nft add table ip t")
+    lan.operate("nft add chain ip t in { type filter hook input priority 0 ; }")
+    lan.operate("nft add rule ip t in udp dport 5353 drop")
+    try:
+        _, said = lan.discover(code=3)
+        assert "a firewall drops UDP port 5353" in said
+    finally:
+        lan.operate("nft delete table ip t")
