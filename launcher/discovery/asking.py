@@ -103,12 +103,7 @@ def shared_keys(found: Sequence[Found]) -> list[str]:
 
 def _ask(candidate: Candidate) -> Found:
     host = candidate.host
-    missing, connection = "", None
-    try:
-        connection = ssh.connect(host)
-    except PreflightError as error:  # reached, but no Motley is there that this login may use
-        missing = str(error)
-        connection = ssh.visit(host)
+    connection, missing = ssh.visit(host)
     route = ssh.route_of(host)
     try:
         machine = machine_of(connection.call("machine"))

@@ -47,13 +47,18 @@ def connect(host: Host) -> Connection:
     return _pooled(host, _key(host), _open_link)
 
 
-def visit(host: Host) -> Connection:
-    """Return a connection to a host whose agent comes along: Motley need not be installed there.
+def visit(host: Host) -> tuple[Connection, str]:
+    """Return a connection to a host, and why no installed Motley answers; empty if one does.
+
+    Then the agent has come along (`visitor.py`).
 
     Raises:
         LauncherError: as `connect`.
     """
-    return _pooled(host, ("visit", *_key(host)), _open_visit)
+    if host.is_local:
+        return connect(host), ""
+    connection = _pooled(host, ("visit", *_key(host)), _open_visit)
+    return connection, _POOL.missing.get(_key(host), "")
 
 
 def route_of(host: Host) -> SshRoute:
@@ -123,6 +128,7 @@ class _Pool:
     )
     accept_new: bool = False
     host_keys: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+    missing: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
 
 _POOL = _Pool()
@@ -158,14 +164,21 @@ def _open_link(host: Host) -> AgentLink:
 
 
 def _open_visit(host: Host) -> AgentLink:
-    pipe = _logged_in(host, route_to(host, _POOL.accept_new), visitor_command())
+    route = route_to(host, _POOL.accept_new)
+    pipe = _logged_in(host, route, visitor_command(host))
     # Without Python there is nobody to read it; its last words say so.
     with contextlib.suppress(OSError):
         pipe.send(archive())
     try:
-        return AgentLink(host.name, pipe)
+        link = AgentLink(host.name, pipe)
     except NoAgentError as error:
         raise explain_visit(host, error) from None
+    marks = tuple(word for word in link.noise if word.startswith("motley: "))
+    visits = any(word.startswith(("motley: missing", "motley: refused")) for word in marks)
+    beside = "motley: beside" in marks
+    why = explain(host, route.user, NoAgentError("", marks)) if visits and not beside else ""
+    _POOL.missing[_key(host)] = str(why)
+    return link
 
 
 def _logged_in(host: Host, route: SshRoute, command: str) -> SshPipe:

@@ -1,20 +1,20 @@
-"""An agent for a host on which Motley is not installed: its code comes over the login.
+"""An agent for a host on which Motley may not be installed: its code comes over the login.
 
-It is kept in the memory of one process of the operator's login, and gone with it: nothing is
-written there. It answers what an installed agent answers, with the rights of that login.
+An installed agent answers where there is one. The code is kept in the memory of one process of the
+operator's login, and gone with it: nothing is written there. It answers what an installed agent
+answers, with the rights of that login.
 """
 
 from __future__ import annotations
 
 import io
 import re
-import shlex
 import zipfile
 from functools import cache
 from pathlib import Path
 
 from launcher.errors import LauncherError, PreflightError, UnreachableError
-from launcher.hosts.bootstrap import STARTED
+from launcher.hosts.bootstrap import agent_command
 from launcher.hosts.rpc import NoAgentError
 from launcher.inventory.hosts import Host
 
@@ -53,7 +53,10 @@ _CODE = "; ".join(
 )
 """Without line ends and single quotes: every login shell takes it (`bootstrap.py`)."""
 
-_SCRIPT = f'echo "{STARTED}" >&2; exec python3 -I -c "$1" "$2"'
+_SKIP = 'head -c "$5" >/dev/null;'
+"""An installed agent needs no code, which has been sent all the same: one login suffices."""
+
+_VISIT = 'exec python3 -I -c "$4" "$5"'
 
 
 @cache
@@ -69,9 +72,9 @@ def archive() -> bytes:
     return buffer.getvalue()
 
 
-def visitor_command() -> str:
+def visitor_command(host: Host) -> str:
     """Return the command of the operator's login shell; it first reads `archive` from stdin."""
-    return shlex.join(["sh", "-c", _SCRIPT, "sh", _CODE, str(len(archive()))])
+    return agent_command(host, _SKIP, _VISIT, (_CODE, str(len(archive()))))
 
 
 def explain_visit(host: Host, error: NoAgentError) -> LauncherError:

@@ -19,6 +19,7 @@ from launcher.preflight.survey import detection_of, machine_of
 from tests.launcher.agent_pipe import ProcessPipe
 from tests.launcher.sshd import Server
 
+FAR = Host(name="far")
 BARE = Path(sys.base_prefix, "bin")
 """The Python below this environment: no package of ours or of anybody's."""
 
@@ -26,7 +27,7 @@ BARE = Path(sys.base_prefix, "bin")
 def shell(folder: Path, path: str) -> tuple[str, ...]:
     """Return a login shell on an otherwise empty environment."""
     home = f"HOME={folder}"
-    return ("env", "-i", "-C", str(folder), f"PATH={path}", home, "sh", "-c", visitor_command())
+    return ("env", "-i", "-C", str(folder), f"PATH={path}", home, "sh", "-c", visitor_command(FAR))
 
 
 def test_it_answers_what_an_installed_agent_answers(tmp_path: Path) -> None:
@@ -56,12 +57,12 @@ def test_why_there_is_none(tmp_path: Path, python: str | None, said: str) -> Non
     if python is not None:
         (tmp_path / "python3").write_text(python)
         (tmp_path / "python3").chmod(0o755)
-    environment = ["env", "-i", f"PATH={tmp_path}", "/bin/sh", "-c", visitor_command()]
+    environment = ["env", "-i", f"PATH={tmp_path}", "/bin/sh", "-c", visitor_command(FAR)]
     pipe = ProcessPipe(environment)
     with pytest.raises(NoAgentError) as caught:
         AgentLink("far", pipe)
     pipe.end()
-    error = explain_visit(Host(name="far"), caught.value)
+    error = explain_visit(FAR, caught.value)
     assert isinstance(error, PreflightError | UnreachableError)
     assert said in str(error)
     assert "\n" not in str(error)
@@ -70,13 +71,21 @@ def test_why_there_is_none(tmp_path: Path, python: str | None, said: str) -> Non
 @pytest.mark.usefixtures("own_ssh")
 def test_a_visit_over_ssh_on_a_host_without_motley(server: Server) -> None:
     host = server.host(trainer_command=None)
+    connection, missing = visit(host)
     if not Path("/opt/motley/current/bin/python").exists():
-        with pytest.raises(PreflightError, match="no Motley at /opt/motley"):
-            connect(host)
-    connection = visit(host)
+        assert missing.startswith("host far: no Motley at /opt/motley; run: ansible-playbook")
     assert machine_of(connection.call("machine")).identity == identity()
-    assert visit(host) is connection
+    assert visit(host)[0] is connection
     public = subprocess.run(
         ["ssh-keygen", "-lf", str(server.folder / "host.pub")], capture_output=True, text=True
     )
     assert host_key(host) == public.stdout.split()[1]
+
+
+@pytest.mark.usefixtures("own_ssh")
+def test_an_installed_agent_answers_where_there_is_one(server: Server) -> None:
+    host = server.host()
+    connection, missing = visit(host)
+    assert missing == ""
+    assert connection.python == connect(host).python != f"{BARE}/python3"
+    assert connection.call("machine") == connect(host).call("machine")
