@@ -50,6 +50,15 @@ class Found:
         """The name in an inventory."""
         return self.host.name
 
+    @property
+    def devices(self) -> str:
+        """What `auto` would train on, equal ones counted."""
+        names = [device.name or device.id for device in self.detection.devices]
+        counts = {name: names.count(name) for name in names}
+        return ", ".join(
+            f"{count} x {name}" if count > 1 else name for name, count in counts.items()
+        )
+
 
 @dataclass(frozen=True)
 class Refused:

@@ -192,9 +192,6 @@ def _note_rate(text: YamlText, place: tuple[str, ...], there: str, rate: float |
 
 def description(one: Found) -> str:
     """Return what a machine has that does not change from day to day."""
-    names = [device.name or device.id for device in one.detection.devices]
-    counts = {name: names.count(name) for name in names}
-    devices = [f"{count} x {name}" if count > 1 else name for name, count in counts.items()]
     cores = f"{one.machine.cores} cores"
     memory = f"{size_text(one.machine.memory)} memory" if one.machine.memory else "unknown memory"
-    return ", ".join([*devices, cores, memory])
+    return ", ".join([*([one.devices] if one.devices else []), cores, memory])

@@ -156,11 +156,13 @@ class VariableReader:
     def link_rates(self) -> tuple[tuple[str, float], ...]:
         """Return the rates to other hosts by their names, in bit/s."""
         value = self._values.get("motley_link_rates", {})
-        rates = cast("dict[Any, Any]", value) if isinstance(value, dict) else {"": None}
+        if not isinstance(value, dict):
+            self.refuse("motley_link_rates", f"must be {VARIABLES['motley_link_rates']}")
+        rates = cast("dict[Any, Any]", value)
         for rate in rates.values():
             if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e9:
                 self.refuse("motley_link_rates", f"must be {VARIABLES['motley_link_rates']}")
-        return tuple((str(name), rate * 1e6) for name, rate in rates.items())
+        return tuple((str(name), 1e6 * float(rate)) for name, rate in rates.items())
 
     def arguments(self, variable: str) -> tuple[str, ...]:
         """Read a line of arguments for ssh; an empty one switches Ansible's default off."""

@@ -56,16 +56,12 @@ def show(found: Discovery) -> None:
 
 
 def _row(one: Found) -> list[str]:
-    devices = [device.name or device.id for device in one.detection.devices]
-    texts = dict.fromkeys(
-        f"{count} x {name}" if (count := devices.count(name)) > 1 else name for name in devices
-    )
     problems = [*one.detection.problems, *one.detection.vulkan_problems]
     return [
         one.name,
         one.address if one.port == 22 else f"{one.address}:{one.port}",
         ", ".join(one.sources),
-        "; ".join([", ".join(texts), *problems]),
+        "; ".join([*([one.devices] if one.devices else []), *problems]),
         str(one.machine.cores),
         size_text(one.machine.memory) if one.machine.memory else "?",
         size_text(one.disk) if one.disk is not None else "?",
