@@ -36,6 +36,10 @@ distill = LazyGroup(
     help="Train a small model on the outputs of a large one; status, logs and down as for any run.",
     commands_at={
         "up": (f"{_DISTILL}:up", "Start a distillation; return once every process works."),
+        "discover": (
+            "launcher.commands.discover:discover",
+            "Find machines and write an inventory.",
+        ),
         "doctor": (f"{_DISTILL}:doctor", "Check whether the hosts are ready for it."),
     },
 )
@@ -67,6 +71,10 @@ cli = LazyGroup(
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),
         "sync": ("launcher.cli:sync", "Move models, data, logits and checkpoints."),
         "plan": ("launcher.commands.plan:plan", "Plan memory, time and cost of each strategy."),
+        "discover": (
+            "launcher.commands.discover:discover",
+            "Find machines and write an inventory.",
+        ),
         "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
         "certificates": (
             "launcher.commands.certificates:certificates",

@@ -41,7 +41,7 @@ EXPECTED_SKIPS = (
     r"no git checkout\b",
     r"no commit [0-9a-f]+ here\b",
     r"needs bwrap\b",
-    r"needs (bzip2|ip|rsync|ss|ssh|ssh-keygen|sshd|unzip|xz)\b",
+    r"needs (bzip2|ip|nft|rsync|ss|ssh|ssh-keygen|sshd|unzip|xz)\b",
     r"needs (a C compiler|g\+\+)$",
     r"needs lm-eval\b",
 )

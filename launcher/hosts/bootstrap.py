@@ -7,6 +7,7 @@ rule it runs as the operator, with the Python next to `motley_trainer_command`.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts.rpc import NoAgentError
@@ -22,14 +23,14 @@ RECIPE = "ansible-playbook recipes/gpu-training.yml"
 STARTED = "motley: started"
 """What it writes to stderr first: the login is done, and the login shell has started it."""
 
-_SCRIPT = f"""
-echo "{STARTED}" >&2;
+_SCRIPT = """
+echo "STARTED" >&2;
 p=$1; u=$2; t=$3;
 if [ -x "$p" ]; then
-  if [ "$(id -un)" = "$u" ]; then exec "$p" -P -m launcher.agent; fi;
+  if [ "$(id -un)" = "$u" ]; then READY exec "$p" -P -m launcher.agent; fi;
   if why=$(sudo -n -l -u "$u" -- "$p" -P -m launcher.agent 2>&1); then
     if sudo -n -l /usr/local/sbin/motley-unit >/dev/null 2>&1; then echo "motley: units"; fi;
-    exec sudo -n -u "$u" -- "$p" -P -m launcher.agent;
+    READY exec sudo -n -u "$u" -- "$p" -P -m launcher.agent;
   fi;
   echo "motley: refused: $why";
 else
@@ -37,21 +38,31 @@ else
 fi;
 if [ -n "$t" ]; then
   c=$(command -v -- "$t");
-  if [ -n "$c" ] && [ -x "${{c%/*}}/python" ]; then
-    echo "motley: beside"; exec "${{c%/*}}/python" -P -m launcher.agent;
+  if [ -n "$c" ] && [ -x "${c%/*}/python" ]; then
+    echo "motley: beside"; READY exec "${c%/*}/python" -P -m launcher.agent;
   fi;
   echo "motley: no python beside $t";
 fi;
-exit 127
+OTHERWISE
 """
-_LINE = " ".join(_SCRIPT.split())
 """Without line ends and single quotes: every login shell takes it, csh and fish included."""
 
 
-def agent_command(host: Host) -> str:
-    """Return the command of the operator's login shell; it prints `motley: ...` for each step."""
+def agent_command(
+    host: Host, ready: str = "", otherwise: str = "exit 127", arguments: Sequence[str] = ()
+) -> str:
+    """Return the command of the operator's login shell; it prints `motley: ...` for each step.
+
+    Args:
+        ready: what the shell does before it becomes an installed agent.
+        otherwise: what it does if there is none.
+        arguments: `$4` and so on, for both.
+    """
     trainer = host.trainer_command[0] if host.trainer_command else ""
-    return shlex.join(["sh", "-c", _LINE, "sh", PYTHON, RUN_USER, trainer])
+    script = " ".join(_SCRIPT.split())
+    for place, code in (("STARTED", STARTED), ("READY", ready), ("OTHERWISE", otherwise)):
+        script = script.replace(place, code)
+    return shlex.join(["sh", "-c", script, "sh", PYTHON, RUN_USER, trainer, *arguments])
 
 
 def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -111,6 +112,14 @@ def _names(folder: str) -> list[str]:
         return []
 
 
+def _free_disk(path: str) -> int:
+    """Return the free bytes of the file system that a folder is on, or will be."""
+    place = Path(path)
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
 def _spawn(argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
     with Path(log).open("ab") as output:
         keeper = subprocess.Popen(
@@ -173,6 +182,7 @@ OPERATIONS: dict[str, Operation] = {
     "units": unit_states.show_units,
     "machine": machine.describe,
     "routes": network.routes,
+    "free_disk": _free_disk,
     "gauges": gauges.read_gauges,
     "devices": devices.detect,
     "trainer": host.check_trainer,

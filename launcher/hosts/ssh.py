@@ -8,8 +8,10 @@ reached or driven is refused here, with a line that says why.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from launcher.errors import UnreachableError
@@ -18,8 +20,10 @@ from launcher.hosts.bootstrap import agent_command, explain
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
-from launcher.hosts.ssh_config import route_to
+from launcher.hosts.ssh_config import SshRoute, route_to
+from launcher.hosts.ssh_errors import CHANGED
 from launcher.hosts.ssh_pipe import SshPipe
+from launcher.hosts.visitor import archive, explain_visit, visitor_command
 from launcher.inventory.hosts import Host
 
 
@@ -40,14 +44,40 @@ def connect(host: Host) -> Connection:
             f"host {host.name}: the run's plan names it, but the inventory does not; give the "
             "inventory that has it: --inventory FILE"
         )
-    with _POOL.guard:
-        place = _POOL.places.setdefault(_key(host), _Place())
-    with place.guard:
-        if place.connection is not None and not place.connection.is_spent:
-            place.connection.ensure()
-        else:
-            place.connection = RemoteConnection(host.name, lambda: _open_link(host))
-        return place.connection
+    return _pooled(host, _key(host), _open_link)
+
+
+def visit(host: Host) -> tuple[Connection, str]:
+    """Return a connection to a host, and why no installed Motley answers; empty if one does.
+
+    Then the agent has come along (`visitor.py`).
+
+    Raises:
+        LauncherError: as `connect`.
+    """
+    if host.is_local:
+        return connect(host), ""
+    connection = _pooled(host, ("visit", *_key(host)), _open_visit)
+    return connection, _POOL.missing.get(_key(host), "")
+
+
+def route_of(host: Host) -> SshRoute:
+    """Return how ssh would reach a host, by ssh_config and the inventory; contacts nothing.
+
+    Raises:
+        ConfigError: as `connect`.
+    """
+    return route_to(host, _POOL.accept_new)
+
+
+def host_key(host: Host) -> str:
+    """Return the fingerprint of the verified key that a host showed at its last login."""
+    return _POOL.host_keys.get(_key(host), "")
+
+
+def is_changed_key(error: Exception) -> bool:
+    """Whether a host was refused because its key is not the one that is known."""
+    return CHANGED in str(error)
 
 
 def accept_new_host_keys() -> None:
@@ -97,6 +127,8 @@ class _Pool:
         default_factory=dict[tuple[object, ...], _Place]
     )
     accept_new: bool = False
+    host_keys: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+    missing: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
 
 _POOL = _Pool()
@@ -109,10 +141,47 @@ def _key(host: Host) -> tuple[object, ...]:
     return (*ssh, host.trainer_command)
 
 
+def _pooled(
+    host: Host, key: tuple[object, ...], open_link: Callable[[Host], AgentLink]
+) -> Connection:
+    with _POOL.guard:
+        place = _POOL.places.setdefault(key, _Place())
+    with place.guard:
+        if place.connection is not None and not place.connection.is_spent:
+            place.connection.ensure()
+        else:
+            place.connection = RemoteConnection(host.name, lambda: open_link(host))
+        return place.connection
+
+
 def _open_link(host: Host) -> AgentLink:
     route = route_to(host, _POOL.accept_new)
-    pipe = SshPipe(f"host {host.name}", route, agent_command(host))
+    pipe = _logged_in(host, route, agent_command(host))
     try:
         return AgentLink(host.name, pipe)
     except NoAgentError as error:
         raise explain(host, route.user, error) from None
+
+
+def _open_visit(host: Host) -> AgentLink:
+    route = route_to(host, _POOL.accept_new)
+    pipe = _logged_in(host, route, visitor_command(host))
+    # Without Python there is nobody to read it; its last words say so.
+    with contextlib.suppress(OSError):
+        pipe.send(archive())
+    try:
+        link = AgentLink(host.name, pipe)
+    except NoAgentError as error:
+        raise explain_visit(host, error) from None
+    marks = tuple(word for word in link.noise if word.startswith("motley: "))
+    visits = any(word.startswith(("motley: missing", "motley: refused")) for word in marks)
+    beside = "motley: beside" in marks
+    why = explain(host, route.user, NoAgentError("", marks)) if visits and not beside else ""
+    _POOL.missing[_key(host)] = str(why)
+    return link
+
+
+def _logged_in(host: Host, route: SshRoute, command: str) -> SshPipe:
+    pipe = SshPipe(f"host {host.name}", route, command)
+    _POOL.host_keys[_key(host)] = pipe.host_key
+    return pipe

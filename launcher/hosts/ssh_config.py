@@ -59,6 +59,9 @@ class SshRoute:
     """OpenSSH's, without the destination: it verifies host keys and never asks anything."""
     destination: str
     """The name given to ssh."""
+    address: str
+    """Where ssh connects to: ssh_config's HostName."""
+    port: int
     user: str
     jumps: tuple[str, ...]
     """The jump hosts, in the order of the route, as ssh_config or `-J` names them."""
@@ -100,6 +103,8 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
     return SshRoute(
         command=(program, "-T", *options, *arguments, "-F", str(config)),
         destination=destination,
+        address=found.get("hostname", destination),
+        port=int(found.get("port", "22")),
         user=found.get("user", ""),
         jumps=() if jumps == "none" else tuple(jumps.split(",")),
         records=recorded[:1] not in ([], ["none"], ["/dev/null"]),

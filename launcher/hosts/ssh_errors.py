@@ -17,6 +17,9 @@ from launcher.hosts.ssh_config import CONNECT_TIMEOUT
 UNWRITTEN = "Failed to add the host to the list of known hosts"
 """In the log of a login whose host key was accepted and could not be recorded."""
 
+CHANGED = "ITS HOST KEY HAS CHANGED"
+"""In the message about a host that shows another key than the known one."""
+
 _COMPARE = "at its console (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub)"
 
 
@@ -39,9 +42,14 @@ def login_error(
     return UnreachableError(f"{where}: {why}") if why else None
 
 
-def _host_key(log: str, records: bool) -> str | None:
+def shown_key(log: str) -> str:
+    """Return the fingerprint of the last host key in the log of a login; empty if there is none."""
     shown = re.findall(r"Server host (?:key|certificate): \S+ (SHA256:[^\s,]+)", log)
-    ours = f"its host key {shown[-1]}" if shown else "its host key"
+    return shown[-1] if shown else ""
+
+
+def _host_key(log: str, records: bool) -> str | None:
+    ours = f"its host key {shown_key(log)}".rstrip()
     if found := re.search(r"host key for (\S+) was revoked", log):
         return (
             f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so anybody may have "
@@ -52,7 +60,7 @@ def _host_key(log: str, records: bool) -> str | None:
         file, line = place[-1] if place else ("known_hosts", "?")
         shown = re.findall(r"(?m)^(SHA256:\S+?)\.?$", log) or ["another"]
         return (
-            f"ITS HOST KEY HAS CHANGED: {file}:{line} says another than the {shown[-1]} it shows; "
+            f"{CHANGED}: {file}:{line} says another than the {shown[-1]} it shows; "
             f"it was reinstalled, or the connection is intercepted. Compare {_COMPARE}; if it is "
             f"right, remove the old key: ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(file)}"
         )

@@ -18,7 +18,7 @@ from collections import deque
 from launcher.errors import UnreachableError
 from launcher.hosts.bootstrap import STARTED
 from launcher.hosts.ssh_config import SshRoute, environment, private_folder
-from launcher.hosts.ssh_errors import UNWRITTEN, login_error
+from launcher.hosts.ssh_errors import UNWRITTEN, login_error, shown_key
 
 LOGIN_DEADLINE = 20.0
 """Seconds until the login shell has started, jump hosts included."""
@@ -113,6 +113,11 @@ class SshPipe:
         if not data:
             self._listener.join(1.0)  # the end of stderr may come after that of stdout
         return data
+
+    @property
+    def host_key(self) -> str:
+        """The fingerprint of the key that the host has shown."""
+        return shown_key("\n".join(self._log))
 
     def last_words(self) -> str:
         """Return the end of stderr."""

@@ -62,6 +62,8 @@ class Host:
     state_folder: str | None = None
     share_folder: str | None = None
     """The same folder on every host that names one: models, logits and checkpoints for all."""
+    link_rates: tuple[tuple[str, float], ...] = ()
+    """Measured rates to other hosts, by name, in bit/s."""
 
     @property
     def is_local(self) -> bool:
@@ -193,6 +195,7 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
         trainer_command=reader.command(),
         state_folder=reader.folder("motley_state_folder"),
         share_folder=reader.folder("motley_share_folder"),
+        link_rates=reader.link_rates(),
     )
 
 

@@ -25,6 +25,7 @@ VARIABLES: dict[str, str] = {
     "motley_trainer_command": "a list of strings",
     "motley_state_folder": "an absolute path",
     "motley_share_folder": "an absolute path",
+    "motley_link_rates": "a mapping of hosts to Mbit/s above 0",
 }
 """Every variable the launcher reads, with what is allowed. inventory/local.yml documents them."""
 
@@ -151,6 +152,17 @@ class VariableReader:
         if value is not None and not value.startswith("/"):
             self.refuse(variable, "must be an absolute path")
         return value
+
+    def link_rates(self) -> tuple[tuple[str, float], ...]:
+        """Return the rates to other hosts by their names, in bit/s."""
+        value = self._values.get("motley_link_rates", {})
+        if not isinstance(value, dict):
+            self.refuse("motley_link_rates", f"must be {VARIABLES['motley_link_rates']}")
+        rates = cast("dict[Any, Any]", value)
+        for rate in rates.values():
+            if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e9:
+                self.refuse("motley_link_rates", f"must be {VARIABLES['motley_link_rates']}")
+        return tuple((str(name), 1e6 * float(rate)) for name, rate in rates.items())
 
     def arguments(self, variable: str) -> tuple[str, ...]:
         """Read a line of arguments for ssh; an empty one switches Ansible's default off."""

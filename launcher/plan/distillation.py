@@ -54,8 +54,8 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting)
 
 def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
     """Return the seat of each process, the student first."""
-    student = _student_host(hosts)
-    teachers = _teacher_hosts(hosts, student)
+    student = student_host(hosts)
+    teachers = teacher_hosts(hosts, student)
     seats = [Seat("student", "student", student, _best(student))]
     for number in range(job.teacher.processes or len(teachers)):
         host, turn = teachers[number % len(teachers)], number // len(teachers)
@@ -78,7 +78,7 @@ def _threaded(seat: Seat, seats: Sequence[Seat]) -> Seat:
     return replace(seat, device=devices[beside.index(seat)])
 
 
-def _student_host(hosts: Sequence[Host]) -> Host:
+def student_host(hosts: Sequence[Host]) -> Host:
     """Return the host with that role, else the one with the best device: CUDA, by its memory."""
 
     def worth(host: Host) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def _student_host(hosts: Sequence[Host]) -> Host:
     return _only(hosts, "student") or max(hosts, key=worth)
 
 
-def _teacher_hosts(hosts: Sequence[Host], student: Host) -> list[Host]:
+def teacher_hosts(hosts: Sequence[Host], student: Host) -> list[Host]:
     """Return the hosts with that role, else the one with the most memory, preferably another."""
     chosen = [host for host in hosts if host.teacher]
     others = [host for host in hosts if host is not student] or [student]

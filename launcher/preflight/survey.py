@@ -81,10 +81,10 @@ def survey(
     errors = dict(unreachable or {})
     ask = _Asking(connections, errors)
     connected = [host.name for host in hosts if host.name in connections]
-    machines = ask.all("machine", {name: {} for name in connected}, _machine)
+    machines = ask.all("machine", {name: {} for name in connected}, machine_of)
     wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
     open_hosts = {name: how for name, how in wanted.items() if name in machines}
-    found = ask.all("devices", open_hosts, _detection, DEVICES_DEADLINE)
+    found = ask.all("devices", open_hosts, detection_of, DEVICES_DEADLINE)
     learned: list[Host] = []
     problems: dict[str, tuple[str, ...]] = {}
     spare: dict[str, tuple[Device, ...]] = {}
@@ -189,7 +189,7 @@ def _ways(
         chosen = [entry for entry in network.addresses if entry.address == head.bind_address]
         network = replace(network, addresses=tuple(chosen))
     targets = [entry.address for entry in network.addresses]
-    ways = ask.all("routes", {name: {"targets": targets} for name in far}, _routes)
+    ways = ask.all("routes", {name: {"targets": targets} for name in far}, routes_of)
     try:
         return ways, routing.choose(head, network, ways), ""
     except ConfigError as error:
@@ -235,14 +235,16 @@ class _Asking:
         return answers.found
 
 
-def _machine(answer: Any) -> Machine:
+def machine_of(answer: Any) -> Machine:
+    """Return what a host answered to `machine`; ValueError if it is something else."""
     machine = receive(Machine, answer, "machine")
     for entry in machine.network.addresses:
         ipaddress.ip_address(entry.address)  # other hosts connect to it
     return machine
 
 
-def _detection(answer: Any) -> Detection:
+def detection_of(answer: Any) -> Detection:
+    """Return what a host answered to `devices`; ValueError if it is something else."""
     detection = receive(Detection, answer, "devices")
     for device in (*detection.devices, *detection.vulkan):
         if not _DEVICE_ID.fullmatch(device.id):
@@ -250,7 +252,8 @@ def _detection(answer: Any) -> Detection:
     return detection
 
 
-def _routes(answer: Any) -> dict[str, Route]:
+def routes_of(answer: Any) -> dict[str, Route]:
+    """Return what a host answered to `routes`; ValueError if it is something else."""
     routes = receive(dict[str, Route], answer, "routes")
     for route in routes.values():
         if route.source:

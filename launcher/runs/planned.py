@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import urllib.error
 import urllib.request
@@ -96,7 +97,9 @@ def cluster_of(hosts: Sequence[Host], between: float | None) -> Cluster:
     try:
         return known.linked(cluster) if len(hosts) > 1 else cluster
     except InputError as error:
-        raise ConfigError(f"{error} with --link; launch doctor measures it") from None
+        raise ConfigError(
+            f"{error} with --link, or as motley_link_rates: launch discover --write measures them"
+        ) from None
 
 
 def _devices(host: Host, remarks: list[str]) -> Counter[known.Device]:
@@ -157,4 +160,22 @@ def inventory_cluster(inventory: Path | None, link: str | None) -> Cluster:
         raise ConfigError(f"--link: {error}") from None
     with working("asking the hosts what they have"):
         found = look_around(load_inventory(inventory))
-    return cluster_of(found.hosts, between)
+    return cluster_of(found.hosts, slowest_link(found.hosts) if between is None else between)
+
+
+def slowest_link(hosts: Sequence[Host]) -> float | None:
+    """Return the slowest of the measured rates between hosts in bytes a second.
+
+    None if a pair has none, for its rate may be the slowest. One direction of a pair suffices.
+    """
+    rates = {
+        frozenset((host.name, other)): rate / 8 for host in hosts for other, rate in host.link_rates
+    }
+    for host in hosts:
+        for other, rate in host.link_rates:
+            pair = frozenset((host.name, other))
+            rates[pair] = min(rates[pair], rate / 8)
+    pairs = [frozenset((a.name, b.name)) for a, b in itertools.combinations(hosts, 2)]
+    return (
+        min((rates[pair] for pair in pairs), default=None) if rates.keys() >= set(pairs) else None
+    )

@@ -1,0 +1,1 @@
+"""Machines on the network: found, asked, and written as an inventory."""

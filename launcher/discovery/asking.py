@@ -1,0 +1,167 @@
+"""Ask every candidate who it is and what it has; a refusal is one line and affects no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from launcher.discovery.candidates import Candidate, Source, host_name
+from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.facts.devices import Detection
+from launcher.facts.machine import Machine
+from launcher.files import MANAGED_STATE
+from launcher.hosts import ssh
+from launcher.hosts.base import Connection
+from launcher.hosts.fleet import REACH, at_once
+from launcher.hosts.received import receive
+from launcher.inventory.hosts import Host
+from launcher.preflight.survey import (
+    DEVICES_DEADLINE,
+    detection_of,
+    machine_of,
+    with_devices,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A machine that answered."""
+
+    host: Host
+    """As it is reached, with its devices, cores and memory."""
+    sources: tuple[Source, ...]
+    machine: Machine
+    detection: Detection
+    connection: Connection
+    address: str
+    """Where ssh connects to."""
+    port: int
+    user: str
+    disk: int | None = None
+    """Free bytes where runs are kept; None when unknown."""
+    host_key: str = ""
+    """Fingerprint of the verified SSH host key."""
+    missing: str = ""
+    """Why no installed Motley answered; empty if one did."""
+
+    @property
+    def name(self) -> str:
+        """The name in an inventory."""
+        return self.host.name
+
+    @property
+    def devices(self) -> str:
+        """What `auto` would train on, equal ones counted."""
+        names = [device.name or device.id for device in self.detection.devices]
+        counts = {name: names.count(name) for name in names}
+        return ", ".join(
+            f"{count} x {name}" if count > 1 else name for name, count in counts.items()
+        )
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A candidate that could not be asked."""
+
+    candidate: Candidate
+    error: LauncherError
+
+    @property
+    def matters(self) -> bool:
+        """Whether somebody should act: it was named, or shows another key than it is known by."""
+        return self.candidate.is_named or ssh.is_changed_key(self.error)
+
+
+def ask_all(candidates: Sequence[Candidate]) -> tuple[list[Found], list[Refused]]:
+    """Ask all candidates at once; two names of one machine are one, the first one's."""
+    keyed = {str(number): candidate for number, candidate in enumerate(candidates)}
+    tasks = {key: partial(_ask, candidate) for key, candidate in keyed.items()}
+    answers = at_once(tasks, REACH + DEVICES_DEADLINE)
+    refused: list[Refused] = []
+    for key, error in answers.errors.items():
+        host = keyed[key].host.name
+        if not isinstance(error, LauncherError) or str(error).startswith(f"host {key}:"):
+            text = str(error).removeprefix(f"host {key}: ")
+            error = UnreachableError(f"host {host}: {text}")
+        refused.append(Refused(keyed[key], error))
+    found: dict[str, Found] = {}
+    for one in answers.found.values():
+        known = found.get(one.machine.identity)
+        if known is None:
+            found[one.machine.identity] = one
+        else:
+            sources = tuple(dict.fromkeys((*known.sources, *one.sources)))
+            found[one.machine.identity] = replace(known, sources=sources)
+    return _with_names(list(found.values())), refused
+
+
+def shared_keys(found: Sequence[Found]) -> list[str]:
+    """Return a line for each host key that several machines have."""
+    holders: dict[str, list[str]] = {}
+    for one in found:
+        if one.host_key:
+            holders.setdefault(one.host_key, []).append(one.name)
+    return [
+        f"hosts {', '.join(names)}: different machines with one host key {key}, so each can pose "
+        f"as the other; on all but one: sudo rm /etc/ssh/ssh_host_*; sudo ssh-keygen -A"
+        for key, names in holders.items()
+        if len(names) > 1
+    ]
+
+
+def _ask(candidate: Candidate) -> Found:
+    host = candidate.host
+    connection, missing = ssh.visit(host)
+    route = ssh.route_of(host)
+    try:
+        machine = machine_of(connection.call("machine"))
+        detection = detection_of(connection.call("devices", deadline=DEVICES_DEADLINE))
+        disk = _free_disk(host, connection, bool(missing))
+    except (ValueError, RuntimeError) as error:
+        raise PreflightError(f"host {host.name}: {error}") from None
+    learned, _ = with_devices(host, detection)
+    return Found(
+        host=replace(learned, cores=machine.cores, memory=machine.memory),
+        sources=candidate.sources,
+        machine=machine,
+        detection=detection,
+        connection=connection,
+        address=route.address,
+        port=route.port,
+        user=route.user,
+        disk=disk,
+        host_key=ssh.host_key(host),
+        missing=missing,
+    )
+
+
+def _free_disk(host: Host, connection: Connection, visiting: bool) -> int | None:
+    folder = host.state_folder or (MANAGED_STATE if visiting else connection.state_folder)
+    try:
+        return receive(int, connection.call("free_disk", {"path": folder}), "free_disk")
+    except ValueError:  # an agent of an earlier version
+        return None
+
+
+def _with_names(found: Sequence[Found]) -> list[Found]:
+    """Name those that were found by an address as they call themselves; no name is given twice."""
+    taken: set[str] = set()
+    named: list[Found] = []
+    for one in sorted(found, key=lambda one: _RANK[one.sources[0]]):
+        wishes = [one.name]
+        if one.sources[0] == "address":
+            wishes.insert(0, one.machine.hostname.partition(".")[0])
+        name = one.name if one.sources[0] == "inventory" else host_name(wishes, taken)
+        taken.add(name)
+        named.append(replace(one, host=replace(one.host, name=name)))
+    return named
+
+
+_RANK: Mapping[Source, int] = {"inventory": 0, "ssh config": 1, "address": 2, "mDNS": 3}
+"""Whose names stay: those that people have given come first."""
+
+
+def by_name(found: Sequence[Found]) -> Mapping[str, Found]:
+    """Return the machines by their names."""
+    return {one.name: one for one in found}

@@ -1,0 +1,214 @@
+"""What `launch discover` does: look everywhere, ask everybody, measure, propose, write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from launcher.discovery.asking import Found, Refused, ask_all, shared_keys
+from launcher.discovery.candidates import (
+    Candidate,
+    Source,
+    host_name,
+    merge,
+    parse_address,
+    ssh_config_hosts,
+)
+from launcher.discovery.inventory_file import Written, rewrite, save
+from launcher.discovery.links import Link, measure
+from launcher.discovery.mdns import Announced, browse
+from launcher.discovery.proposal import Proposal, propose
+from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
+from launcher.hosts import ssh
+from launcher.hosts.fleet import at_once
+from launcher.inventory.hosts import Host, load_inventory
+from launcher.terminal import working
+
+_RESOLVING = 60.0
+"""Seconds for `ssh -G` of all candidates, each of which has its own deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Where to look, and what to do with what is found."""
+
+    addresses: tuple[str, ...] = ()
+    user: str | None = None
+    ssh_config: Path | None = None
+    """None: ~/.ssh/config, where there is one."""
+    accept_new_host_keys: bool = False
+    """Record the unknown keys of the addresses and the inventory's hosts; look nowhere else."""
+    mdns: bool = True
+    seconds: float = 3.0
+    """How long to listen for answers of mDNS."""
+    links: bool = True
+    port: int = 9000
+    """The TCP port that link rates are measured at."""
+    inventory: Path | None = None
+    """The file to write; its hosts are asked too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovery:
+    """What was found."""
+
+    found: tuple[Found, ...]
+    refused: tuple[Refused, ...]
+    links: tuple[Link, ...] = ()
+    proposal: Proposal | None = None
+    written: Written | None = None
+    problems: tuple[LauncherError, ...] = ()
+    """What somebody has to act on, the gravest first."""
+
+    def refuse_problems(self) -> None:
+        """Raise the first problem, with the others as its details."""
+        if self.problems:
+            first, *others = self.problems
+            lines = [line for error in others for line in (str(error), *error.details)]
+            raise type(first)(str(first), [*first.details, *lines])
+
+
+def discover(search: Search) -> Discovery:
+    """Look for machines, ask them, and write the inventory if one is named.
+
+    Raises:
+        ConfigError: an address, ssh_config or the inventory cannot be used.
+        UnreachableError: nothing was found.
+    """
+    if search.accept_new_host_keys:
+        if not search.addresses:
+            raise ConfigError(
+                "--accept-new-host-keys needs the addresses whose keys you have compared: anybody "
+                "on the network can announce a machine"
+            )
+        ssh.accept_new_host_keys()
+    known = _known_hosts(search.inventory)
+    candidates, blocked = _candidates(search, known)
+    if not candidates:
+        why = f"{blocked}; " if blocked else "nothing announced itself by mDNS; "
+        raise UnreachableError(f"no machine found: {why}give addresses: launch discover ADDRESS...")
+    with working("asking the machines what they have"):
+        found, refused = ask_all(merge(_resolved(candidates)))
+    found, refused = _recognised(found, refused, known)
+    problems: list[LauncherError] = [PreflightError(line) for line in shared_keys(found)]
+    alike = bool(problems)
+    links: list[Link] = []
+    if search.links and not alike:
+        with working("measuring the links"):
+            links = measure(found, search.port)
+    problems += [one.error for one in refused if one.matters]
+    problems += [PreflightError(link.line) for link in links if link.problem]
+    problems += [UnreachableError(f"{blocked}; give addresses, or --no-mdns")] if blocked else []
+    proposal = written = None
+    if found and not alike:
+        disks = {one.name: one.disk for one in found if one.disk is not None}
+        proposal = propose([one.host for one in found], disks, links)
+        if search.inventory is not None:
+            written = rewrite(search.inventory, known, found, links, proposal)
+            save(written)
+    return Discovery(
+        found=tuple(found),
+        refused=tuple(refused),
+        links=tuple(links),
+        proposal=proposal,
+        written=written,
+        problems=tuple(problems),
+    )
+
+
+def _known_hosts(inventory: Path | None) -> tuple[Host, ...]:
+    if inventory is None:
+        return ()
+    if inventory.suffix not in (".yml", ".yaml"):
+        raise ConfigError(f"--write {inventory}: the name of an inventory ends in .yml")
+    if not inventory.parent.is_dir():
+        raise ConfigError(f"--write {inventory}: there is no folder {inventory.parent}")
+    if not inventory.exists():
+        return ()
+    with working("reading the inventory"):
+        return load_inventory(inventory)
+
+
+def _candidates(search: Search, known: Sequence[Host]) -> tuple[list[Candidate], str]:
+    """Return where to look, the most explicit first, and why mDNS cannot be used."""
+    own = Path("~/.ssh/config").expanduser()
+    config = search.ssh_config or (own if own.is_file() else None)
+    args = () if search.ssh_config is None else ("-F", str(search.ssh_config.absolute()))
+    candidates = [Candidate(host, ("inventory",)) for host in known]
+    for text in search.addresses:
+        host = parse_address(text, search.user, args)
+        candidates.append(Candidate(host, ("address",)))
+    if search.accept_new_host_keys:
+        return candidates, ""
+    announced: list[Announced] = []
+    blocked = ""
+    if search.mdns:
+        with working("listening for machines"):
+            announced, blocked = browse(search.seconds)
+    aliases = ssh_config_hosts(config) if config is not None else []
+    candidates += [
+        Candidate(Host(name=name, user=search.user, ssh_args=args), ("ssh config",))
+        for name in aliases
+    ]
+    candidates += [_announced(one, search.user, args) for one in announced]
+    return candidates, blocked
+
+
+def _announced(one: Announced, user: str | None, args: tuple[str, ...]) -> Candidate:
+    address = one.addresses[0]
+    host = Host(
+        name=host_name((one.name, address), ()),
+        address=address,
+        user=user,
+        ssh_port=None if one.port == 22 else one.port,
+        ssh_args=args,
+    )
+    names = frozenset((f"{one.name.lower()}.local", *one.addresses))
+    return Candidate(host, ("mDNS",), names, one.port)
+
+
+def _resolved(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates with the addresses and ports that ssh would take.
+
+    Raises:
+        ConfigError: ssh_config cannot be used.
+    """
+    tasks: dict[str, Callable[[], Candidate]] = {
+        str(number): partial(_resolve, candidate) for number, candidate in enumerate(candidates)
+    }
+    answers = at_once(tasks, _RESOLVING)
+    for error in answers.errors.values():
+        raise error
+    return list(answers.found.values())
+
+
+def _resolve(candidate: Candidate) -> Candidate:
+    if candidate.host.is_local:
+        return replace(candidate, names=candidate.names | {candidate.host.name})
+    route = ssh.route_of(candidate.host)
+    return replace(candidate, names=candidate.names | {route.address.lower()}, port=route.port)
+
+
+def _recognised(
+    found: Sequence[Found], refused: Sequence[Refused], known: Sequence[Host]
+) -> tuple[list[Found], list[Refused]]:
+    """Take a machine for the inventory's host of its name if that one is silent at its address."""
+    sources: tuple[Source, ...] = ("inventory",)
+    silent = {
+        one.candidate.host.name: one for one in refused if one.candidate.sources[0] in sources
+    }
+    names = {host.name for host in known}
+    kept: list[Found] = []
+    moved: set[str] = set()
+    for one in found:
+        if one.sources[0] != "inventory" and one.name in names:
+            if one.name in silent and not ssh.is_changed_key(silent[one.name].error):
+                moved.add(one.name)
+            else:  # another machine of that name
+                name = host_name((one.name,), (*names, *(o.name for o in found)))
+                one = replace(one, host=replace(one.host, name=name))
+        kept.append(one)
+    return kept, [one for one in refused if one.candidate.host.name not in moved
+                  or one.candidate.sources[0] != "inventory"]  # fmt: skip

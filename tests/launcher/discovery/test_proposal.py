@@ -1,0 +1,79 @@
+"""Who does what, and the figures that decided; and which pairs are measured together."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from launcher.discovery.links import Link, rounds
+from launcher.discovery.proposal import propose, size_text
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+
+GIB = 1 << 30
+CARD = Device("cuda", "GPU-1", "NVIDIA RTX 4090", 24 * GIB)
+INTEL = Host(name="intel", memory=300 * GIB, cores=16, devices=(Device("cpu", "cpu"),))
+LAMBDA = Host(name="lambda", memory=64 * GIB, cores=32, devices=(CARD,))
+LAPTOP = Host(name="laptop", memory=16 * GIB, cores=8, devices=(Device("cpu", "cpu"),))
+
+
+def link(one: str, other: str, megabits: float | None, problem: str = "") -> Link:
+    rate = None if megabits is None else megabits * 1e6
+    return Link(one, other, rate, rate, 1e-3, problem)
+
+
+def test_the_reference_cluster() -> None:
+    links = [
+        link("lambda", "intel", 941),
+        link("lambda", "laptop", 500),
+        link("intel", "laptop", 520),
+    ]
+    disks = {"lambda": 900 * GIB, "intel": 2 << 40}
+    found = propose([LAMBDA, INTEL, LAPTOP], disks, links)
+    assert found.coordinator.host == "intel"
+    assert found.coordinator.reason == (
+        "reaches every other host; its slowest link is 520 Mbit/s; the most memory, 300 GiB"
+    )
+    assert (found.share.host, found.share.reason) == ("intel", "the most free disk, 2 TiB")
+    assert (found.student.host, found.teacher.host) == ("lambda", "intel")
+    assert "NVIDIA RTX 4090, 24 GiB" in found.student.reason
+    assert found.teacher.reason == "the most memory beside lambda, 300 GiB"
+
+
+def test_the_coordinator_reaches_most_then_fastest_then_has_most_memory() -> None:
+    hosts = [LAMBDA, INTEL, LAPTOP]
+    cut = [link("lambda", "intel", 900), link("lambda", "laptop", 90),
+           link("intel", "laptop", None, "no route")]  # fmt: skip
+    found = propose(hosts, {}, cut).coordinator
+    assert (found.host, found.reason) == (
+        "lambda", "reaches every other host; its slowest link is 90 Mbit/s"
+    )  # fmt: skip
+    slow = [link("lambda", "intel", 900), link("lambda", "laptop", 900),
+            link("intel", "laptop", 100)]  # fmt: skip
+    assert propose(hosts, {}, slow).coordinator.host == "lambda"
+    assert propose(hosts, {}, []).coordinator.host == "intel"
+
+
+def test_one_machine_does_everything() -> None:
+    found = propose([LAPTOP], {}, [])
+    roles = (found.coordinator, found.share, found.teacher, found.student)
+    assert {role.host for role in roles} == {"laptop"}
+    assert found.student.reason == "no host has a CUDA card; the most cores, 8"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7, 8])
+def test_every_pair_is_measured_once_and_no_machine_twice_at_once(count: int) -> None:
+    names = [f"h{number}" for number in range(count)]
+    found = rounds(names)
+    assert sorted(pair for pairs in found for pair in pairs) == sorted(combinations(names, 2))
+    for pairs in found:
+        busy = [name for pair in pairs for name in pair]
+        assert len(busy) == len(set(busy))
+    assert len(found) <= max(count, 1)
+
+
+def test_sizes() -> None:
+    assert [size_text(size) for size in (3 << 20, 24 * GIB, int(1.5 * 2**40))] == [
+        "3 MiB", "24 GiB", "1.5 TiB"
+    ]  # fmt: skip

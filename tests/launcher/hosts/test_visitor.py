@@ -1,0 +1,91 @@
+"""An agent that comes over the login: on a Python that has nothing of Motley."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import PreflightError, UnreachableError
+from launcher.facts.machine import identity
+from launcher.hosts.remote import RemoteConnection
+from launcher.hosts.rpc import AgentLink, NoAgentError
+from launcher.hosts.ssh import connect, host_key, visit
+from launcher.hosts.visitor import archive, explain_visit, visitor_command
+from launcher.inventory.hosts import Host
+from launcher.preflight.survey import detection_of, machine_of
+from tests.launcher.agent_pipe import ProcessPipe
+from tests.launcher.sshd import Server
+
+FAR = Host(name="far")
+BARE = Path(sys.base_prefix, "bin")
+"""The Python below this environment: no package of ours or of anybody's."""
+
+
+def shell(folder: Path, path: str) -> tuple[str, ...]:
+    """Return a login shell on an otherwise empty environment."""
+    home = f"HOME={folder}"
+    return ("env", "-i", "-C", str(folder), f"PATH={path}", home, "sh", "-c", visitor_command(FAR))
+
+
+def test_it_answers_what_an_installed_agent_answers(tmp_path: Path) -> None:
+    pipe = ProcessPipe(shell(tmp_path, f"{BARE}:/usr/bin:/bin"))
+    pipe.send(archive())
+    connection = RemoteConnection("far", lambda: AgentLink("far", pipe))
+    machine = machine_of(connection.call("machine"))
+    assert machine.identity == identity()
+    assert machine.version == ""  # nothing of ours is there
+    assert detection_of(connection.call("devices", deadline=45.0)).devices
+    assert connection.call("free_disk", {"path": str(tmp_path / "not" / "yet")}) > 0
+    connection.close()
+    pipe.end()
+    assert list(tmp_path.rglob("*")) == []  # nothing was written
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        (None, "host far: there is no python3; install it: apt install python3"),
+        ("#!/bin/sh\necho motley: python 3.9 >&2\nexit 1\n", "its python3 is 3.9, asking it needs"),
+        ("#!/bin/sh\necho broken >&2\nexit 1\n", "its agent is gone: broken"),
+    ],
+)
+def test_why_there_is_none(tmp_path: Path, python: str | None, said: str) -> None:
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    if python is not None:
+        (tmp_path / "python3").write_text(python)
+        (tmp_path / "python3").chmod(0o755)
+    environment = ["env", "-i", f"PATH={tmp_path}", "/bin/sh", "-c", visitor_command(FAR)]
+    pipe = ProcessPipe(environment)
+    with pytest.raises(NoAgentError) as caught:
+        AgentLink("far", pipe)
+    pipe.end()
+    error = explain_visit(FAR, caught.value)
+    assert isinstance(error, PreflightError | UnreachableError)
+    assert said in str(error)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.usefixtures("own_ssh")
+def test_a_visit_over_ssh_on_a_host_without_motley(server: Server) -> None:
+    host = server.host(trainer_command=None)
+    connection, missing = visit(host)
+    if not Path("/opt/motley/current/bin/python").exists():
+        assert missing.startswith("host far: no Motley at /opt/motley; run: ansible-playbook")
+    assert machine_of(connection.call("machine")).identity == identity()
+    assert visit(host)[0] is connection
+    public = subprocess.run(
+        ["ssh-keygen", "-lf", str(server.folder / "host.pub")], capture_output=True, text=True
+    )
+    assert host_key(host) == public.stdout.split()[1]
+
+
+@pytest.mark.usefixtures("own_ssh")
+def test_an_installed_agent_answers_where_there_is_one(server: Server) -> None:
+    host = server.host()
+    connection, missing = visit(host)
+    assert missing == ""
+    assert connection.python == connect(host).python != f"{BARE}/python3"
+    assert connection.call("machine") == connect(host).call("machine")
