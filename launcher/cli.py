@@ -68,6 +68,11 @@ cli = LazyGroup(
         "sync": ("launcher.cli:sync", "Move models, data, logits and checkpoints."),
         "plan": ("launcher.commands.plan:plan", "Plan memory, time and cost of each strategy."),
         "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
+        "export": (
+            "launcher.commands.export:export",
+            "Write a run for Slurm, SkyPilot, and others.",
+        ),
+        "import-run": ("launcher.commands.export:import_run", "Bring an exported run home."),
         "certificates": (
             "launcher.commands.certificates:certificates",
             "Write certificates for a run started by hand.",
