@@ -43,10 +43,10 @@ def render_skypilot(job: Job) -> Rendered:
         "workdir": ".",
         "num_nodes": target.nodes,
         "resources": resources,
-        "setup": f"sh {SETUP}\n",
-        "run": f'sh {SCRIPT} "$SKYPILOT_NODE_RANK" "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"\n',
+        "setup": f"sh {SETUP}",
+        "run": f'sh {SCRIPT} "$SKYPILOT_NODE_RANK" "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"',
     }
-    text = f"# Run {job.run_id}: {target.text}\n" + yaml.safe_dump(task, sort_keys=False)
+    text = f"# Run {job.run_id}: {target.text}\n" + yaml.safe_dump(task, sort_keys=False, width=200)
     cluster = shlex.quote(job.run_id)
     steps = (
         f"sky launch -c {cluster} {TASK}",
