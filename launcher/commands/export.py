@@ -29,8 +29,10 @@ def _render(system: str) -> Render:
     from launcher.export.slurm import render_slurm
     from launcher.export.torchrun import render_torchrun
 
-    ways = (render_torchrun, render_slurm, render_skypilot, render_kubernetes)
-    return dict(zip(_SYSTEMS, ways, strict=True))[system]
+    ways: tuple[Render, ...] = (
+        render_torchrun, render_slurm, render_skypilot, render_kubernetes,
+    )  # fmt: skip
+    return ways[_SYSTEMS.index(system)]
 
 
 @click.command()

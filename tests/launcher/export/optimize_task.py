@@ -2,9 +2,9 @@
 
 import json
 
-import sky
-from sky import check, global_user_state
-from sky.clouds.cloud import CloudCapability
+import sky  # pyright: ignore
+from sky import check, global_user_state  # pyright: ignore
+from sky.clouds.cloud import CloudCapability  # pyright: ignore
 
 # One cloud counts as usable without an account, so that nothing is asked over the network.
 allowed = check._get_workspace_allowed_clouds("default")

@@ -30,10 +30,10 @@ PUBLISHED = Path(__file__).with_name("jobset-v0.12.0.json")
 RENDERERS = (render_torchrun, render_slurm, render_skypilot, render_kubernetes)
 
 
-def job(target: str = "2 nodes x 8 H100", **settings: Any) -> Job:
+def job(target: str = "2 nodes x 8 H100", settings: dict[str, Any] | None = None) -> Job:
     tree = {"task": "causal-lm", "model": {"path": "inputs/model"},
             "data": {"train": "inputs/train.jsonl"}}  # fmt: skip
-    config = RunConfig.model_validate(tree).with_settings(settings)
+    config = RunConfig.model_validate(tree).with_settings(settings or {})
     return Job(
         run_id="run-20261123-011508-707a", config=config, target=parse_target(target),
         version="0.1.0", wheel="motley-0.1.0-py3-none-any.whl",
@@ -146,7 +146,7 @@ def test_the_task_names_the_devices_as_skypilot_does() -> None:
     assert task["num_nodes"] == 2
     assert task["resources"] == {"accelerators": "A100-80GB:4"}
     with pytest.raises(ConfigError, match=r"checkpoint\.sharded: SkyPilot's nodes have no folder"):
-        render_skypilot(job(**{"checkpoint.sharded": True}))
+        render_skypilot(job(settings={"checkpoint.sharded": True}))
 
 
 @pytest.mark.needs("shellcheck")
