@@ -76,6 +76,11 @@ cli = LazyGroup(
             "Find machines and write an inventory.",
         ),
         "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
+        "export": (
+            "launcher.commands.export:export",
+            "Write a run for Slurm, SkyPilot, and others.",
+        ),
+        "import-run": ("launcher.commands.export:import_run", "Bring an exported run home."),
         "certificates": (
             "launcher.commands.certificates:certificates",
             "Write certificates for a run started by hand.",

@@ -143,9 +143,7 @@ def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[
         ConfigError: there is no such run, or its config names what only this machine may name.
     """
     registry.get(run_id)
-    own: bytes | None = None
-    with contextlib.suppress(OSError):
-        own = _own(run_id).read_bytes()
+    own = kept_config(run_id)
     if own is None:
         theirs = registry.config(run_id)
         if not registry.is_here:
@@ -155,6 +153,13 @@ def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[
         if registry.config(run_id) != own:
             return own, f"the hosts' config of {run_id} differs and is not used"
     return own, ""
+
+
+def kept_config(run_id: str) -> bytes | None:
+    """Return the config of a run that this machine started or exported; None of any other."""
+    with contextlib.suppress(OSError):
+        return _own(run_id).read_bytes()
+    return None
 
 
 def _own(run_id: str) -> Path:

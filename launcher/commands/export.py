@@ -1,0 +1,104 @@
+"""`launch export` and `launch import-run`: a run leaves for another system, and comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.commands.options import (
+    cluster_options,
+    config_options,
+    config_order,
+    inventory_option,
+    json_option,
+    run_option,
+)
+
+if TYPE_CHECKING:
+    from launcher.export.bundle import Render
+    from launcher.runs.cluster import Cluster
+
+_SYSTEMS = ("torchrun", "slurm", "skypilot", "kubernetes")
+
+
+def _render(system: str) -> Render:
+    from launcher.export.kubernetes import render_kubernetes
+    from launcher.export.skypilot import render_skypilot
+    from launcher.export.slurm import render_slurm
+    from launcher.export.torchrun import render_torchrun
+
+    ways: tuple[Render, ...] = (
+        render_torchrun, render_slurm, render_skypilot, render_kubernetes,
+    )  # fmt: skip
+    return ways[_SYSTEMS.index(system)]
+
+
+@click.command()
+@click.option("--to", "system", type=click.Choice(_SYSTEMS), required=True, help="The system.")
+@click.option(
+    "--target", "text", metavar="TEXT", help="Equal nodes, e.g. '2 nodes x 8 H100'; else the hosts."
+)
+@run_option
+@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", help="The folder to write.")
+@click.option(
+    "--wheel", type=click.Path(path_type=Path), metavar="FILE", help="Motley; else this checkout's."
+)
+@config_options
+@cluster_options
+@json_option
+def export(
+    cluster: Cluster, system: str, text: str | None, run_id: str | None, into: Path | None,
+    wheel: Path | None, as_json: bool, **described: Any,
+) -> None:  # fmt: skip
+    """Write a run as the files of another system, for equal devices; start nothing.
+
+    The run is new and described by a config, or one that began here (--run) and goes on there.
+    """
+    from launcher.export.bundle import export_run
+    from launcher.export.outgoing import new_run, own_run
+    from launcher.export.target import parse_target, target_of
+    from launcher.runs.up import look_around
+    from launcher.views import render
+
+    target = parse_target(text) if text else target_of(look_around(cluster.hosts).hosts)
+    order = config_order(**described)
+    outgoing = new_run(order) if run_id is None else own_run(cluster.known(), run_id, order)
+    folder = into or Path(f"export-{outgoing.run_id}")
+    done = export_run(
+        outgoing.run_id, outgoing.config, target, system, _render(system), folder, wheel
+    )
+    outgoing.keep()
+    if as_json:
+        tree = {"run_id": done.run_id, "to": system, "target": target.text, "step": done.step}
+        where = {"folder": str(folder.absolute()), "next": done.steps}
+        render.print_json({"schema": "motley.exported/1", **tree, **where})
+        return
+    begun = f"from step {done.step}" if done.step else "from the start"
+    render.say(f"{folder}: run {done.run_id} for {system}, {target.text}, {begun}; next:")
+    for step in done.steps:
+        render.say(f"  {step}")
+    render.say(f"back here, with the folder: launch import-run {folder}")
+
+
+@click.command("import-run")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), metavar="DIR", help="Where its result goes."
+)
+@inventory_option
+@json_option
+def import_run(cluster: Cluster, folder: Path, output: Path | None, as_json: bool) -> None:
+    """Bring the result of an exported run home; `launch runs` lists it from then on."""
+    from launcher.export import homecoming
+    from launcher.views import render
+
+    found = homecoming.import_run(folder, cluster.known(), output)
+    if as_json:
+        tree = {"run_id": found.run_id, "state": found.state, "step": found.step}
+        render.print_json({"schema": "motley.imported/1", **tree, "output": str(found.output)})
+        return
+    render.say(f"run {found.run_id}: {found.state} at step {found.step}, in {found.output}")
+    if found.state != "completed":
+        render.say(f"it goes on here with: launch cluster up --resume {found.run_id}")

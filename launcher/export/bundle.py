@@ -1,0 +1,166 @@
+"""An exported run as a folder: config, model, data, Motley, and a checkpoint to resume from.
+
+run.yaml            the settings; every path is in this folder
+inputs/             model, train.jsonl, validation.jsonl
+output/             the trainer's, with the newest checkpoint of a run that began at home
+motley-*.whl        this Motley; requirements.txt locks what it needs, setup.sh installs both
+export.json         where the run belongs (`homecoming.py`)
+job.sbatch, ...     the files of the system
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.deploy.wheel import wheel_to_push
+from launcher.errors import ConfigError
+from launcher.export import checkpoints
+from launcher.export.job import CONFIG, OUTPUT, REQUIREMENTS, SETUP, Job, Rendered, setup_script
+from launcher.export.target import Target, check_strategy
+from trainer.checkpoint.reader import FOLDER, step_of
+from trainer.config.run import RunConfig
+
+SCHEMA = "motley.export/1"
+RECORD = "export.json"
+INPUTS = "inputs"
+METRICS = "metrics.jsonl"
+Render = Callable[[Job], Rendered]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A folder that was written."""
+
+    folder: Path
+    run_id: str
+    step: int
+    """Steps that are done; 0 for a new run."""
+    steps: tuple[str, ...]
+    """What to do next."""
+
+
+def export_run(
+    run_id: str,
+    config: RunConfig,
+    target: Target,
+    system: str,
+    render: Render,
+    folder: Path,
+    wheel: Path | None = None,
+) -> Exported:
+    """Write a run's folder for a system; it appears whole or not at all.
+
+    Args:
+        config: with absolute paths, or a model's hub name.
+        wheel: Motley for the target; None builds one of this checkout.
+
+    Raises:
+        ConfigError: the run does not fit the target, an input is missing, or the folder exists.
+    """
+    model = Path(config.model.path) if Path(config.model.path).is_absolute() else None
+    sources = _inputs(config, model)
+    check_strategy(config, target, model)
+    if folder.exists() or folder.is_symlink():
+        raise ConfigError(f"{folder}: exists already; name another folder with --into")
+    if not folder.absolute().parent.is_dir():
+        raise ConfigError(f"{folder.absolute().parent}: is no folder; make it first")
+    try:
+        scratch = tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        made = Path(scratch, "run")
+        found = _write(made, run_id, config, target, system, render, sources, wheel)
+        made.rename(folder)
+        return Exported(folder=folder, run_id=run_id, step=found[0], steps=found[1])
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _inputs(config: RunConfig, model: Path | None) -> dict[str, Path]:
+    """Return what is handed over, by its setting's dotted key."""
+    found = {"data.train": Path(config.data.train)}
+    if config.data.validation is not None:
+        found["data.validation"] = Path(config.data.validation)
+    for key, path in found.items():
+        if not path.is_file():
+            raise ConfigError(f"{key}: {path} is no file")
+    if model is not None:
+        if not (model / "config.json").is_file():
+            raise ConfigError(f"model.path: {model} is no model folder: it has no config.json")
+        found["model.path"] = model
+    return found
+
+
+def _write(
+    made: Path, run_id: str, config: RunConfig, target: Target, system: str, render: Render,
+    sources: dict[str, Path], wheel: Path | None,
+) -> tuple[int, tuple[str, ...]]:  # fmt: skip
+    (made / INPUTS).mkdir(parents=True, mode=0o755)
+    settings: dict[str, str] = {"output": OUTPUT}
+    for key, source in sources.items():
+        name = f"{INPUTS}/{key.rpartition('.')[2]}.jsonl"
+        if key == "model.path":
+            name = f"{INPUTS}/model"
+            hidden = shutil.ignore_patterns(".*")
+            shutil.copytree(source, made / name, copy_function=_link_or_copy, ignore=hidden)
+        else:
+            shutil.copyfile(source, made / name)
+        settings[key] = name
+    facts = wheel_to_push(wheel, made)
+    if facts.path.parent != made.absolute():
+        shutil.copyfile(facts.path, made / facts.path.name)
+    inside = config.with_settings(settings)
+    saved = inside.checkpoint.model_copy(update={"folder": None})
+    inside = inside.model_copy(update={"checkpoint": saved})
+    job = Job(
+        run_id=run_id, config=inside, target=target, version=facts.version, wheel=facts.path.name
+    )
+    rendered = render(job)
+    step = _hand_over(run_id, config, made / OUTPUT)
+    build = "cpu" if target.device is None else "cuda"
+    record = {
+        "schema": SCHEMA, "run_id": run_id, "to": system, "target": target.text,
+        "motley": facts.version, "step": step, "home": config.model_dump(mode="json"),
+    }  # fmt: skip
+    texts = {
+        CONFIG: f"# Run {run_id} for {target.text}; every setting: docs/config.md\n"
+        + inside.to_yaml(),
+        REQUIREMENTS: facts.locks["trainer"] + facts.locks[f"torch-{build}"],
+        SETUP: setup_script(job),
+        RECORD: json.dumps(record, indent=1) + "\n",
+        **rendered.files,
+    }
+    for name, text in texts.items():
+        (made / name).write_text(text, encoding="utf-8")
+        (made / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+    return step, rendered.steps
+
+
+def _hand_over(run_id: str, config: RunConfig, output: Path) -> int:
+    """Copy what a run needs to go on elsewhere; return its step."""
+    output.mkdir()
+    home = Path(config.output)
+    source = Path(config.checkpoint.folder or home / FOLDER)
+    made = checkpoints.bring(source, output / FOLDER, run_id)
+    if not made:
+        return 0
+    if (home / METRICS).is_file():
+        shutil.copyfile(home / METRICS, output / METRICS)
+    return max(map(step_of, made))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Link a model's file, which nobody edits in place; copy it to another file system."""
+    try:
+        os.link(Path(source).resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

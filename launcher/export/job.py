@@ -1,0 +1,79 @@
+"""A run that leaves: its config relative to its folder, its target, and the command of a process.
+
+Every name in the folder is fixed and every value of the user's is in `run.yaml`, so a script holds
+nothing of theirs but the run id, whose form is checked and which is quoted like any other word.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from launcher.errors import ConfigError
+from launcher.export.target import Target
+from launcher.runs.run import is_run_id
+from trainer.config.run import RunConfig
+
+CONFIG = "run.yaml"
+OUTPUT = "output"
+SETUP = "setup.sh"
+REQUIREMENTS = "requirements.txt"
+RESTARTS = 3
+"""How often a system starts a failed job again; it resumes from the newest checkpoint."""
+GRACE = 120
+"""Seconds between the request to end and the end, in which a run saves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run as another system starts it, in the folder that holds its files."""
+
+    run_id: str
+    config: RunConfig
+    """With paths relative to the folder."""
+    target: Target
+    version: str
+    """Motley's."""
+    wheel: str
+    """The file name of Motley's wheel in the folder."""
+
+    def __post_init__(self) -> None:
+        if not is_run_id(self.run_id):
+            raise ConfigError(
+                f"run id {self.run_id!r}: must be of lower-case letters, digits and . _ -"
+            )
+
+    @property
+    def finetune(self) -> str:
+        """The trainer's arguments, quoted for a shell."""
+        return shlex.join(
+            [
+                *("finetune", "--distributed", "--config", CONFIG, "--run-id", self.run_id),
+                *("--gpu-backend", self.target.backend),
+            ]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """The files of one system."""
+
+    files: dict[str, str]
+    """Name -> text; a name that ends in `.sh` is executable."""
+    steps: tuple[str, ...]
+    """What to do next, a line each; commands start in the exported folder."""
+
+
+def setup_script(job: Job) -> str:
+    """Return the script that makes `.venv` with the locked packages and this Motley."""
+    index = "" if job.target.device else " --extra-index-url https://download.pytorch.org/whl/cpu"
+    return f"""\
+#!/bin/sh
+# Makes .venv beside this file: the packages of {REQUIREMENTS}, by their hashes, and Motley.
+set -eu
+cd "$(dirname "$0")"
+[ -x .venv/bin/trainer ] && exit 0
+python3 -m venv .venv
+.venv/bin/python -m pip install --require-hashes --no-deps{index} -r {REQUIREMENTS}
+.venv/bin/python -m pip install --no-deps {shlex.quote("./" + job.wheel)}
+"""

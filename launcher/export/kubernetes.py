@@ -1,0 +1,153 @@
+"""A run for Kubernetes: a JobSet of one pod for each node, its volume, and its image.
+
+The JobSet (jobset.x-k8s.io/v1alpha2, which Kubeflow Trainer runs its jobs on too) starts an Indexed
+Job. Pods find node 0 by its name below the JobSet's headless service. If a pod fails, all start
+again and resume.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from launcher.errors import ConfigError
+from launcher.export.job import GRACE, REQUIREMENTS, RESTARTS, Job, Rendered
+from launcher.export.torchrun import PORT, SCRIPT, torchrun_script
+
+OBJECTS, VOLUME, IMAGE = "jobset.yaml", "files.yaml", "Containerfile"
+_MOUNT = "/motley"
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  # of a container: NCCL and gloo exchange data there
+_ROLE = "node"
+_LONGEST = 63
+"""Characters of a pod's host name (RFC 1123)."""
+
+
+def render_kubernetes(job: Job) -> Rendered:
+    """Return the objects and the image's file.
+
+    Raises:
+        ConfigError: the run id is too long for a pod's host name.
+    """
+    name = re.sub(r"[._]", "-", job.run_id).strip("-")
+    pod = f"{name}-{_ROLE}-0-{job.target.nodes - 1}"
+    if len(pod) > _LONGEST:
+        raise ConfigError(
+            f"run id {job.run_id}: {len(pod) - _LONGEST} characters too long for the names of pods;"
+            " set a shorter name in the config"
+        )
+    image = f"motley:{re.sub(r'[^A-Za-z0-9_.-]', '-', job.version)}"
+    files = {
+        OBJECTS: _text(job, _jobset(job, name, image)),
+        VOLUME: _text(job, _claim(name), _loader(name, image)),
+        IMAGE: _containerfile(job),
+        ".dockerignore": f"*\n!{job.wheel}\n!{REQUIREMENTS}\n",
+        SCRIPT: torchrun_script(job, restarts=0),
+    }
+    files_pod = f"{name}-files"
+    steps = (
+        f"podman build -t {image} .    # push it to a registry, and name it in the two files",
+        f"kubectl apply -f {VOLUME} && kubectl wait --for=condition=Ready pod/{files_pod}",
+        f"kubectl cp . {files_pod}:{_MOUNT}",
+        f"kubectl apply -f {OBJECTS}",
+        f"kubectl cp {files_pod}:{_MOUNT}/output output    # when it is done",
+    )
+    return Rendered(files=files, steps=steps)
+
+
+def _jobset(job: Job, name: str, image: str) -> dict[str, Any]:
+    target = job.target
+    devices: dict[str, Any] = {"cpu": str(target.devices)}
+    if target.device is not None:
+        devices = {"nvidia.com/gpu": str(target.devices)}
+    container = {
+        "name": "trainer",
+        "image": image,
+        "workingDir": _MOUNT,
+        # Kubernetes puts the pod's number in; no shell reads the line.
+        "command": ["sh", SCRIPT, "$(JOB_COMPLETION_INDEX)", f"{name}-{_ROLE}-0-0.{name}"],
+        "ports": [{"containerPort": PORT}],
+        "resources": {"requests": devices, "limits": devices},
+        "volumeMounts": [
+            {"name": "files", "mountPath": _MOUNT},
+            {"name": "memory", "mountPath": _SHARED_MEMORY},
+        ],
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE,
+        "containers": [container],
+        "volumes": [
+            {"name": "files", "persistentVolumeClaim": {"claimName": f"{name}-files"}},
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    indexed = {
+        "completionMode": "Indexed",
+        "completions": target.nodes,
+        "parallelism": target.nodes,
+        "backoffLimit": 0,
+        "template": {"spec": pod},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": {
+            # Pods look for node 0 before it is ready.
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": RESTARTS},
+            "replicatedJobs": [{"name": _ROLE, "replicas": 1, "template": {"spec": indexed}}],
+        },
+    }
+
+
+def _claim(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": f"{name}-files"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "200Gi"}},
+        },
+    }
+
+
+def _loader(name: str, image: str) -> dict[str, Any]:
+    """Return a pod that only holds the volume open, for `kubectl cp`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{name}-files"},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": "files",
+                    "image": image,
+                    "command": ["sleep", "infinity"],
+                    "volumeMounts": [{"name": "files", "mountPath": _MOUNT}],
+                }
+            ],
+            "volumes": [{"name": "files", "persistentVolumeClaim": {"claimName": f"{name}-files"}}],
+        },
+    }
+
+
+def _containerfile(job: Job) -> str:
+    index = "" if job.target.device else " --extra-index-url https://download.pytorch.org/whl/cpu"
+    return f"""\
+# Motley {job.version} with its locked packages; the run's files are on the volume.
+FROM docker.io/library/python:3.12-slim
+WORKDIR /install
+COPY {REQUIREMENTS} {job.wheel} ./
+RUN pip install --no-cache-dir --require-hashes --no-deps{index} -r {REQUIREMENTS} \\
+    && pip install --no-cache-dir --no-deps ./{job.wheel}
+WORKDIR {_MOUNT}
+"""
+
+
+def _text(job: Job, *objects: dict[str, Any]) -> str:
+    return f"# Run {job.run_id}: {job.target.text}\n" + yaml.safe_dump_all(objects, sort_keys=False)

@@ -1,0 +1,85 @@
+"""Which run leaves: a new one, by its config, or one of this machine's registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from launcher.errors import ConfigError, PreflightError
+from launcher.inventory.hosts import Host
+from launcher.plan.configuration import Order
+from launcher.runs.kept_configs import Start, config_of, keep_config, kept_config
+from launcher.runs.registry import Registry, new_run_id
+from launcher.runs.status import RunMonitor
+from trainer.config.run import RunConfig
+from trainer.defaults import derive
+from trainer.errors import InputError
+
+_HERE = (Host(name="localhost", connection="local"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outgoing:
+    """A run and its settings, with this machine's paths."""
+
+    run_id: str
+    config: RunConfig
+
+    def keep(self) -> None:
+        """Keep the config, by which the result finds its place when it comes back."""
+        if kept_config(self.run_id) is None:
+            keep_config(self.run_id, self.config.to_yaml().encode(), Start())
+
+
+def new_run(order: Order) -> Outgoing:
+    """Return a run that begins elsewhere; what is not given follows from its data and model.
+
+    Raises:
+        ConfigError: there is no such file, or a setting is wrong.
+    """
+    config = order.job(_HERE)
+    assert isinstance(config, RunConfig)
+    if order.own is not None:
+        folder = Path(config.model.path) if Path(config.model.path).is_dir() else None
+        found = {part.key: part.value for part in derive(config, order.own, folder, ())}
+        try:
+            config = config.with_settings(found)
+        except InputError as error:
+            raise ConfigError(str(error)) from None
+    return Outgoing(run_id=new_run_id(config.name), config=config)
+
+
+def own_run(registry: Registry, run_id: str, order: Order) -> Outgoing:
+    """Return a run that began here, with other settings where the run allows it.
+
+    Raises:
+        ConfigError: there is no such run, it is no fine-tune, its files are on another host, or a
+            setting must stay as it is.
+        PreflightError: it is up.
+    """
+    run = registry.get(run_id)
+    if order.source is not None:
+        raise ConfigError("--run brings its own config; leave out --preset and --config")
+    if run.plan.leader.role != "coordinator":
+        raise ConfigError(f"run {run_id} is a distillation; only fine-tunes are exported")
+    if not run.head.is_local:
+        raise ConfigError(
+            f"run {run_id} has its files on {run.plan.leader.host}; export it on that host"
+        )
+    if RunMonitor(run).observe().is_live:
+        raise PreflightError(
+            f"run {run_id} is up; end it first: launch cluster down --run {run_id}"
+        )
+    kept = config_of(registry, run_id, set(order.settings))[0]
+    try:
+        before = RunConfig.model_validate(yaml.safe_load(kept))
+        config = before.with_settings(order.settings)
+    except (InputError, ValueError) as error:
+        raise ConfigError(f"run {run_id}: {str(error).splitlines()[0]}") from None
+    if changes := before.changes(config):
+        raise ConfigError(
+            f"--run {run_id}: a run keeps these settings until its end: {', '.join(changes)}"
+        )
+    return Outgoing(run_id=run_id, config=config)

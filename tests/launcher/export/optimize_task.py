@@ -1,0 +1,16 @@
+"""Has SkyPilot read task.yaml and choose nodes for it; run by the Python that has SkyPilot."""
+
+import json
+
+import sky  # pyright: ignore
+from sky import check, global_user_state  # pyright: ignore
+from sky.clouds.cloud import CloudCapability  # pyright: ignore
+
+# One cloud counts as usable without an account, so that nothing is asked over the network.
+allowed = check._get_workspace_allowed_clouds("default")
+global_user_state.set_allowed_clouds(allowed, "default")
+global_user_state.set_enabled_clouds(["lambda"], CloudCapability.COMPUTE, "default")
+with sky.Dag() as dag:
+    dag.add(sky.Task.from_yaml("task.yaml"))
+task = sky.Optimizer.optimize(dag, quiet=True).tasks[0]
+print(json.dumps({"nodes": task.num_nodes, "instance": task.best_resources.instance_type}))

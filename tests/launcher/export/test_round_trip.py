@@ -1,0 +1,271 @@
+"""A run leaves as a folder and comes back: what is in it, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import yaml
+
+from launcher.cli import run
+from tests.launcher.handmade import make_wheel
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.config.run import RunConfig, load
+from trainer.model.layout import build_layout
+from trainer.optimizer import TrainState
+from trainer.storage import lease
+
+if TYPE_CHECKING:
+    from tests.conftest import TinyModel
+
+pytestmark = pytest.mark.usefixtures("own_state")
+TARGET = ("--target", "2 nodes x 2 CPU")
+Export = Callable[..., Path]
+
+
+@pytest.fixture
+def inputs(tiny_model: TinyModel, tmp_path: Path) -> tuple[str, ...]:
+    """Return the flags of a new run on a tiny model."""
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"text": "to be"}\n')
+    locks = {name: f"# {name}\nname==1\n" for name in ("trainer", "torch-cpu", "torch-cuda")}
+    files = {f"launcher/locks/{name}.txt": text for name, text in locks.items()}
+    wheel = make_wheel(tmp_path, "motley", "9.9", files)
+    described = ("--model", str(tiny_model()), "--data", str(data), "-o", str(tmp_path / "home"))
+    return (*described, "--wheel", str(wheel), "--set", "training.max_steps=8")
+
+
+@pytest.fixture
+def export(inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Export:
+    """Return a function that exports a new run into a folder and returns that folder."""
+
+    def make(name: str = "away", *more: str) -> Path:
+        folder = tmp_path / name
+        command = ["export", "--to", "slurm", *TARGET, *inputs, "--into", str(folder), *more]
+        assert run(command) == 0, capsys.readouterr().err
+        capsys.readouterr()
+        return folder
+
+    return make
+
+
+def run_id_of(folder: Path) -> str:
+    return json.loads((folder / "export.json").read_text())["run_id"]
+
+
+def train(folder: Path, *steps: int, state: str = "stopped", run_id: str = "") -> None:
+    """Leave in an exported folder what a trainer leaves there: checkpoints, status, metrics."""
+    run_id = run_id or run_id_of(folder)
+    config = load(folder / "run.yaml", {"model.path": str(folder / "inputs/model")})
+    write_output(folder / "output", config, run_id, *steps, state=state)
+
+
+def write_output(
+    output: Path, config: RunConfig, run_id: str, *steps: int, state: str = "stopped"
+) -> None:
+    layout = build_layout(Path(config.model.path), config)
+    store = CheckpointStore(output / "checkpoints", layout, config, Path(config.model.path))
+    for step in steps:
+        weights = np.full(layout.size, step, dtype=np.float32)
+        zeros = np.zeros_like(weights)
+        state_then = TrainState(weights, zeros, zeros.copy(), step=step)
+        tree = config.model_dump(mode="json")
+        store.save(state_then.snapshot(), RunProgress(run_id, step, 0, 8, 0, 0, tree))
+    status = {"run_id": run_id, "state": state, "step": steps[-1], "total_steps": 8}
+    (output / "status.json").write_text(json.dumps(status))
+    lines = ({"kind": "step", "step": step, "loss": 1.0} for step in range(1, steps[-1] + 1))
+    (output / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert run(["runs", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["runs"]
+
+
+def refused(command: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line of a refused command."""
+    capsys.readouterr()
+    assert run(command) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_folder_has_all_that_a_run_needs_under_names_of_its_own(
+    export: Export, tmp_path: Path
+) -> None:
+    folder = export("it's $(touch away); here")
+    config = load(folder / "run.yaml")
+    assert (config.model.path, config.data.train) == ("inputs/model", "inputs/train.jsonl")
+    assert (config.output, config.checkpoint.folder) == ("output", None)
+    assert config.training.max_steps == 8
+    assert (folder / "inputs/model/config.json").is_file()
+    assert (folder / "inputs/train.jsonl").read_text() == '{"text": "to be"}\n'
+    assert (folder / "requirements.txt").read_text() == "name==1\nname==1\n"
+    assert (folder / "motley-9.9-py3-none-any.whl").is_file()
+    assert "motley-9.9-py3-none-any.whl" in (folder / "setup.sh").read_text()
+    for script in ("setup.sh", "job.sbatch"):
+        assert "touch" not in (folder / script).read_text()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert not [name for name in left if name.startswith(".")], left
+
+
+def test_a_run_comes_home_is_listed_and_goes_out_again(
+    export: Export, inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away, home = export(), tmp_path / "home"
+    run_id = run_id_of(away)
+    train(away, 2, 4)
+    assert run(["import-run", str(away)]) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"run {run_id}: stopped at step 4, in {home}",
+        f"it goes on here with: launch cluster up --resume {run_id}",
+    ]
+    assert sorted(path.name for path in (home / "checkpoints").glob("[a-z]*")) == [
+        "latest", "step-000004",
+    ]  # fmt: skip
+    assert (home / "checkpoints/latest").readlink() == Path("step-000004")
+    (one,) = listed(capsys)
+    assert (one["run_id"], one["state"], one["output"]) == (run_id, "stopped", str(home))
+    kept = yaml.safe_load((tmp_path / f"state/runs/{run_id}/run.yaml").read_text())
+    assert kept["output"] == str(home)
+
+    wheel = inputs[inputs.index("--wheel") : inputs.index("--wheel") + 2]
+    again = tmp_path / "again"
+    order = ["export", "--to", "torchrun", *TARGET, "--run", run_id, *wheel, "--into", str(again)]
+    assert run(order) == 0, capsys.readouterr().err
+    assert "from step 4" in capsys.readouterr().out
+    assert (again / "output/checkpoints/step-000004/manifest.json").is_file()
+    assert len((again / "output/metrics.jsonl").read_text().splitlines()) == 4
+
+    train(again, 4, 8, state="completed")
+    assert run(["import-run", str(again), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["step"]) == ("completed", 8)
+    assert [one["state"] for one in listed(capsys)] == ["completed"]
+    assert (home / "checkpoints/latest").readlink() == Path("step-000008")
+
+    # What is behind changes nothing, however often it comes.
+    line = refused(["import-run", str(away)], 2, capsys)
+    assert f"run {run_id} is at step 8 here, and at 4 in what comes back" in line
+    assert [one["state"] for one in listed(capsys)] == ["completed"]
+
+
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_left(
+    export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = export()
+    train(away, 4)
+    weights = away / "output/checkpoints/step-000004/adapter_model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    line = refused(["import-run", str(away)], 2, capsys)
+    assert f"{weights}: its bytes are not those in the manifest; copy it again" in line
+    assert not [path for path in (tmp_path / "home").rglob("step-*") if path.is_dir()]
+    assert listed(capsys) == []
+
+
+def test_links_of_a_folder_that_was_elsewhere_lead_nowhere(
+    export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = export()
+    train(away, 4)
+    secret = tmp_path / "secret"
+    secret.write_text("hidden")
+    metrics, best = away / "output/metrics.jsonl", away / "output/checkpoints/best"
+    metrics.unlink()
+    metrics.symlink_to(secret)
+    best.symlink_to("/etc")
+    assert run(["import-run", str(away)]) == 0, capsys.readouterr().err
+    assert not (tmp_path / "home/metrics.jsonl").exists()
+    assert not (tmp_path / "home/checkpoints/best").is_symlink()
+
+
+def test_another_machine_has_to_be_told_where_the_result_goes(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    away = export()
+    train(away, 4)
+    monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "other-laptop"))
+    assert "was not exported here; say where its result goes: -o DIR" in refused(
+        ["import-run", str(away)], 2, capsys
+    )
+    there = tmp_path / "there"
+    assert run(["import-run", str(away), "-o", str(there)]) == 0
+    (one,) = listed(capsys)
+    assert one["output"] == str(there)
+    other = str(tmp_path / "elsewhere")
+    line = refused(["import-run", str(away), "-o", other], 2, capsys)
+    assert line.endswith(f"has its output in {there}; leave out -o")
+
+
+def test_an_output_folder_of_another_run_or_in_use_is_left_alone(
+    export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away, home = export(), tmp_path / "home"
+    train(away, 4)
+    config = load(away / "run.yaml", {"model.path": str(away / "inputs/model")})
+    write_output(home, config, "another", 2)
+    line = refused(["import-run", str(away)], 2, capsys)
+    assert line == f"launch: {home}: holds run another; say where this one goes: -o DIR"
+    shutil.rmtree(home)
+    held = lease.take(home, "busy")
+    try:
+        assert "busy" in refused(["import-run", str(away)], 4, capsys)
+    finally:
+        held.release()
+
+
+@pytest.mark.parametrize("what", ["no folder", "not ours", "no result", "of another run"])
+def test_what_is_no_result_is_one_line(
+    what: str, export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, says = tmp_path / "nothing", "No such file or directory; give a folder that launch"
+    if what == "not ours":
+        folder.mkdir()
+        (folder / "export.json").write_text('{"schema": "motley.export/1", "run_id": "../x"}')
+        says = "not of motley.export/1"
+    elif what != "no folder":
+        folder, says = export(), "copy output/ back from where it ran"
+        if what == "of another run":
+            train(folder, 4, run_id="another")
+    assert says in refused(["import-run", str(folder)], 2, capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--to", "nomad"), "'nomad' is not one of 'torchrun', 'slurm'"),
+        (("--target", "2 racks"), "cannot read '2 racks'; write it as '2 nodes x 8 H100'"),
+        (("--target", "0 nodes x 8 H100"), "cannot read '0 nodes x 8 H100'"),
+        (("--target", "2 nodes x 8 H10"), "unknown device H10; near it:"),
+        (("--target", "2 nodes x 8 MI300X"), "on CUDA or on processors, not on MI300X"),
+        (("--set", "parallel.pipeline.stages=3"), "does not divide the world of 4 processes"),
+        (("--set", "parallel.tensor=4"), "does not divide its 2 key-value heads"),
+        (("--set", "name='$(reboot)'"), "name"),
+        (("--run", "$(reboot)"), "no run $(reboot)"),
+        (("--model", "/nowhere"), "/nowhere is no model folder"),
+        (("--data", "/nowhere.jsonl"), "/nowhere.jsonl is no file"),
+        (("--into", "missing/away"), "is no folder; make it first"),
+        (("--into", "."), "exists already; name another folder"),
+        (("--wheel", "/nowhere.whl"), "/nowhere.whl: No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_no_folder(
+    flags: tuple[str, ...], says: str, inputs: tuple[str, ...], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = tmp_path / "current"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    command = ["export", "--to", "slurm", *TARGET, *inputs, "--into", "away", *flags]
+    assert says in refused(command, 2, capsys)
+    assert list(folder.iterdir()) == []
