@@ -63,6 +63,18 @@ class Host:
     share_folder: str | None = None
     """The same folder on every host that names one: models, logits and checkpoints for all."""
 
+    price_hour: float | None = None
+    """Rent of the whole host."""
+    watts: float | None = None
+    """Its power under load."""
+    price_kwh: float | None = None
+    currency: str | None = None
+    """Of its prices: ISO 4217."""
+    rented: bool | None = None
+    """None: the inventory does not say; see `plan/budget.py`."""
+    provider: str = ""
+    """The cloud that its firmware names; empty until the host is surveyed."""
+
     @property
     def is_local(self) -> bool:
         """Whether this is the machine the launcher runs on."""
@@ -193,6 +205,7 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
         trainer_command=reader.command(),
         state_folder=reader.folder("motley_state_folder"),
         share_folder=reader.folder("motley_share_folder"),
+        **reader.prices(),
     )
 
 
