@@ -61,7 +61,7 @@ cli = LazyGroup(
     help="Start, watch and stop training runs over the computers you own.",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 defect, 2 usage or config, 3 unreachable, 4 not ready, "
-    "5 workers missing, 6 job failed, 130 interrupted.",
+    "5 workers missing, 6 job failed, 7 over budget, 130 interrupted.",
     commands_at={
         "cluster": ("launcher.cli:cluster", "Start a run, inspect it, stop it."),
         "distill": ("launcher.cli:distill", "Train a small model on the outputs of a large one."),
@@ -75,6 +75,8 @@ cli = LazyGroup(
             "launcher.commands.discover:discover",
             "Find machines and write an inventory.",
         ),
+        "spend": ("launcher.commands.spend:spend", "Show what runs have cost."),
+        "budget": ("launcher.commands.spend:budget", "Run a command under a ceiling."),
         "doctor": ("launcher.commands.doctor:doctor", "Check whether the hosts are ready."),
         "export": (
             "launcher.commands.export:export",

@@ -9,6 +9,7 @@
 | 4    | preflight: something on a host is in the way; nothing was started             |
 | 5    | partial: workers are missing (all was stopped), or processes are left         |
 | 6    | the training job itself failed                                                |
+| 7    | budget: the estimate breaches the ceiling, a price is unknown, or the guard stopped it |
 | 130  | interrupted; a start that was under way is undone, a running job continues    |
 """
 
@@ -58,6 +59,12 @@ class JobFailedError(LauncherError):
     """The coordinator gave up: the reason is in its log."""
 
     exit_code = 6
+
+
+class BudgetError(LauncherError):
+    """It would cost more than the ceiling, or nobody knows how much."""
+
+    exit_code = 7
 
 
 class InterruptedStartError(LauncherError):

@@ -32,7 +32,7 @@ EXTRAS = ("coordinator", "trainer", "launcher", "lm-eval", "dev")
 SOURCES = {"lm-eval": ("rouge-score", "sqlitedict", "word2number")}
 """What has no wheels and is built on the spot; anything else comes as a wheel or not at all."""
 
-CUDA = re.compile(r"torch==|triton==|nvidia-|cuda-")
+CUDA = re.compile(r"torch==|triton==|nvidia-(?!ml-py)|cuda-")
 HEADER = "# Made by `make lock` from pyproject.toml (docs/dependencies.md).\n"
 
 

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.budget.power import PowerMeter
+from trainer.budget.watch import open_watch
 from trainer.checkpoint.resume import continue_run, open_store
 from trainer.config.run import Backend
 from trainer.data.metrics import accuracy, matthews
@@ -69,8 +71,10 @@ def make_coordinator(
         else:
             state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
             generation = 0
+        every, total = config.checkpoint.every, plan.total_steps
+        watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
         write_run_file(config, job.run_id)
-        journal = RunRecorder(output, store, config, job, plan, expect_workers, held)
+        journal = RunRecorder(output, store, config, job, plan, expect_workers, held, watch)
         until_told.pop_all()
     journal.go_on(restored)
     coordinator = Coordinator(
@@ -154,6 +158,7 @@ def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchang
         seed=config.training.seed,
         order=order,
         alpha=alpha,
+        watts=PowerMeter().recent if config.budget is not None else lambda: None,
     )
 
 

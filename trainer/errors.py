@@ -37,6 +37,11 @@ EXIT_CODES = {
         "the next attempt resumes there, and workers prove it when they join",
         True,
     ),
+    9: ExitCode(
+        "the budget guard stopped the run: its ceiling would be breached, or no step was completed "
+        "for `budget.idle_stop`; everything is saved, and a higher ceiling continues it",
+        False,
+    ),
     130: ExitCode("Ctrl-C; a run that is training saves and ends with 0 instead", False),
 }
 """The table in docs/commands.md is this one."""
@@ -108,6 +113,12 @@ class UnprovedError(TrainerError):
             f"all steps are done and saved, but {gap}: start the run again with the same run id; "
             "it ends with 0 once a worker has joined and proved that state"
         )
+
+
+class BudgetError(TrainerError):
+    """The budget guard stopped the run in order; everything is saved."""
+
+    exit_code = 9
 
 
 class ProtocolError(TrainerError):

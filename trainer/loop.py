@@ -44,6 +44,8 @@ class Worker:
     """(seed, epoch, length) -> the permutation of `range(length)` that an epoch visits."""
     alpha: Callable[[int], float] | None = None
     """The divergence's share at a step, counted from 1, of a distillation."""
+    watts: Callable[[], float | None] = lambda: None
+    """The host's power, where a budget wants to know and something measures it."""
     stop_reason: str = ""
     _state: TrainState | None = None
     _owes_commit: bool = False
@@ -95,7 +97,15 @@ class Worker:
         overlap = 0.0 if first is None else time.perf_counter() - first
         assert result.weight == weight, (result.weight, weight)
         self.exchange.send(
-            result_message(shard, result.loss_sum, weight, result.tokens, result.seconds, overlap),
+            result_message(
+                shard,
+                result.loss_sum,
+                weight,
+                result.tokens,
+                result.seconds,
+                overlap,
+                watts=self.watts(),
+            ),
             shard.step,
         )
 

@@ -106,7 +106,8 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     worker = build.make_worker(inputs, choice, lambda: exchange)
     on_signal(exchange.interrupt)
     end = worker.run()
-    return journal.close(end.exit_code, end.reason)
+    finish = exchange.finish or end  # the coordinator's code: a worker did what it was asked to
+    return journal.close(finish.exit_code, finish.reason)
 
 
 def run_coordinator(
@@ -158,6 +159,8 @@ def run_distributed(
 ) -> int:
     """Train as one of equal processes, without a coordinator; for `notes` see `run_local`."""
     config.parallel.copies(environment.world_size)
+    if config.budget is not None:
+        raise InputError("budget: --distributed has no guard; use launch budget -- torchrun ...")
     if config.distillation is not None:
         raise InputError(
             "distillation: --distributed trains on samples, not on a teacher's logits; leave it"

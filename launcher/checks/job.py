@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -21,10 +22,12 @@ from launcher.plan.configuration import DEFAULT_PRESET
 from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
-from trainer.defaults import Derived, derive
+from trainer.defaults import Derived, derive, run_tokens
 from trainer.errors import InputError
 from trainer.model import layout as trainer_layout
 from trainer.model.architecture import read_architecture
+from trainer.planning.model_config import read_shape
+from trainer.planning.shapes import ModelShape
 from trainer.planning.workers import Backend, Job, Room, coordinator_memory
 
 _MIB = 1 << 20
@@ -190,6 +193,26 @@ def check_output(path: Path, run_id: str) -> Finding:
 def own_settings(config: RunConfig, given: list[str], rooms: list[Room]) -> list[Derived]:
     """Return the settings that follow from the run's model and data, but for those `given`."""
     return derive(config, given, model_folder(config), rooms)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run computes."""
+
+    shape: ModelShape
+    tokens: float
+
+
+@validate_call
+def workload(config: RunConfig) -> Workload | None:
+    """Return what a run computes; None if the model or the data cannot be read here."""
+    folder = model_folder(config)
+    if folder is None or config.distillation is not None:
+        return None
+    try:
+        return Workload(read_shape(folder), run_tokens(config, folder))
+    except (InputError, OSError):
+        return None
 
 
 @validate_call

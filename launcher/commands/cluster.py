@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,23 +65,27 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
 
     run = cluster.find(run_id)
     if run is None:
+        idle = cluster.idle(None)
         if as_json:
-            render.print_json(
-                {"schema": "motley.cluster.status/1", "run_id": None, "state": "none"}
-            )
+            none = {"schema": "motley.cluster.status/1", "run_id": None, "state": "none"}
+            render.print_json({**none, "idle": [asdict(host) for host in idle]})
         else:
             render.say("nothing has been started here; start with: launch cluster up")
+            for line in render.idle_lines(idle):
+                render.tell(line)
         return
     if watch:
         watch_run(run, as_json)
         return
     view = RunMonitor(run).observe()
+    idle = cluster.idle(view)
     if as_json:
-        render.print_json(render.status_tree(view))
+        tree = {**render.status_tree(view), "idle": [asdict(host) for host in idle]}
+        render.print_json(tree)
         return
     render.tell(render.headline(view))
     render.console().print(render.status_table(view, render.width()))
-    for remark in (*view.remarks, *view.unreachable.values()):
+    for remark in (*view.remarks, *view.unreachable.values(), *render.idle_lines(idle)):
         render.tell(remark)
     render.say(f"output: {run.plan.output}")
     render.say_card(view)

@@ -85,10 +85,15 @@ def plan(
     if (price_kwh is not None or price_hour is not None) and not currency:
         raise ConfigError("a price needs its currency: add --currency EUR")
     found = model_shape(model, shape)
-    cluster = described_cluster(text) if text else inventory_cluster(inventory, link)
+    prices = Prices(kwh=price_kwh, hour=price_hour, currency=currency)
+    if text:
+        cluster = described_cluster(text)
+    else:
+        cluster, own = inventory_cluster(inventory, link)
+        prices = own if price_kwh is None and price_hour is None else prices
     request = Request(
         shape=found, cluster=cluster, method=method, rank=rank, length=length, tokens=tokens,
-        prices=Prices(kwh=price_kwh, hour=price_hour, currency=currency),
+        prices=prices,
     )  # fmt: skip
     if diagram is not None:
         _draw(found, cluster)

@@ -24,6 +24,21 @@ _CODE = (".py", ".yml", ".yaml", ".wgsl")
 _SLEEP_TARGETS = ("sleep.target", "suspend.target", "hibernate.target")
 _SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # UEFI 2.10, 8.2: global variable
 
+_CLOUDS = (
+    ("sys_vendor", "Amazon EC2", "Amazon"),
+    ("product_name", "Google Compute Engine", "Google"),
+    ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77", "Azure"),
+    ("chassis_asset_tag", "OracleCloud.com", "Oracle"),
+    *(
+        ("sys_vendor", name, name)
+        for name in (
+            *("Akamai", "Alibaba Cloud", "DigitalOcean", "Exoscale", "Hetzner", "Linode"),
+            *("Scaleway", "UpCloud", "Vultr"),
+        )
+    ),
+)
+"""What clouds' hypervisors write into DMI: file, beginning, name. Bare hardware names its maker."""
+
 SecureBoot = Literal["on", "off", "unknown"]
 
 
@@ -46,6 +61,8 @@ class Machine:
     network: Network
     memory: int | None = None
     """Bytes of main memory; None when unknown."""
+    provider: str = ""
+    """The cloud that the firmware names; empty for any other machine."""
 
 
 def describe() -> Machine:
@@ -61,7 +78,17 @@ def describe() -> Machine:
         cores=usable_cores(),
         network=network(),
         memory=main_memory(),
+        provider=provider(),
     )
+
+
+def provider(dmi: Path = Path("/sys/class/dmi/id")) -> str:
+    """Return the cloud that this machine's firmware names, and so who is paid for it."""
+    said = {name: read(dmi / name) for name in ("sys_vendor", "product_name", "chassis_asset_tag")}
+    for name, value, cloud in _CLOUDS:
+        if said[name].startswith(value):
+            return cloud
+    return ""
 
 
 def identity(proc: Path = Path("/proc"), machine_id: Path = Path("/etc/machine-id")) -> str:

@@ -207,6 +207,7 @@ OPERATIONS: dict[str, Operation] = {
     "output": _of_job("check_output"),
     "memory": _of_job("check_memory"),
     "own_settings": _of_job("own_settings"),
+    "workload": _of_job("workload"),
 }
 """Every operation but those on the bytes of files and on locks, which differ over a pipe
 (`agent.py`). A function's arguments are the operation's."""

@@ -65,6 +65,18 @@ class Host:
     link_rates: tuple[tuple[str, float], ...] = ()
     """Measured rates to other hosts, by name, in bit/s."""
 
+    price_hour: float | None = None
+    """Rent of the whole host."""
+    watts: float | None = None
+    """Its power under load."""
+    price_kwh: float | None = None
+    currency: str | None = None
+    """Of its prices: ISO 4217."""
+    rented: bool | None = None
+    """None: the inventory does not say; see `plan/budget.py`."""
+    provider: str = ""
+    """The cloud that its firmware names; empty until the host is surveyed."""
+
     @property
     def is_local(self) -> bool:
         """Whether this is the machine the launcher runs on."""
@@ -196,6 +208,7 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
         state_folder=reader.folder("motley_state_folder"),
         share_folder=reader.folder("motley_share_folder"),
         link_rates=reader.link_rates(),
+        **reader.prices(),
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import math
+import re
 import shlex
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 from launcher.errors import ConfigError
 from launcher.facts.devices import Device
+from trainer.config.budget import CURRENCY
 from trainer.distributed.group.strategy import STRATEGIES
 
 VARIABLES: dict[str, str] = {
@@ -26,6 +30,11 @@ VARIABLES: dict[str, str] = {
     "motley_state_folder": "an absolute path",
     "motley_share_folder": "an absolute path",
     "motley_link_rates": "a mapping of hosts to Mbit/s above 0",
+    "motley_price_hour": "a number, 0 or more: the rent of an hour",
+    "motley_watts": "a number above 0: its power under load",
+    "motley_price_kwh": "a number, 0 or more",
+    "motley_currency": "a code of ISO 4217, such as EUR",
+    "motley_rented": "true or false",
 }
 """Every variable the launcher reads, with what is allowed. inventory/local.yml documents them."""
 
@@ -163,6 +172,35 @@ class VariableReader:
             if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e9:
                 self.refuse("motley_link_rates", f"must be {VARIABLES['motley_link_rates']}")
         return tuple((str(name), 1e6 * float(rate)) for name, rate in rates.items())
+
+    def prices(self) -> dict[str, Any]:
+        """Return what the host costs, by the names of `Host`."""
+        hour = self._amount("motley_price_hour")
+        kwh = self._amount("motley_price_kwh")
+        currency = self.text("motley_currency")
+        if currency is not None and not re.fullmatch(CURRENCY, currency):
+            self.refuse("motley_currency", f"must be {VARIABLES['motley_currency']}")
+        if currency is None and (hour is not None or kwh is not None):
+            self.refuse("motley_currency", "a price needs its currency, such as EUR")
+        rented = "motley_rented" in self._values
+        return {
+            "price_hour": hour,
+            "watts": self._amount("motley_watts", above=True),
+            "price_kwh": kwh,
+            "currency": currency,
+            "rented": self.flag("motley_rented") if rented else None,
+        }
+
+    def _amount(self, variable: str, *, above: bool = False) -> float | None:
+        value = self._values.get(variable)
+        if value is None:
+            return None
+        with contextlib.suppress(ValueError):
+            value = float(value) if isinstance(value, str) else value  # Jinja returns strings
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= float(value) < math.inf or (above and not value):
+            self.refuse(variable, f"must be {VARIABLES[variable]}")
+        return float(value)
 
     def arguments(self, variable: str) -> tuple[str, ...]:
         """Read a line of arguments for ssh; an empty one switches Ansible's default off."""

@@ -165,7 +165,8 @@ def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Conne
     if folder is None and not host.is_local:
         folder = connection.state_folder
     cores = max(1, machine.cores // names)
-    return replace(host, cores=cores, memory=machine.memory, state_folder=folder)
+    learned = {"cores": cores, "memory": machine.memory, "provider": machine.provider}
+    return replace(host, state_folder=folder, **learned)
 
 
 def _ways(

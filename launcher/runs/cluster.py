@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,7 @@ from launcher.checks.finding import Check
 from launcher.errors import ConfigError
 from launcher.hosts.fleet import LOOK, REACH
 from launcher.inventory.hosts import Host, head_of, load_inventory
+from launcher.plan.budget import with_budget
 from launcher.plan.configuration import Order, parse_assignments, with_shared_checkpoints
 from launcher.plan.plan import LaunchPlan
 from launcher.preflight.own_settings import follow_data
@@ -21,10 +24,12 @@ from launcher.runs.down import Ending, tear_down
 from launcher.runs.kept_configs import Start, config_of, differences, start_of
 from launcher.runs.registry import Registry
 from launcher.runs.run import Run
-from launcher.runs.status import find_run
+from launcher.runs.spending import IdleHost, idle_hosts, read_spend
+from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
 from launcher.runs.up import bring_up, look_around, make_plan
 from launcher.terminal import note, working
+from trainer.budget.ledger import SpendRecord
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 
@@ -136,12 +141,22 @@ class Cluster:
                     job, lines = follow_data(job, own, plan, found)
                 self.watch.lap("settings")
             job = with_shared_checkpoints(job, head_of(self.hosts).share_folder, plan.run_id)
+        if isinstance(job, RunConfig):
+            job, remarks = with_budget(job, plan, found.identities, os.environ)
+            lines += remarks
         for line in lines:
             self._report(line)
         return Launch(plan, job, found)
 
     def up(self, launch: Launch, timeout: float | None) -> Run:
-        """Start a run and return it once every process takes part; see `bring_up`."""
+        """Start a run and return it once every process takes part; see `bring_up`.
+
+        Raises:
+            BudgetError: it would cost too much, or nobody knows how much; nothing was started.
+        """
+        from launcher.runs.authorise import authorise  # with the planner, which no look needs
+
+        authorise(launch.plan, launch.job, launch.found, self._report, os.environ)
         return bring_up(
             launch.plan,
             launch.job,
@@ -152,6 +167,42 @@ class Cluster:
             self.watch,
             self.start,
         )
+
+    def spend(self) -> list[SpendRecord]:
+        """Return every line of what was spent, by time."""
+        return read_spend(self.known(), self._report)
+
+    def idle(self, view: RunView | None) -> list[IdleHost]:
+        """Return the priced hosts of the inventory that do nothing; none without an inventory."""
+        return [] if self._inventory is None else idle_hosts(self.hosts, view, time.time())
+
+    def guard(
+        self,
+        argv: Sequence[str],
+        ceiling: float | None,
+        currency: str | None,
+        rate: Mapping[str, float | None],
+        *,
+        name: str | None,
+        grace: float,
+    ) -> int:
+        """Run a command here under a ceiling, and return its exit code; see `run_guarded`.
+
+        Args:
+            rate: what this machine costs; the inventory's hosts count if there is one.
+
+        Raises:
+            ConfigError: a figure is wrong, or the command cannot be started.
+            BudgetError: the guard stopped it.
+        """
+        from launcher.runs.guarded_command import command_budget, run_guarded
+
+        hosts = () if self._inventory is None else self.hosts
+        given = [name for name, value in rate.items() if value is not None]
+        if hosts and given:
+            raise ConfigError(f"give --{given[0].replace('_', '-')} or an inventory, not both")
+        budget = command_budget(hosts, rate, ceiling, currency, os.environ)
+        return run_guarded(argv, budget, name, grace)
 
     def down(self, run_id: str | None, everything: bool) -> list[Ending]:
         """Stop a run, or all of them; each ending says what may be left of it."""

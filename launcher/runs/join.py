@@ -8,11 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from launcher.errors import InterruptedStartError, JobFailedError, LauncherError, PartialError
+from launcher.errors import (
+    BudgetError,
+    InterruptedStartError,
+    JobFailedError,
+    LauncherError,
+    PartialError,
+)
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import POLL
 from launcher.runs.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
+from trainer.errors import BudgetError as GuardError
 
 STEP_PATIENCE = 15.0
 """Seconds for which `up` waits for the first step, to say how long it took."""
@@ -68,9 +75,11 @@ def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE
     return False
 
 
-def job_failure(monitor: RunMonitor, view: RunView) -> JobFailedError:
+def job_failure(monitor: RunMonitor, view: RunView) -> LauncherError:
     """Return the error with the reason of the leader's end."""
     leader = view.run.plan.leader
+    if view.processes[leader.name].exit_code == GuardError.exit_code:
+        return BudgetError(f"run {view.run.run_id} {view.outcome}: {view.reason}")
     ending = view.processes[leader.name].ending or view.processes[leader.name].state
     reason = f": {view.reason}" if view.reason else ""
     return JobFailedError(

@@ -8,24 +8,39 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from launcher.checks.job import Workload
 from launcher.errors import ConfigError, UnreachableError
+from launcher.facts.devices import Device
+from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host, load_inventory
+from launcher.plan.budget import currency_of, rates_of
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
+from launcher.plan.plan import LaunchPlan
+from launcher.preflight.own_settings import DEADLINE
+from launcher.preflight.survey import Survey
 from launcher.runs.up import look_around
 from launcher.terminal import working
+from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.planning import devices as known
+from trainer.planning.cost import Cost, Prices
 from trainer.planning.devices import CORE_FLOPS, PCIE, Cluster, HostGroup
 from trainer.planning.model_config import named_shape, parse_shape, read_shape
 from trainer.planning.shapes import ModelShape
+from trainer.planning.strategies import Request
+from trainer.planning.strategies import plan as plan_strategy
+from trainer.planning.strategy import Strategy
 from trainer.planning.workers import MAIN_MEMORY
 
 _HUB = "https://huggingface.co/{}/resolve/main/config.json"
 _DEADLINE = 20.0
 _MOST = 1 << 20
+_USUAL_LINK = 125e6
+"""Bytes a second between hosts of a run, where nobody measured: 1 Gbit/s."""
 
 
 def model_shape(model: str | None, shape: str | None) -> ModelShape:
@@ -135,6 +150,50 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.Device]:
     return found
 
 
+def estimate(config: RunConfig, plan: LaunchPlan, found: Survey) -> Cost | None:
+    """Return what a run will cost by the plan of Motley's exchange; None if that cannot be planned.
+
+    Raises:
+        UnreachableError: the coordinator's host does not answer.
+    """
+    assert config.budget is not None
+    there = found.connections[plan.leader.host]
+    arguments = {"config": config.model_dump(mode="json", exclude_unset=True)}
+    try:
+        answer = there.call("workload", arguments, DEADLINE)
+        work = None if answer is None else receive(Workload, answer, "workload")
+        cluster = None if work is None else cluster_of(_at_work(plan), _USUAL_LINK)
+    except (ConfigError, ValueError, RuntimeError):  # an unknown device, or another version
+        return None
+    if work is None or cluster is None:
+        return None
+    method = "qlora" if config.model.quantization == "nf4" else config.method
+    request = Request(
+        shape=work.shape, cluster=cluster, method=method, rank=config.lora.lora_rank,
+        length=config.data.max_seq_len, tokens=work.tokens,
+        prices=Prices(hosts=config.budget.hosts, currency=config.budget.currency or ""),
+    )  # fmt: skip
+    alone = cluster.world == 1
+    strategy = Strategy() if alone else Strategy(world=cluster.world, data="motley")
+    return plan_strategy(request, strategy, method).cost
+
+
+def _at_work(plan: LaunchPlan) -> list[Host]:
+    """Return the hosts of a plan with the devices of its workers alone."""
+    hosts: list[Host] = []
+    for host in plan.hosts:
+        known_here = {device.id: device for device in host.devices or ()}
+        here = [worker for worker in plan.workers if worker.host == host.name]
+        devices = [
+            known_here.get(identity) or Device("cpu", identity, threads=worker.threads)
+            for worker in here
+            for identity in worker.devices
+        ]
+        if devices:
+            hosts.append(replace(host, devices=tuple(devices)))
+    return hosts
+
+
 def described_cluster(text: str) -> Cluster:
     """Return the devices of a line such as `8xA100-80G nvlink, 2 hosts, 200gbit`.
 
@@ -147,8 +206,10 @@ def described_cluster(text: str) -> Cluster:
         raise ConfigError(str(error)) from None
 
 
-def inventory_cluster(inventory: Path | None, link: str | None) -> Cluster:
-    """Return the devices of an inventory's hosts, which are asked; without one, of this machine.
+def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[Cluster, Prices]:
+    """Return the devices of an inventory's hosts, which are asked, and the hosts' prices.
+
+    Without an inventory they are this machine's.
 
     Raises:
         ConfigError: the inventory or the rate cannot be used.
@@ -160,7 +221,13 @@ def inventory_cluster(inventory: Path | None, link: str | None) -> Cluster:
         raise ConfigError(f"--link: {error}") from None
     with working("asking the hosts what they have"):
         found = look_around(load_inventory(inventory))
-    return cluster_of(found.hosts, slowest_link(found.hosts) if between is None else between)
+    rates = rates_of(found.hosts, {}, found.identities)
+    prices = Prices(
+        hosts=rates if any(rate.is_priced or rate.watts for rate in rates) else (),
+        currency=currency_of(found.hosts, None) or "",
+    )
+    link = slowest_link(found.hosts) if between is None else between
+    return cluster_of(found.hosts, link), prices
 
 
 def slowest_link(hosts: Sequence[Host]) -> float | None:

@@ -25,6 +25,7 @@ from launcher.runs.registry import Registry
 from launcher.runs.run import Run, StateFolder
 from launcher.runs.self_reports import read_report, read_training
 from launcher.runs.systemd import supervise
+from trainer.errors import BudgetError
 
 JOINED = frozenset({"active", "idle"})
 """States in `status.json` of a worker that takes part."""
@@ -252,6 +253,8 @@ def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> st
     match leader.state:
         case "exited" | "stopped":
             return said if said in OVER else "stopped"
+        case "failed" if leader.exit_code == BudgetError.exit_code and said == "stopped":
+            return "stopped"
         case "failed" | "lost":
             return "failed"
         case "absent":

@@ -28,13 +28,14 @@ def start_child(
     argv: Sequence[str],
     folder: str,
     environment: Mapping[str, str],
-    output: BinaryIO,
+    output: BinaryIO | None,
     *,
-    keep: int,
+    keep: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program as the leader of a new group; it is killed when this process dies.
 
     Args:
+        output: of its stdout and stderr; None: this process's own.
         keep: a descriptor that it inherits under the same number.
 
     Raises:
@@ -56,7 +57,7 @@ def start_child(
         cwd=folder,
         env=environment,
         process_group=0,
-        pass_fds=(keep,),
+        pass_fds=() if keep is None else (keep,),
         preexec_fn=before_exec,
     )
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -19,6 +19,7 @@ from rich.text import Text
 from launcher.checks.finding import Check
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.processes import ProcessState
+from launcher.runs.spending import IdleHost, Total
 from launcher.runs.status import RunView, shards
 from launcher.terminal import note, visible
 from launcher.views.tables import COLOURS, Column, table
@@ -49,6 +50,14 @@ _STATUS = (
     Column("LAST EXIT", spare=1, words=True, least=11),
     Column("SHARE"),
     Column("TOKENS/S", spare=3),
+)
+
+
+_SPEND = (
+    Column("HOURS", right=True),
+    Column("KWH", right=True),
+    Column("POWER", spare=1),
+    Column("COST", right=True),
 )
 
 
@@ -148,6 +157,39 @@ def runs_table(views: Iterable[RunView], width: int | None) -> Table:
         for view in views
     ]
     return table(_RUNS, rows, width)
+
+
+def spend_table(totals: Sequence[Total], by: str, width: int | None) -> Table:
+    """Return the table of `launch spend`, with the sum of each currency as its last lines."""
+    rows = [_spent(total.name, [total]) for total in totals]
+    for unit in dict.fromkeys(total.currency for total in totals):
+        rows.append(_spent("all", [total for total in totals if total.currency == unit]))
+    columns = (Column(by.upper()), *_SPEND)
+    return table(columns, rows if len(totals) > 1 else rows[:1], width)
+
+
+def _spent(name: str, totals: Sequence[Total]) -> tuple[str, ...]:
+    seconds = sum(total.seconds for total in totals)
+    share = sum(total.measured * total.seconds for total in totals) / seconds if seconds else 0.0
+    kwh, money = sum(total.kwh for total in totals), sum(total.money for total in totals)
+    power = "planned" if not share else "measured" if share > 0.999 else f"{share:.0%} measured"
+    power = power if kwh else "unknown"
+    unit = totals[0].currency or ""
+    return name, f"{seconds / 3600:.2f}", f"{kwh:.3f}", power, f"{money:.2f} {unit}".strip()
+
+
+def idle_lines(hosts: Sequence[IdleHost]) -> list[str]:
+    """Return what hosts cost that do nothing, a line for each currency."""
+    lines: list[str] = []
+    for unit in dict.fromkeys(host.currency for host in hosts):
+        own = [host for host in hosts if host.currency == unit]
+        names, an_hour = ", ".join(host.name for host in own), sum(host.an_hour for host in own)
+        line = f"idle: {names} cost{'s' if len(own) == 1 else ''} {an_hour:.2f} {unit} an hour"
+        if all(host.since is not None for host in own):
+            since = sum(host.since or 0.0 for host in own)
+            line += f", {since:.2f} {unit} since the run ended"
+        lines.append(line)
+    return lines
 
 
 def command_lines(plan: LaunchPlan) -> list[str]:

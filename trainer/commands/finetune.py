@@ -10,6 +10,7 @@ import click
 
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
+from trainer.config.budget import with_environment
 from trainer.config.run import RunConfig
 from trainer.defaults import derive, own_rooms, provisional, table
 from trainer.distributed.environment import Environment, read_environment
@@ -111,6 +112,9 @@ def finetune(
         config, notes = _follow_data(given, backend)
     else:
         config = run_config.load(source, given)
+    if role != "worker":
+        budget = with_environment(config.budget, os.environ)
+        config = config.model_copy(update={"budget": budget})
     if environment is None:
         config.check_one_process()
     from trainer import roles

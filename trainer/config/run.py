@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.config import section as settings
 from trainer.config import spelling
+from trainer.config.budget import BudgetConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
 from trainer.errors import InputError
@@ -194,6 +195,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
     distillation: DistillationConfig | None = None
+    budget: BudgetConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

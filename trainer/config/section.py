@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -164,5 +165,7 @@ def _inner(section: type[BaseModel] | None, part: int | str) -> type[BaseModel] 
     field = section.model_fields.get(str(part)) if section is not None else None
     if field is None:
         return None
-    kinds = (field.annotation, *get_args(field.annotation))
+    kinds = [field.annotation]
+    if get_origin(field.annotation) in (Union, UnionType):  # a list of groups has no keys
+        kinds += get_args(field.annotation)
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from trainer.budget.guard import Ending
 from trainer.errors import TrainerError
 from trainer.exchange.protocol.actions import Save
 
@@ -18,6 +19,11 @@ class Recorder(Protocol):
     @property
     def failure(self) -> TrainerError | None:
         """Why the run must halt: what was to be kept is not kept."""
+        ...
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why the run must stop in order, to hold its budget; asked several times a second."""
         ...
 
     def save(self, save: Save) -> None:

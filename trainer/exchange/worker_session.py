@@ -200,6 +200,7 @@ def result_message(
     seconds: float,
     overlap: float = 0.0,
     confusion: list[list[int]] | None = None,
+    watts: float | None = None,
 ) -> ShardResult:
     """Return the result of a shard as a message; JSON cannot carry a loss that is not finite."""
     return ShardResult(
@@ -209,5 +210,6 @@ def result_message(
         tokens=tokens,
         seconds=seconds,
         overlap=min(overlap, seconds),
+        watts=watts,
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
     )

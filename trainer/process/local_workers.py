@@ -54,9 +54,7 @@ class LocalWorkers:
             with self._lock:
                 if self._stopping.is_set():
                     return
-                process = subprocess.Popen(
-                    command, pass_fds=(self._run_file,), env=environment
-                )
+                process = subprocess.Popen(command, pass_fds=(self._run_file,), env=environment)
                 self._processes[index] = process
             code = process.wait()
             if time.monotonic() - began > 60:  # not a crash at every start

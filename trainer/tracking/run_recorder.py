@@ -6,15 +6,18 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainer.budget.guard import Ending
+from trainer.budget.watch import BudgetWatch
 from trainer.checkpoint.reader import Resumed
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig
-from trainer.errors import StorageError, UnprovedError
+from trainer.errors import RESTARTED, BudgetError, StorageError, UnprovedError
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
@@ -69,8 +72,10 @@ class RunRecorder:
         plan: StepPlan,
         expect_workers: int,
         lease: Lease | None = None,
+        budget: BudgetWatch | None = None,
     ) -> None:
         self._store = store
+        self._budget = budget
         self._lease_of_output = lease
         self._config = config
         self._job = job
@@ -107,6 +112,9 @@ class RunRecorder:
             self._lease_of_output.check()
         details = dict(event)
         kind = details.pop("event")
+        if self._budget:
+            self._budget.happened(kind, details)
+            self._status["budget"] = self._budget.status
         if "generation" in details:
             self._status["generation"] = details["generation"]
         if kind == "step":
@@ -154,14 +162,24 @@ class RunRecorder:
         """Why the run cannot go on: two saves in a row have failed."""
         return self._failure
 
+    @property
+    def ending(self) -> Ending | None:
+        """Why the run must stop in order, to hold its budget."""
+        return None if self._budget is None else self._budget.ending
+
     def close(self, exit_code: int, reason: str) -> int:
         """Wait for the last checkpoint, record how the run ended, and return the exit code."""
         self._writer.shutdown(wait=True)
         if self._lease_of_output:
             self._lease_of_output.check()
-        if exit_code in (0, UnprovedError.exit_code) and self._failed_save:
+        saved = (0, UnprovedError.exit_code, BudgetError.exit_code)
+        if exit_code in saved and self._failed_save:
             exit_code, reason = StorageError.exit_code, self._failed_save
-        if exit_code == 0 and self._status["step"] < self._plan.total_steps:
+        if self._budget:
+            self._budget.close(ended=exit_code not in RESTARTED)
+            self._status["budget"] = self._budget.status
+        unfinished = exit_code == 0 and self._status["step"] < self._plan.total_steps
+        if unfinished or exit_code == BudgetError.exit_code:
             self._status["state"] = "stopped"
             self._metrics.event("stopped", self._status["step"], reason=reason)
         else:
@@ -289,11 +307,14 @@ class RunRecorder:
                 self._best = {"step": step, "metric": metric, **scores}
         progress = progress_at(step, save.generation, self._config, self._job, self._plan)
         progress = replace(progress, best=self._best, stream=save.stream)
+        began = time.monotonic()
         try:
             path = self._store.save(snapshot, progress, metric)
         except StorageError as error:
             self.not_saved(step, str(error))
             return
+        if self._budget:
+            self._budget.saved(time.monotonic() - began)
         self.saved(step, path)
 
     def _failed(self, reason: str) -> None:

@@ -85,6 +85,9 @@ class Status(TypedDict):
     workers: list[WorkerStatus]
     checkpoint: CheckpointStatus | None
     validation: ValidationStatus | None
+    budget: dict[str, Any] | None
+    """Of a run with one: `spent`, `ceiling`, `currency`, `an_hour` at the present power, and the
+    hosts whose power is `measured`."""
     card: list[str]
     """Of a run that ended with exit code 0: its result, in lines for people."""
 
@@ -110,6 +113,7 @@ def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
         workers=[],
         checkpoint=None,
         validation=None,
+        budget=None,
         card=[],
     )
 
@@ -204,7 +208,8 @@ def says_over(path: Path) -> bool:
 
 def _standing(status: Status) -> dict[str, Any]:
     """Return the parts of a status that are written at once."""
-    tree: dict[str, Any] = {k: copy.deepcopy(v) for k, v in status.items() if k not in MOVING}
+    moving = (*MOVING, "budget")
+    tree: dict[str, Any] = {k: copy.deepcopy(v) for k, v in status.items() if k not in moving}
     tree["workers"] = [
         {key: value for key, value in worker.items() if key not in _MOVING_OF_WORKER}
         for worker in status["workers"]

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.facts.machine import Machine, code_digest, describe, identity, may_sleep, secure_boot
+from launcher.facts.machine import (
+    Machine,
+    code_digest,
+    describe,
+    identity,
+    may_sleep,
+    provider,
+    secure_boot,
+)
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.received import receive
 from tests import ROOT
@@ -87,3 +95,18 @@ def test_a_desktop_may_fall_asleep(targets: str, desktop: tuple[int, str], expec
 
 def test_no_systemd_no_sleep() -> None:
     assert may_sleep(lambda _: (127, "systemctl: not installed")) is False
+
+
+def test_clouds_are_known_by_their_firmware(tmp_path: Path) -> None:
+    assert provider(tmp_path) == ""
+    for name, value, cloud in (
+        ("sys_vendor", "Amazon EC2", "Amazon"),
+        ("product_name", "Google Compute Engine", "Google"),
+        ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77", "Azure"),
+        ("sys_vendor", "Hetzner", "Hetzner"),
+        ("sys_vendor", "Dell Inc.", ""),
+    ):
+        folder = tmp_path / (cloud or "own")
+        folder.mkdir()
+        (folder / name).write_text(f"{value}\n")
+        assert provider(folder) == cloud

@@ -33,6 +33,41 @@ def test_the_embedded_default_is_this_machine_and_ships_as_one_truth() -> None:
     assert EMBEDDED.resolve() == ROOT / "inventory" / "local.yml"
 
 
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"motley_price_hour": -1}, "motley_price_hour: must be a number, 0 or more"),
+        ({"motley_price_hour": "two"}, "motley_price_hour: must be a number, 0 or more"),
+        ({"motley_price_kwh": ".inf"}, "motley_price_kwh: must be a number, 0 or more"),
+        ({"motley_watts": 0}, "motley_watts: must be a number above 0"),
+        ({"motley_price_hour": 1}, "motley_currency: a price needs its currency"),
+        ({"motley_currency": "euro"}, "motley_currency: must be a code of ISO 4217"),
+        ({"motley_rented": "maybe"}, "motley_rented: must be true or false"),
+    ],
+)
+def test_prices_that_cannot_be_used(variables: dict[str, object], words: str) -> None:
+    host = {"name": "box", "errors": {}, "variables": variables}
+    with pytest.raises(ConfigError) as found:
+        parse_answer("hosts.yml", "all", json.dumps({"hosts": [host], "groups": []}), "")
+    assert str(found.value).startswith(f"hosts.yml: host box: {words}")
+    assert "\n" not in str(found.value)
+
+
+def test_what_a_host_costs() -> None:
+    variables = {
+        "motley_price_hour": "2.40",  # as Jinja gives it
+        "motley_watts": 600,
+        "motley_price_kwh": 0,
+        "motley_currency": "USD",
+        "motley_rented": False,
+    }
+    host = {"name": "box", "errors": {}, "variables": variables}
+    text = json.dumps({"hosts": [host], "groups": []})
+    (found,) = parse_answer("hosts.yml", "all", text, "")
+    assert (found.price_hour, found.watts, found.price_kwh) == (2.4, 600.0, 0.0)
+    assert (found.currency, found.rented) == ("USD", False)
+
+
 def test_variables_are_rendered_by_ansible_with_group_vars_and_order(tmp_path: Path) -> None:
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "all.yml").write_text("base: 9100\nmotley_port: '{{ base + 1 }}'\n")

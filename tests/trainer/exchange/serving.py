@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
+from trainer.budget.guard import Ending
 from trainer.errors import TrainerError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
@@ -25,6 +26,7 @@ class RememberingKeeper:
         self.saved: list[Save] = []
         self.end: tuple[int, str] | None = None
         self.failure: TrainerError | None = None
+        self.ending: Ending | None = None
 
     def emit(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -45,10 +47,12 @@ def coordinator_of(problem: ExactProblem, applied: int = 0) -> Coordinator:
 
 
 def serve(
-    machine: Coordinator, peer: Callable[[tuple[str, int]], None] | None = None
+    machine: Coordinator,
+    peer: Callable[[tuple[str, int]], None] | None = None,
+    keeper: RememberingKeeper | None = None,
 ) -> tuple[int, RememberingKeeper]:
     """Serve on loopback until the run ends, with a peer that gets the address."""
-    keeper = RememberingKeeper()
+    keeper = keeper or RememberingKeeper()
     server = GradientServer(machine, keeper, ("127.0.0.1", 0), None)
     threads: list[threading.Thread] = []
 

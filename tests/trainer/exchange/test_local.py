@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
+from trainer.budget.guard import Ending
 from trainer.errors import StorageError, TrainerError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
@@ -23,6 +24,7 @@ class Listing:
         self.events: list[dict[str, Any]] = []
         self.saves: list[Save] = []
         self.failure: TrainerError | None = None
+        self.ending: Ending | None = None
 
     def emit(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -112,6 +114,19 @@ def test_a_stop_saves_the_last_commit_between_two_blocks(loop: Loop):
     end = loop.run(between)
     assert (end.exit_code, end.reason) == (0, "stopped by SIGTERM")
     assert saved == [[], [3], [3], [3]], "before the step is over"
+    assert [save.snapshot.step for save in loop.keeper.saves] == [3, 4]
+
+
+def test_a_budget_that_would_be_breached_stops_it_in_order(loop: Loop):
+    def between(step: int, block: int) -> None:
+        if step == 3:
+            loop.keeper.ending = Ending("4.99 of 5.00 USD are spent")
+
+    end = loop.run(between)
+    assert end.exit_code == 0, "a worker did what it was asked to"
+    assert loop.exchange.finish is not None
+    assert (loop.exchange.finish.exit_code, loop.exchange.finish.reason) == (9, end.reason)
+    assert end.reason == "4.99 of 5.00 USD are spent"
     assert [save.snapshot.step for save in loop.keeper.saves] == [3, 4]
 
 

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from tests.trainer.exchange.exact_problem import ExactProblem
-from tests.trainer.exchange.serving import ask_to_join, coordinator_of, serve
+from tests.trainer.exchange.serving import (
+    RememberingKeeper,
+    ask_to_join,
+    coordinator_of,
+    serve,
+)
+from trainer.budget.guard import Ending
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.transport import server
 from trainer.optimizer import AdamW
@@ -83,3 +89,17 @@ def test_shared_memory_is_open_before_tcp(
     monkeypatch.setattr(Coordinator, "tick", broken)
     _, keeper = serve(coordinator_of(problem))
     assert keeper.events[0] == {"event": "listening", "address": opened[0]}
+
+
+def test_a_budget_ends_a_run_that_waits_for_workers() -> None:
+    """They cost while they do not join, so the guard is asked without any event of the run."""
+    machine = coordinator_of(ExactProblem(exchange__heartbeat=0.2), applied=3)
+
+    class Poor(RememberingKeeper):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ending = Ending("budget.ceiling: all is spent")
+
+    code, keeper = serve(machine, keeper=Poor())
+    assert (code, keeper.end) == (9, (9, "budget.ceiling: all is spent"))
+    assert [save.snapshot.step for save in keeper.saved] == [3]

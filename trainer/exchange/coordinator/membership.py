@@ -73,7 +73,7 @@ class Coordinator:
         self._joiners = Joiners(self.membership, self._outbox, streams, patience)
         self._resumed = state.step > 0
         self._introductions: dict[int, tuple[float, Certified]] = {}
-        self._stop_reason = ""
+        self._stop_reason, self._stop_code = "", 0
         self._alone_since = now
         self._stop_by = math.inf
         self._last_tick = now
@@ -137,11 +137,11 @@ class Coordinator:
         self._move_on(now)
         return self._outbox.take()
 
-    def stop(self, reason: str, now: float) -> list[Action]:
-        """Save what is committed, give the step that is under way some time, and end with 0."""
+    def stop(self, reason: str, now: float, exit_code: int = 0) -> list[Action]:
+        """Save what is committed, give the step that is under way some time, and end in order."""
         if self.phase == "over" or self.training.stopping:
             return []
-        self._stop_reason = reason
+        self._stop_reason, self._stop_code = reason, exit_code
         self._stop_by = now + STOP_PATIENCE
         self.training.stopping = True
         self._outbox.emit("stopping", reason=reason)
@@ -337,13 +337,14 @@ class Coordinator:
             error = UnprovedError(gap)
             self._end(error.exit_code, str(error))
         else:
-            self._end(0, self._stop_reason or "done")
+            self._end(self._stop_code, self._stop_reason or "done", to_workers=0)
 
-    def _end(self, exit_code: int, reason: str) -> None:
+    def _end(self, exit_code: int, reason: str, to_workers: int | None = None) -> None:
         self.phase = "over"
         self.training.round = None
+        told = exit_code if to_workers is None else to_workers
         for member in self.membership:
-            shutdown = messages.Shutdown(reason=reason[:1000], exit_code=exit_code)
+            shutdown = messages.Shutdown(reason=reason[:1000], exit_code=told)
             self._outbox.send(member, shutdown)
             self._outbox.close(member.link, reason, told=True)
         self._outbox.add(Finish(exit_code, reason))

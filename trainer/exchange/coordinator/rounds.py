@@ -196,6 +196,11 @@ def step_event(round_: Round, receivers: int, rate: float, seconds: float) -> di
         "exchange_ms": 1e3 * (hiding[slowest] + exposed),
         "exchange_exposed_ms": 1e3 * exposed,
         "exchange_bytes": round_.sums.bytes_received + sent,
+        "watts": {
+            shard.rank: result.watts
+            for shard, result in zip(shards, results, strict=True)
+            if result.watts is not None
+        },
         "shares": [[shard.rank, shard.start, shard.stop] for shard in shards],
         "together": round_.together() or None,
     }

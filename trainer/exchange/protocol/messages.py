@@ -115,6 +115,8 @@ class ShardResult(Message):
     """Seconds in forward and backward, without waiting and exchange."""
     overlap: Seconds = 0.0
     """Of these, the seconds after the first gradient was handed over: they hide the exchange."""
+    watts: Seconds | None = None
+    """Mean power of the worker's host since its last reading; None: nothing measures it."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]`, for evaluation of a classifier."""
 

@@ -8,6 +8,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.errors import BudgetError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.protocol.messages import Message, ShardAssignment
@@ -59,10 +60,13 @@ class LocalExchange:
         """Nothing is held."""
 
     def _look_up(self) -> None:
-        """Stop when asked to, and halt when nothing can be saved."""
+        """Stop when asked to, or for the budget, and halt when nothing can be saved."""
         if self._stop_reason is not None:
             reason, self._stop_reason = self._stop_reason, None
             self._perform(self._coordinator.stop(reason, time.monotonic()))
+        if ending := self._keeper.ending:
+            now, code = time.monotonic(), BudgetError.exit_code
+            self._perform(self._coordinator.stop(ending.reason, now, code))
         if failure := self._keeper.failure:
             self._perform(self._coordinator.halt(failure))
         self._drain()

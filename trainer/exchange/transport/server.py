@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from trainer.errors import InputError, ProtocolError, TrainerError
+from trainer.errors import BudgetError, InputError, ProtocolError, TrainerError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.protocol.members import RefusalError
@@ -165,6 +165,8 @@ class GradientServer:
         now = time.monotonic()
         self._refusals.sum_up(now)
         self._perform(self._coordinator.tick(now))
+        if ending := self._keeper.ending:
+            self._stop(ending.reason, BudgetError.exit_code)
         if failure := self._keeper.failure:
             self._perform(self._coordinator.halt(failure))
 
@@ -181,8 +183,8 @@ class GradientServer:
         self._perform(self._coordinator.halt(error))
 
     @_ends_the_run_if_it_fails
-    def _stop(self, reason: str) -> None:
-        self._perform(self._coordinator.stop(reason, time.monotonic()))
+    def _stop(self, reason: str, exit_code: int = 0) -> None:
+        self._perform(self._coordinator.stop(reason, time.monotonic(), exit_code))
 
     def _link(self) -> Link:
         return Link(

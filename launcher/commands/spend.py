@@ -1,0 +1,76 @@
+"""`launch spend` and `launch budget`: what was spent, and any command under the guard."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.commands import complete
+from launcher.commands.options import cluster_options, inventory_option, json_option
+
+if TYPE_CHECKING:
+    from launcher.runs.cluster import Cluster
+
+
+@click.command()
+@inventory_option
+@click.option("--by", type=click.Choice(["run", "host", "day"]), default="run", show_default=True)
+@click.option(
+    "--run", "run_id", metavar="ID", shell_complete=complete.run_ids, help="Only of this run."
+)
+@json_option
+def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
+    """Show what runs and guarded commands have cost, by run, host or day (UTC)."""
+    from launcher.runs.spending import totals
+    from launcher.views import render
+
+    records = [r for r in cluster.spend() if run_id is None or r.run == run_id]
+    found = totals(records, by)
+    if as_json:
+        tree = {"by": by, "totals": [asdict(total) for total in found]}
+        render.print_json({"schema": "motley.spend/1", **tree})
+        return
+    if not found:
+        render.say("nothing has been recorded; docs/budget.md says how hosts get prices")
+        return
+    render.console().print(render.spend_table(found, by, render.width()))
+
+
+@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@cluster_options
+@click.option("--ceiling", type=float, metavar="MONEY", help="Else $MOTLEY_BUDGET_CEILING.")
+@click.option("--currency", metavar="CODE", help="Such as EUR; else $MOTLEY_BUDGET_CURRENCY.")
+@click.option("--price-hour", type=float, metavar="MONEY", help="Rent of this machine, an hour.")
+@click.option("--watts", type=float, help="Its power under load, if nothing measures it.")
+@click.option("--price-kwh", type=float, metavar="MONEY", help="Of its energy.")
+@click.option("--name", help="What it is recorded under; one name adds up to one ceiling.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds between SIGTERM and SIGKILL.",
+)
+@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND")
+def budget(
+    cluster: Cluster,
+    ceiling: float | None,
+    currency: str | None,
+    price_hour: float | None,
+    watts: float | None,
+    price_kwh: float | None,
+    name: str | None,
+    grace: float,
+    command: tuple[str, ...],
+) -> None:
+    """Run a command that is stopped before it costs more than a ceiling.
+
+    It costs what this machine does, by flags, or the hosts of an inventory. Exits as the command
+    does, and with 7 if it was stopped.
+    """
+    rate = {"price_hour": price_hour, "watts": watts, "price_kwh": price_kwh}
+    click.get_current_context().exit(
+        cluster.guard(command, ceiling, currency, rate, name=name, grace=grace)
+    )

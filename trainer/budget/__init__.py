@@ -1,0 +1,1 @@
+"""What a run costs while it runs, and when it must stop."""
