@@ -99,7 +99,7 @@ class Ranks:
     def close(self) -> None:
         self._lines.close()
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 class _World:

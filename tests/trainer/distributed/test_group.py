@@ -73,7 +73,7 @@ def answers(
     module = "tests.trainer.distributed.group_gradients"
     program = Process("groups", [sys.executable, "-m", module, str(folder)], folder, {})
     try:
-        assert program.wait(250) == 0, program.text
+        assert program.wait(500) == 0, program.text
     finally:
         program.end()
     found = {name: dict(np.load(folder / f"{name}.npz")) for name in CASES}
