@@ -54,6 +54,7 @@ class SameHostListener:
             self._socket.listen(_BACKLOG)
         except OSError:
             self._socket.close()
+            os.close(self._averages.descriptor)
             raise
 
     def start(self) -> None:
