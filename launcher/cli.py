@@ -36,10 +36,6 @@ distill = LazyGroup(
     help="Train a small model on the outputs of a large one; status, logs and down as for any run.",
     commands_at={
         "up": (f"{_DISTILL}:up", "Start a distillation; return once every process works."),
-        "discover": (
-            "launcher.commands.discover:discover",
-            "Find machines and write an inventory.",
-        ),
         "doctor": (f"{_DISTILL}:doctor", "Check whether the hosts are ready for it."),
     },
 )
