@@ -3,7 +3,7 @@
 run.yaml            the settings; every path is in this folder
 inputs/             model, train.jsonl, validation.jsonl
 output/             the trainer's, with the newest checkpoint of a run that began at home
-motley-*.whl        this Motley; requirements.txt locks what it needs, setup.sh installs both
+motley-*.whl        this Motley; requirements*.txt lock what it needs, setup.sh installs all
 export.json         where the run belongs (`homecoming.py`)
 job.sbatch, ...     the files of the system
 """
@@ -21,7 +21,16 @@ from pathlib import Path
 from launcher.deploy.wheel import wheel_to_push
 from launcher.errors import ConfigError
 from launcher.export import checkpoints
-from launcher.export.job import CONFIG, OUTPUT, REQUIREMENTS, SETUP, Job, Rendered, setup_script
+from launcher.export.job import (
+    CONFIG,
+    OUTPUT,
+    REQUIREMENTS,
+    SETUP,
+    TORCH,
+    Job,
+    Rendered,
+    setup_script,
+)
 from launcher.export.target import Target, check_strategy
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
@@ -134,7 +143,8 @@ def _write(
     texts = {
         CONFIG: f"# Run {run_id} for {target.text}; every setting: docs/config.md\n"
         + inside.to_yaml(),
-        REQUIREMENTS: facts.locks["trainer"] + facts.locks[f"torch-{build}"],
+        REQUIREMENTS: facts.locks["trainer"],
+        TORCH: facts.locks[f"torch-{build}"],
         SETUP: setup_script(job),
         RECORD: json.dumps(record, indent=1) + "\n",
         **rendered.files,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from launcher.deploy.environments import TORCH_CPU_INDEX
 from launcher.errors import ConfigError
 from launcher.export.target import Target
 from launcher.runs.run import is_run_id
@@ -17,7 +18,7 @@ from trainer.config.run import RunConfig
 CONFIG = "run.yaml"
 OUTPUT = "output"
 SETUP = "setup.sh"
-REQUIREMENTS = "requirements.txt"
+REQUIREMENTS, TORCH = "requirements.txt", "requirements-torch.txt"
 RESTARTS = 3
 """How often a system starts a failed job again; it resumes from the newest checkpoint."""
 GRACE = 120
@@ -64,16 +65,27 @@ class Rendered:
     """What to do next, a line each; commands start in the exported folder."""
 
 
+def installs(job: Job) -> tuple[str, ...]:
+    """Return the arguments of the calls of pip that install the locked packages and Motley."""
+    locked = "install --require-hashes --no-deps --only-binary :all:"
+    index = "" if job.target.device else f" --extra-index-url {TORCH_CPU_INDEX}"
+    wheel = shlex.quote("./" + job.wheel)
+    return (
+        f"{locked}{index} -r {TORCH}",
+        f"{locked} -r {REQUIREMENTS}",
+        f"install --no-deps {wheel}",
+    )
+
+
 def setup_script(job: Job) -> str:
     """Return the script that makes `.venv` with the locked packages and this Motley."""
-    index = "" if job.target.device else " --extra-index-url https://download.pytorch.org/whl/cpu"
+    lines = "\n".join(f".venv/bin/python -m pip {arguments}" for arguments in installs(job))
     return f"""\
 #!/bin/sh
-# Makes .venv beside this file: the packages of {REQUIREMENTS}, by their hashes, and Motley.
+# Makes .venv beside this file: the packages of two locks, by their hashes, and Motley.
 set -eu
 cd "$(dirname "$0")"
 [ -x .venv/bin/trainer ] && exit 0
 python3 -m venv .venv
-.venv/bin/python -m pip install --require-hashes --no-deps{index} -r {REQUIREMENTS}
-.venv/bin/python -m pip install --no-deps {shlex.quote("./" + job.wheel)}
+{lines}
 """

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import ConfigError
-from launcher.export.job import GRACE, REQUIREMENTS, RESTARTS, Job, Rendered
+from launcher.export.job import GRACE, REQUIREMENTS, RESTARTS, TORCH, Job, Rendered, installs
 from launcher.export.torchrun import PORT, SCRIPT, torchrun_script
 
 OBJECTS, VOLUME, IMAGE = "jobset.yaml", "files.yaml", "Containerfile"
@@ -42,7 +42,7 @@ def render_kubernetes(job: Job) -> Rendered:
         OBJECTS: _text(job, _jobset(job, name, image)),
         VOLUME: _text(job, _claim(name), _loader(name, image)),
         IMAGE: _containerfile(job),
-        ".dockerignore": f"*\n!{job.wheel}\n!{REQUIREMENTS}\n",
+        ".dockerignore": f"*\n!{job.wheel}\n!{REQUIREMENTS}\n!{TORCH}\n",
         SCRIPT: torchrun_script(job, restarts=0),
     }
     files_pod = f"{name}-files"
@@ -137,14 +137,13 @@ def _loader(name: str, image: str) -> dict[str, Any]:
 
 
 def _containerfile(job: Job) -> str:
-    index = "" if job.target.device else " --extra-index-url https://download.pytorch.org/whl/cpu"
+    lines = " \\\n    && ".join(f"pip --no-cache-dir {arguments}" for arguments in installs(job))
     return f"""\
 # Motley {job.version} with its locked packages; the run's files are on the volume.
 FROM docker.io/library/python:3.12-slim
 WORKDIR /install
-COPY {REQUIREMENTS} {job.wheel} ./
-RUN pip install --no-cache-dir --require-hashes --no-deps{index} -r {REQUIREMENTS} \\
-    && pip install --no-cache-dir --no-deps ./{job.wheel}
+COPY {REQUIREMENTS} {TORCH} {job.wheel} ./
+RUN {lines}
 WORKDIR {_MOUNT}
 """
 

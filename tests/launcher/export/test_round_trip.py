@@ -33,7 +33,7 @@ def inputs(tiny_model: TinyModel, tmp_path: Path) -> tuple[str, ...]:
     """Return the flags of a new run on a tiny model."""
     data = tmp_path / "train.jsonl"
     data.write_text('{"text": "to be"}\n')
-    locks = {name: f"# {name}\nname==1\n" for name in ("trainer", "torch-cpu", "torch-cuda")}
+    locks = {name: f"# {name}\n{name}==1\n" for name in ("trainer", "torch-cpu", "torch-cuda")}
     files = {f"launcher/locks/{name}.txt": text for name, text in locks.items()}
     wheel = make_wheel(tmp_path, "motley", "9.9", files)
     described = ("--model", str(tiny_model()), "--data", str(data), "-o", str(tmp_path / "home"))
@@ -106,7 +106,9 @@ def test_a_folder_has_all_that_a_run_needs_under_names_of_its_own(
     assert config.training.max_steps == 8
     assert (folder / "inputs/model/config.json").is_file()
     assert (folder / "inputs/train.jsonl").read_text() == '{"text": "to be"}\n'
-    assert (folder / "requirements.txt").read_text() == "name==1\nname==1\n"
+    for name, lock in (("requirements", "trainer"), ("requirements-torch", "torch-cpu")):
+        assert (folder / f"{name}.txt").read_text() == f"{lock}==1\n"
+        assert f"-r {name}.txt" in (folder / "setup.sh").read_text()
     assert (folder / "motley-9.9-py3-none-any.whl").is_file()
     assert "motley-9.9-py3-none-any.whl" in (folder / "setup.sh").read_text()
     for script in ("setup.sh", "job.sbatch"):
