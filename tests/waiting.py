@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-PATIENCE = 90.0
-"""Seconds that anything may take before a test gives up: far more than it needs when idle."""
+PATIENCE = 240.0
+"""Seconds that anything may take before a test gives up: a busy machine may stand still."""
 _Value = TypeVar("_Value")
 
 
@@ -25,11 +25,17 @@ def wait_for(
     cluster: Logged | None = None,
     seconds: float = PATIENCE,
 ) -> _Value:
-    """Wait until `ready` returns something true and return it."""
+    """Wait until `ready` returns something true and return it.
+
+    A look that takes long, such as a command, leaves the cores to what it waits for: as long again.
+    """
     deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (value := ready()):
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             tails = cluster.logs() if cluster else ""
             raise AssertionError(f"{what}: not within {seconds:g} s\n{tails}")
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, now - began), 1.0))
+        began = time.monotonic()
     return value

@@ -23,7 +23,7 @@ from launcher.inventory.variables import VARIABLES, VariableReader
 DEFAULT_PORT = 9000
 EMBEDDED = Path(__file__).with_name("local.yml")
 
-_DEADLINE = 60.0
+_DEADLINE = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)

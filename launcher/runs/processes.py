@@ -31,7 +31,8 @@ from launcher.supervisor.spec import (
 )
 
 POLL = 0.05
-_START_DEADLINE = 15.0
+_START_DEADLINE = 60.0
+"""Seconds for a supervisor's first sign of life: a host under heavy load takes half a minute."""
 _MOST_STATE = 1 << 16
 """Bytes that a state.json may have."""
 

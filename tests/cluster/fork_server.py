@@ -1,26 +1,34 @@
-"""Starts trainers as a supervisor does (`trainer/process/prefork.py`): imported once, then forked.
+"""Starts `trainer` or `launch` from a process that has imported it, and forks.
 
-The imports are most of what a short-lived trainer costs, and the tests here start hundreds.
-A forked one is a process of its own, in a session of its own, with its own environment, folder and
-log, and it ends as any interpreter does. Tests of imports, limits and other environments start
-theirs from nothing.
+The imports are most of what a short-lived process costs, and the tests here start hundreds
+(`trainer/process/prefork.py` is the same idea, for the workers of a supervisor). A forked one is a
+process of its own, in a session of its own, with its own environment, folder and streams. Tests of
+imports and of other interpreters start theirs from nothing.
 
-As a program: forks a process for each JSON line on the socket that is its stdin, and says of each
-how it ended: `python -m tests.cluster.fork_server`.
+As a program: forks a process for each request on the socket that is its stdin, and says of each
+how it ended: `python -m tests.cluster.fork_server PACKAGE...`.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import gc
 import importlib
+import io
+import itertools
 import json
 import os
 import pkgutil
+import resource
 import runpy
 import selectors
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,12 +37,22 @@ from tests import ROOT
 
 _LEFT_TO_THE_FORKED = ("wgpu", "published", "generator", "harness", "__main__")
 """Parts of names of modules that few import, open a device, or cost seconds."""
+_IMPORTED_LATER = {
+    "trainer": (
+        "pandas",  # by pyarrow, with the first table
+        "tensorboard.compat.proto.event_pb2",
+        "tensorboard.summary.writer.record_writer",
+    )
+}
+"""What a package imports only when it is needed: by most processes, and for half a second."""
 _NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 """NumPy and pyarrow start threads as they are imported, and a fork has but one."""
 _LINE = 1 << 20
+_PATIENCE = 270.0
+"""Seconds for the server to answer: on a busy host its imports alone take a minute."""
 
 
 class Forked:
@@ -61,11 +79,15 @@ class Forked:
 
 
 class ForkServer:
-    """The program, which ends with the process that started it."""
+    """The program, which ends with the process that started it.
 
-    def __init__(self) -> None:
+    Args:
+        packages: what it imports, with all their modules.
+    """
+
+    def __init__(self, *packages: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.cluster.fork_server"]
+        command = [sys.executable, "-m", "tests.cluster.fork_server", *packages]
         environment = {**os.environ, **_NO_THREADS}
         with theirs:
             self._process = subprocess.Popen(
@@ -76,25 +98,48 @@ class ForkServer:
                 env=environment,
                 start_new_session=True,
             )
-        self._pids: list[int] = []
+        self.pid = self._process.pid
+        self._requests = itertools.count()
+        self._awaited = -1
+        self._started: int | None = None
         self._ended: dict[int, int] = {}
 
     def start(
-        self, argv: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        streams: tuple[int, int, int],
+        limits: Mapping[int, int] | None = None,
+        patience: float = _PATIENCE,
     ) -> Forked:
-        """Start `python -m MODULE ...` in a folder with a whole environment; it writes to a log."""
+        """Start `python -m MODULE ...` in a folder with a whole environment.
+
+        Args:
+            streams: descriptors of its stdin, stdout and stderr, which stay open here.
+            limits: soft limits of resources, such as `{resource.RLIMIT_NOFILE: 256}`.
+            patience: seconds for it to be there.
+
+        Raises:
+            TimeoutError: there is no answer; what is started in spite of that is killed.
+        """
+        self._awaited, self._started = next(self._requests), None
         request = {
+            "number": self._awaited,
             "argv": argv,
             "folder": str(folder.absolute()),
             "environment": dict(environment),
-            "log": str(log.absolute()),
+            "limits": list((limits or {}).items()),
         }
-        log.touch()
-        self._socket.settimeout(None)
-        self._socket.send(json.dumps(request).encode())
-        while not self._pids:
-            self._read(60.0)
-        return Forked(self, self._pids.pop())
+        self._socket.settimeout(patience)
+        socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
+        deadline = time.monotonic() + patience
+        try:
+            while self._started is None:
+                self._read(deadline - time.monotonic())
+        finally:
+            self._awaited = -1
+        return Forked(self, self._started)
 
     def returncode(self, pid: int, patience: float) -> int | None:
         """Return how a process ended; None if it did not within so many seconds."""
@@ -106,22 +151,34 @@ class ForkServer:
                 return None
         return self._ended[pid]
 
+    def close(self) -> None:
+        """End it; what it has forked goes on."""
+        self._socket.close()
+        self._process.wait(_PATIENCE)
+
     def _read(self, patience: float) -> None:
         self._socket.settimeout(max(patience, 0.0))
-        message = json.loads(self._socket.recv(_LINE))
+        line = self._socket.recv(_LINE)
+        if not line:
+            raise RuntimeError("the fork server has ended; its stderr says why")
+        message = json.loads(line)
         if "ended" in message:
             self._ended[message["ended"]] = message["returncode"]
-        else:
-            self._pids.append(message["pid"])
+        elif message["number"] == self._awaited:
+            self._started = message["pid"]
+        else:  # nobody waits for it any more
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(message["pid"], signal.SIGKILL)
 
 
 def main() -> None:
     """Serve until the other end is closed; returns in every forked process."""
-    import trainer
-
-    for module in pkgutil.walk_packages(trainer.__path__, "trainer."):
-        if not any(part in module.name for part in _LEFT_TO_THE_FORKED):
-            importlib.import_module(module.name)
+    for package in map(importlib.import_module, sys.argv[1:]):
+        for name in _IMPORTED_LATER.get(package.__name__, ()):
+            importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not any(part in module.name for part in _LEFT_TO_THE_FORKED):
+                importlib.import_module(module.name)
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"{threads} threads run after the imports"
     gc.collect()
@@ -138,34 +195,62 @@ def main() -> None:
                 ended = {"ended": key.data, "returncode": os.waitstatus_to_exitcode(status)}
                 requests.send(json.dumps(ended).encode())
                 continue
-            line = requests.recv(_LINE)
+            line, streams, _, _ = socket.recv_fds(requests, _LINE, 3)
             if not line:
                 sys.exit(0)
+            request = json.loads(line)
             pid = os.fork()
             if pid == 0:
                 selector.close()
                 requests.detach()
-                _become(json.loads(line))
+                _become(request, streams)
                 return
+            for stream in streams:
+                os.close(stream)
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-            requests.send(json.dumps({"pid": pid}).encode())
+            requests.send(json.dumps({"number": request["number"], "pid": pid}).encode())
 
 
-def _become(request: dict) -> None:
+def _become(request: dict, streams: Sequence[int]) -> None:
     """Take on what a start from nothing would have given."""
     os.setsid()
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    output = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
     os.closerange(3, 1 << 16)
+    for kind, soft in request["limits"]:
+        resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     sys.argv = request["argv"]
+
+
+def _run(module: str) -> None:
+    """Run a module as `python -m` does, and leave the memory to the kernel.
+
+    To clear a thousand modules takes a third of a second. All else of an end happens: threads are
+    waited for, exit handlers run, those of C++ libraries as well. What `launch` starts, and every
+    command that a test starts by itself, ends in full.
+    """
+    sys.modules.pop(module, None)  # as after a start from nothing, it is run and not imported
+    code: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code or 0
+        if not isinstance(code, int):
+            raise
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
+    ctypes.PyDLL(None).exit(code)  # with the lock, so that no thread of Python goes on meanwhile
 
 
 if __name__ == "__main__":
     main()
     assert sys.argv.pop(0) == "-m"
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    _run(sys.argv[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,8 +123,8 @@ class Cluster:
         self.folder.mkdir()
         self.port = free_port()
         self.processes: list[Process] = []
-        self.before: Callable[[], None] | None = None
-        """Runs in the coordinator's process before it becomes one; for limits."""
+        self.limits: Mapping[int, int] | None = None
+        """Soft limits of resources that the coordinator starts with."""
         self._others: list[Cluster] = []
         self.config: dict[str, Any] = {}
         self.shared_memory = True
@@ -240,10 +240,10 @@ class Cluster:
             "NO_COLOR": "1",
             **environment,
         }
-        before = self.before if name == "coordinator" else None
+        limits = self.limits if name == "coordinator" else None
         started = sum(process.name.split(".")[0] == name for process in self.processes)
         log_name = f"{name}.{started}" if started else name
-        process = Process(log_name, command, self.folder, environment, before)
+        process = Process(log_name, command, self.folder, environment, limits)
         self.processes.append(process)
         return process
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,9 +20,12 @@ _READ_BY_IMPORTS = frozenset({"PYTHONPATH", "LD_PRELOAD"})
 
 
 @cache
-def fork_server() -> ForkServer:
-    """Return this process's, which ends with it."""
-    return ForkServer()
+def fork_server(package: str) -> ForkServer:
+    """Return this process's that has imported a package; it ends with this process.
+
+    One for each: where torch is imported, every end of an interpreter costs a third of a second.
+    """
+    return ForkServer(package)
 
 
 def signal_aside(pid: int, number: signal.Signals) -> None:
@@ -41,7 +44,7 @@ class Process:
     A Python that needs nothing special is forked from one that has imported what trainers import.
 
     Args:
-        before: runs in the process before the program does.
+        limits: soft limits of resources that it starts with.
     """
 
     def __init__(
@@ -50,21 +53,21 @@ class Process:
         command: list[str],
         folder: Path,
         environment: dict[str, str],
-        before: Callable[[], None] | None = None,
+        limits: Mapping[int, int] | None = None,
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self.started = time.monotonic()
         self._popen: subprocess.Popen[bytes] | Forked
-        if (
-            before is None
-            and command[0] == sys.executable
-            and _READ_BY_IMPORTS.isdisjoint(environment)
-        ):
-            whole = {**os.environ, **environment}
-            self._popen = fork_server().start(command[1:], folder, whole, self.log)
-        else:
-            with self.log.open("ab") as log:
+        with self.log.open("ab") as log:
+            if command[0] == sys.executable and _READ_BY_IMPORTS.isdisjoint(environment):
+                with Path(os.devnull).open("rb") as nothing:
+                    streams = (nothing.fileno(), log.fileno(), log.fileno())
+                    whole = {**os.environ, **environment}
+                    server = fork_server("trainer")
+                    self._popen = server.start(command[1:], folder, whole, streams, limits)
+            else:
+                assert not limits, "only the fork server sets them"
                 self._popen = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -72,7 +75,6 @@ class Process:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     env=os.environ | environment,
-                    preexec_fn=before,
                 )
         self.pid = self._popen.pid
 
@@ -96,7 +98,7 @@ class Process:
         """End the whole group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._popen.wait(10)
+        self._popen.wait(PATIENCE)
 
     @property
     def running(self) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from launcher.supervisor.processes import find_run
 from tests import ROOT
+from tests.cluster.warm_command import WarmCommand, run
 from tests.ports import free_port
 
 STAND_IN = ROOT / "tests" / "launcher" / "stand_in_trainer.py"
@@ -71,20 +72,13 @@ class Cluster:
         return [*LAUNCH, "cluster", "up", *options, *flags]
 
     def up(self, *flags: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
-        return self._run(self.up_command(*flags, workers=workers))
+        return run(self.up_command(*flags, workers=workers), self.environment)
 
     def launch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self._run([*LAUNCH, *arguments])
+        return run([*LAUNCH, *arguments], self.environment)
 
-    def open(self, command: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def open(self, command: list[str]) -> WarmCommand:
+        return WarmCommand(command, self.environment)
 
     def status(self) -> dict[str, Any]:
         return json.loads(self.launch("status", "--json").stdout)
@@ -94,11 +88,6 @@ class Cluster:
 
     def living(self) -> list[Any]:
         return [process for run_id in self.runs() for process in find_run(run_id)]
-
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=100
-        )
 
 
 @pytest.fixture

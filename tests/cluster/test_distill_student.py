@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shutil import copytree
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.cluster.real_cluster import PATIENCE, Bench, Cluster
 from tests.cluster.real_process import Process
+from tests.cluster.warm_command import run
 from tests.waiting import wait_for
 from trainer.logits.dataset import LogitsFolder
 
@@ -44,7 +44,7 @@ class Lesson(Cluster):
         )
 
     def student(
-        self, *flags: str, timeout: float = PATIENCE, before: Callable[[], None] | None = None
+        self, *flags: str, timeout: float = PATIENCE, limits: Mapping[int, int] | None = None
     ) -> Process:
         """Start a student."""
         command = [
@@ -56,7 +56,7 @@ class Lesson(Cluster):
         ]
         environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
         name = f"student-{len(self.processes)}"
-        process = Process(name, command, self.folder, environment, before)
+        process = Process(name, command, self.folder, environment, limits)
         self.processes.append(process)
         return process
 
@@ -190,12 +190,11 @@ def test_a_flipped_byte_is_asked_for_again(copied: Lesson) -> None:
     assert not request.exists()
     assert len(list((copied.logits.path / "quarantine").iterdir())) == 1
     verify = [sys.executable, "-m", "trainer.cli", "distill", "verify", str(copied.logits.path)]
-    assert subprocess.run(verify, capture_output=True, timeout=PATIENCE).returncode == 0
+    assert run(verify, os.environ).returncode == 0
 
 
-def small_files_only() -> None:
-    """Let this process write 150 kB into a file, less than a checkpoint needs."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.RLIM_INFINITY))
+SMALL_FILES = {resource.RLIMIT_FSIZE: 150_000}
+"""A file may have 150 kB, less than a checkpoint needs."""
 
 
 def test_a_full_disk_that_is_cleared(copied: Lesson) -> None:
@@ -203,7 +202,7 @@ def test_a_full_disk_that_is_cleared(copied: Lesson) -> None:
     epochs = 5
     half = epochs * copied.logits.description.windows // 4  # batches of two: half of all steps
     flags = ("--epochs", str(epochs), "--set", f"checkpoint.every={half + 1}")
-    student = copied.student(*flags, before=small_files_only)
+    student = copied.student(*flags, limits=SMALL_FILES)
     alarm = copied.wait_event("alarm")
     assert "checkpoint not saved" in alarm["reason"]
     resource.prlimit(
@@ -216,7 +215,7 @@ def test_a_full_disk_that_is_cleared(copied: Lesson) -> None:
 
 def test_a_disk_that_stays_full(copied: Lesson) -> None:
     """The second save in a row that fails ends the run, long before its last step."""
-    student = copied.student("--epochs", "100", before=small_files_only)
+    student = copied.student("--epochs", "100", limits=SMALL_FILES)
     assert student.wait() == 6
     assert copied.status["state"] == "failed"
     assert "the second save in a row" in copied.status["reason"]
@@ -247,10 +246,8 @@ def test_wrong_words_cost_one_line(lesson: Lesson) -> None:
         (["--teacher-logits", "x", "--student", "y", "--alpha", "2"], "distillation.alpha: "),
     ]
     for flags, words in calls:
-        result: Any = subprocess.run(
-            [sys.executable, "-m", "trainer.cli", "distill", "student", *flags],
-            capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "trainer.cli", "distill", "student", *flags]
+        result = run(command, os.environ)
         assert result.returncode == 2
         assert words in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.real_process import Process
+from tests.cluster.warm_command import run
 from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.logits.dataset import LogitsFolder
@@ -179,14 +180,12 @@ def test_an_audit_tells_the_teacher_from_another_one(bench: Bench) -> None:
     out = bench.folder / "logits"
     assert bench.start("teacher", out).wait(PATIENCE) == 0
     audit = [*TRAINER, "audit", str(out), "--fraction", "0.1", "--gpu-backend", "cpu", "--json"]
-    done = subprocess.run(audit, capture_output=True, text=True, timeout=PATIENCE)
+    done = run(audit, os.environ)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["mean_kl"] < 1e-3
     assert figures["same_draws"] == 1
     other = write_teacher(bench.folder / "other", bench.corpus, seed=1)
-    refused = subprocess.run(
-        [*audit, "--teacher", str(other)], capture_output=True, text=True, timeout=PATIENCE
-    )
+    refused = run([*audit, "--teacher", str(other)], os.environ)
     assert refused.returncode == 4
     assert "is not the teacher of" in refused.stderr

@@ -15,6 +15,8 @@ import pytest
 from tests.ports import free_port
 from tests.project.command_blocks import CommandBlock, command_block
 from trainer.config.run import load
+from trainer.data.corpus import write_shell_safety
+from trainer.init_model import ModelSizes, init_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -31,6 +33,11 @@ class Reader:
             "MOTLEY_STATE_DIR": str(folder / "state"),
             "NO_COLOR": "1",
         }
+
+    def prepare(self, count: int) -> None:
+        """Make data and a model, as the demo does by its commands."""
+        write_shell_safety(self.folder / "data", count, 10, 0)
+        init_model(self.folder / "data" / "train.jsonl", self.folder / "model", ModelSizes(), 0)
 
     def type(self, block: CommandBlock, added: dict[str, str]) -> str:
         """Run a block of commands, some with further options; return what they print."""
@@ -76,9 +83,7 @@ def test_the_demo_by_hand(reader: Reader) -> None:
 
 
 def test_a_readers_own_data_and_model(reader: Reader) -> None:
-    own = "trainer generate-data shell-safety -o data --count 96 --validation-count 10\n"
-    own += "trainer init-model --data data/train.jsonl -o model"
-    assert reader.run(own).returncode == 0
+    reader.prepare(96)
     printed = reader.type(
         command_block("README.md", "Your own data and model"),
         {"training.epochs=3": f"--wait -e motley_port={reader.port}"},
@@ -88,9 +93,7 @@ def test_a_readers_own_data_and_model(reader: Reader) -> None:
 
 def test_a_model_and_data_alone(reader: Reader) -> None:
     """`launch cluster up --model M --data D` to its end, and `trainer` takes its run.yaml."""
-    own = "trainer generate-data shell-safety -o data --count 120 --validation-count 10\n"
-    own += "trainer init-model --data data/train.jsonl -o model"
-    assert reader.run(own).returncode == 0
+    reader.prepare(120)
     up = f"launch cluster up --expect-workers 2 -e motley_port={reader.port} --wait"
     done = reader.run(f"{up} --model model --data data/train.jsonl --set training.epochs=1")
     assert done.returncode == 0, done.stderr

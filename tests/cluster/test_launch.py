@@ -16,7 +16,7 @@ import pytest
 from launcher.supervisor.processes import identify
 from tests.cluster.real_process import signal_aside
 from tests.cluster.stand_in_cluster import LAUNCH, Cluster, cluster
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.cluster
 __all__ = ["cluster"]
@@ -146,7 +146,7 @@ def test_a_missing_model_or_too_few_devices_start_nothing(cluster: Cluster) -> N
 
 def test_of_two_starts_at_once_one_wins(cluster: Cluster) -> None:
     starts = [cluster.open(cluster.up_command()) for _ in range(3)]
-    errors = [start.communicate(timeout=100)[1] for start in starts]
+    errors = [start.communicate()[1] for start in starts]
     codes = sorted(start.returncode for start in starts)
     assert codes == [0, 4, 4], errors
     for start, error in zip(starts, errors, strict=True):
@@ -161,7 +161,7 @@ def test_an_interrupted_start_is_undone(cluster: Cluster, number: int) -> None:
     start = cluster.open(cluster.up_command())
     wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
     os.kill(start.pid, number)
-    _, error = start.communicate(timeout=60)
+    _, error = start.communicate()
     assert start.returncode == 130
     assert "interrupted" in error
     assert cluster.living() == []
@@ -183,7 +183,7 @@ def test_down_ends_a_start_that_is_under_way(cluster: Cluster) -> None:
     start = cluster.open(cluster.up_command())
     wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
     assert cluster.launch("cluster", "down").returncode == 0
-    _, error = start.communicate(timeout=60)
+    _, error = start.communicate()
     assert start.returncode in (6, 130), error
     assert cluster.living() == []
 
@@ -212,7 +212,7 @@ def test_ctrl_c_on_a_view_never_stops_the_run(
         assert looking.stdout is not None
         looking.stdout.readline()
     press(looking.pid, signal.SIGINT)
-    _, error = looking.communicate(timeout=60)
+    _, error = looking.communicate()
     assert looking.returncode == 130
     assert "continues. Return: launch" in error
     status = cluster.status()
@@ -230,7 +230,7 @@ def test_a_killed_worker_comes_back_and_its_log_is_followed(cluster: Cluster) ->
     worker = cluster.status()["processes"][2]
     assert (worker["state"], worker["attempt"], worker["signal"]) == ("running", 2, 9)
     assert cluster.launch("cluster", "down").returncode == 0
-    rest, error = following.communicate(timeout=60)
+    rest, error = following.communicate()
     assert following.returncode == 0
     assert rest == ""
     assert "--- worker-1: attempt 2 ---" in error
@@ -253,5 +253,5 @@ def test_down_finds_what_no_keeper_knows_of(cluster: Cluster) -> None:
     assert done.returncode == 0
     assert "killed a leftover process: python" in done.stdout
     assert str(orphan.pid) in done.stdout
-    assert orphan.wait(timeout=30) == -signal.SIGKILL
+    assert orphan.wait(PATIENCE) == -signal.SIGKILL
     assert cluster.living() == []

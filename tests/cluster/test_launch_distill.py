@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from launcher.supervisor.processes import find_run
+from tests.cluster.warm_command import run
 from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.tracking.metrics import read_metrics
@@ -58,14 +59,7 @@ class Distillation:
         }
 
     def launch(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*LAUNCH, *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = run([*LAUNCH, *arguments], self.environment, PATIENCE)
         assert not check or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done
 
@@ -98,6 +92,8 @@ class Distillation:
 
     def wait_end(self) -> dict[str, Any]:
         """Wait until all have left, and return the last status."""
+        (state,) = (self.folder / "state" / "runs").iterdir()
+        self.wait(lambda: not find_run(state.name), "the end")
         return self.wait(lambda: tree if not (tree := self.status)["live"] else None, "the end")
 
     def logs(self) -> str:
@@ -106,7 +102,7 @@ class Distillation:
     def check_whole(self, run_id: str, total: int) -> None:
         """Check the ledger of documents, the steps, and that each checkpoint was scored once."""
         verify = [sys.executable, "-m", "trainer.cli", "distill", "verify", self.tree["logits"]]
-        done = subprocess.run(verify, capture_output=True, text=True, timeout=PATIENCE)
+        done = run(verify, self.environment, PATIENCE)
         assert done.returncode == 0, done.stdout + done.stderr
         assert self.steps() == list(range(1, total + 1))
         output = self.folder / "output"

@@ -14,6 +14,7 @@ import yaml
 
 from launcher.supervisor.processes import find_run
 from tests.cluster.real_cluster import Bench
+from tests.cluster.warm_command import run
 from tests.ports import free_port
 from trainer.logits.dataset import LogitsFolder
 from trainer.tracking.metrics import read_metrics
@@ -65,13 +66,7 @@ class Lesson:
         self._run("launcher.cli", "cluster", "down", "--all")
 
     def _run(self, *command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = run([sys.executable, "-m", *command], self.environment)
         assert done.returncode == status, f"{command}: {done.stdout}{done.stderr}"
         return done
 

@@ -16,6 +16,7 @@ import pytest
 
 from launcher.supervisor.processes import find_run, identify
 from tests import ROOT
+from tests.cluster.warm_command import WarmCommand, run
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -90,13 +91,7 @@ class Cluster:
         return {**os.environ, **own}
 
     def launch(self, *arguments: str, laptop: str = "laptop") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments),
-            env=self.environment(laptop),
-            capture_output=True,
-            text=True,
-            timeout=110,
-        )
+        return run(self.command(*arguments), self.environment(laptop))
 
     def up(self, *flags: str, laptop: str = "laptop") -> subprocess.CompletedProcess[str]:
         words = ("cluster", "up", "--preset", "quickstart", *self.config, *flags)
@@ -237,26 +232,19 @@ def test_of_two_operators_one_wins_and_the_other_is_told_who(cluster: Cluster) -
     """The first is held at its start until the second has been refused."""
     cluster.behave(worker_0="never join")
     starts = [
-        subprocess.Popen(
-            cluster.up_command(),
-            env=cluster.environment(laptop),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        WarmCommand(cluster.up_command(), cluster.environment(laptop))
         for laptop in ("laptop", "other-laptop")
     ]
     ended = wait_for(lambda: [start for start in starts if start.poll() is not None], "one ends")
     loser = ended[0]
     winner = next(start for start in starts if start is not loser)
-    _, error = loser.communicate(timeout=100)
+    _, error = loser.communicate()
     assert loser.returncode == 4, error
     busy = "the cluster is busy: run" in error
     told = "another launch is starting a run" in error and f"@{socket.gethostname()} since" in error
     assert busy or told, error
     winner.send_signal(signal.SIGINT)
-    _, error = winner.communicate(timeout=100)
+    _, error = winner.communicate()
     assert winner.returncode == 130, error
     assert cluster.living() == []
 

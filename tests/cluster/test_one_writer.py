@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.real_cluster import STEPS, Cluster
 from tests.cluster.real_process import Process
 from tests.ports import free_port
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 from trainer.checkpoint.reader import read_progress
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.status import read_status
@@ -107,7 +107,7 @@ def test_the_refusal_comes_before_torch_is_imported(cluster: Cluster) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert second.returncode == 4
     assert f"pid {first.pid} on host" in second.stderr

@@ -212,15 +212,14 @@ def test_plaintext_stays_on_this_machine(cluster: Cluster) -> None:
     assert "Traceback" not in process.text
 
 
-def small_files_only() -> None:
-    """Let this process write 100 kB into a file, less than a checkpoint needs."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+SMALL_FILES = {resource.RLIMIT_FSIZE: 100_000}
+"""A file may have 100 kB, less than a checkpoint needs."""
 
 
 def test_a_full_disk_that_is_cleared(cluster: Cluster) -> None:
     """An alarm, training goes on, and the next checkpoint is saved: exit code 0."""
     cluster.configure(training__epochs=2, checkpoint__every=STEPS)
-    cluster.before = small_files_only
+    cluster.limits = SMALL_FILES
     coordinator = cluster.coordinator(1)
     worker = cluster.worker(0, "--seconds", "0.02")
     alarm = cluster.wait_event("alarm")
@@ -236,7 +235,7 @@ def test_a_full_disk_that_is_cleared(cluster: Cluster) -> None:
 def test_a_disk_that_stays_full(cluster: Cluster) -> None:
     """The second save in a row that fails halts the run, and not the end of a long one."""
     cluster.configure(training__epochs=50)
-    cluster.before = small_files_only
+    cluster.limits = SMALL_FILES
     coordinator = cluster.coordinator(1)
     worker = cluster.worker(0, *SLOW)
     assert [coordinator.wait(), worker.wait()] == [6, 6]

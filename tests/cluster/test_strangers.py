@@ -18,14 +18,10 @@ DESCRIPTORS = 256
 MIB = 1024 * 1024
 
 
-def limit_descriptors() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-
-
 def test_a_crowd_of_strangers_ends_no_run(cluster: Cluster) -> None:
     """Idle and half-open TLS: no step is lost, no checkpoint fails, and a worker still returns."""
     cluster.configure(training__epochs=1000)
-    cluster.before = limit_descriptors
+    cluster.limits = {resource.RLIMIT_NOFILE: DESCRIPTORS}
     tls = cluster.bench.tls
     coordinator = cluster.coordinator(3, "--tls", str(tls / "coordinator"))
 

@@ -13,6 +13,7 @@ import pytest
 
 from launcher.certificates.authority import CLOCK_SKEW, LEAF_LIFETIME, Authority
 from tests.cluster.real_cluster import Cluster, Process, write_leaf
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.cluster
 
@@ -98,8 +99,8 @@ def test_only_certified_ranks_take_part(cluster: Cluster) -> None:
     assert answers_to(cluster.port, None, b"GET / HTTP/1.0\r\n\r\n")[:1] in (b"", b"\x15")
 
     assert [event["rank"] for event in cluster.events("joined")] == [0]
-    assert trickle.closed(20)
-    assert 4 < trickle.lasted < 20
+    assert trickle.closed(PATIENCE)
+    assert 4 < trickle.lasted < PATIENCE
     second = cluster.worker(1, "--tls", str(tls / "rank-1"))
     assert [process.wait() for process in (coordinator, first, second)] == [0, 0, 0]
     cluster.check_contracts([0, 1])

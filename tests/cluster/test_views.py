@@ -17,6 +17,7 @@ import pytest
 
 from tests import ROOT
 from tests.cluster.stand_in_cluster import LAUNCH, Cluster, cluster
+from tests.waiting import PATIENCE
 
 __all__ = ["cluster"]  # a fixture
 pytestmark = pytest.mark.cluster
@@ -58,7 +59,7 @@ def on_a_terminal(
                 os.write(terminal, key.encode())
                 key = ""
     os.close(terminal)
-    return view.wait(60), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
+    return view.wait(PATIENCE), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
 
 
 def test_the_picture_of_the_documentation_is_drawn_from_a_run(
@@ -69,7 +70,7 @@ def test_the_picture_of_the_documentation_is_drawn_from_a_run(
     done = subprocess.run(
         [sys.executable, "scripts/status_picture.py", "--step", "1", "-o", str(drawn)],
         cwd=ROOT, env=cluster.environment, capture_output=True,
-        text=True, timeout=100,
+        text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for picture in (drawn, ROOT / "docs" / "status-watch.svg"):

@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.proxy import Fault, FaultProxy
 from tests.cluster.real_cluster import Cluster
 from tests.cluster.test_trust import Trickle
+from tests.waiting import PATIENCE
 from trainer import build
 from trainer.config import run
 from trainer.exchange.protocol import messages
@@ -28,7 +29,7 @@ class Attacker:
     def __init__(self, cluster: Cluster, rank: int = 9) -> None:
         self.rank = rank
         self._encoder = FrameEncoder(run_tag(cluster.run_id))
-        self._socket = socket.create_connection(("127.0.0.1", cluster.port), timeout=10)
+        self._socket = socket.create_connection(("127.0.0.1", cluster.port), timeout=PATIENCE)
         inputs = read_inputs(run.load(cluster.run_file), cluster.run_id)
         self.request = build.make_request(inputs, _NO_REPLICA, rank)
 
@@ -149,8 +150,8 @@ def test_hostile_bytes_do_not_disturb_a_run(cluster: Cluster) -> None:
         attacker.send(attack(attacker, attacker.join()))
         assert attacker.is_thrown_out()
         assert any(reason in event["reason"] for event in cluster.events("lost")), reason
-    assert trickle.closed(20)
-    assert 4 < trickle.lasted < 20
+    assert trickle.closed(PATIENCE)
+    assert 4 < trickle.lasted < PATIENCE
     assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
     assert {event["rank"] for event in cluster.events("lost")} == {9}
     cluster.check_contracts([0, 1])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 if TYPE_CHECKING:
     from tests.launcher.sshd import Server
@@ -35,7 +35,7 @@ def keepers() -> Iterator[None]:
     yield
     access = sys.modules.get("launcher.hosts.operations")
     while access and access._CHILDREN:
-        access._CHILDREN.pop().wait(30.0)
+        access._CHILDREN.pop().wait(PATIENCE)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def run_id() -> Iterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     yield name
     try:
-        wait_for(lambda: not find_run(name), "everything is gone", seconds=10.0)
+        wait_for(lambda: not find_run(name), "everything is gone")
     finally:
         for process in find_run(name):
             send_signal(process, signal.SIGKILL)

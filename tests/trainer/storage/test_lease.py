@@ -17,6 +17,7 @@ import pytest
 from tests.trainer.crash_at_every_step import CountingDisk
 from tests.trainer.lease_holder import become
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
+from tests.waiting import PATIENCE
 from trainer.checkpoint.reader import step_folders
 from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import InUseError
@@ -49,7 +50,7 @@ class Holder:
         self.process.send_signal(number)
 
     def ends(self) -> int:
-        self.process.communicate(timeout=120)
+        self.process.communicate(timeout=PATIENCE)
         return self.process.returncode
 
 
@@ -74,7 +75,7 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
         [sys.executable, "-m", "tests.trainer.lease_race", *folders],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     races = [json.loads(line) for line in done.stdout.splitlines()]
