@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, passed_elsewhere
 
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
@@ -154,8 +154,13 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(ChildGuard(), "child-guard")
     strict = os.environ.get("CI") == "true" or os.environ.get("MOTLEY_STRICT_SKIPS") == "1"
-    if strict and not hasattr(config, "workerinput"):  # with xdist: only where reports end up
+    controls = not hasattr(config, "workerinput")  # with xdist: only where reports end up
+    if strict and controls:
         config.pluginmanager.register(SkipGuard(), "skip-guard")
+    if controls and (path := os.environ.get(passed_elsewhere.NOTE)):
+        config.pluginmanager.register(passed_elsewhere.Notes(Path(path)))
+    if path := os.environ.get(passed_elsewhere.LEAVE_OUT):
+        config.pluginmanager.register(passed_elsewhere.LeavesOut(Path(path)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -138,11 +138,8 @@ def run_coordinator(
         local = LocalWorkers(run_file.fileno(), server.halt)
 
         def start_workers() -> None:
-            here = _reachable(bind, server.port)
-            numbered = enumerate(place.gpus)
-            local.start(
-                [worker_command(run_file.fileno(), run_id, place, *each, here) for each in numbered]
-            )
+            fixed, here = (run_file.fileno(), run_id, place), _reachable(bind, server.port)
+            local.start([worker_command(*fixed, *each, here) for each in enumerate(place.gpus)])
 
         try:
             return server.run(on_listening=start_workers)

@@ -79,13 +79,13 @@ def installs(job: Job) -> tuple[str, ...]:
 
 def setup_script(job: Job) -> str:
     """Return the script that makes `.venv` with the locked packages and this Motley."""
-    lines = "\n".join(f".venv/bin/python -m pip {arguments}" for arguments in installs(job))
+    lines = "\n".join(f".venv/bin/python -P -m pip {arguments}" for arguments in installs(job))
     return f"""\
 #!/bin/sh
 # Makes .venv beside this file: the packages of two locks, by their hashes, and Motley.
 set -eu
 cd "$(dirname "$0")"
 [ -x .venv/bin/trainer ] && exit 0
-python3 -m venv .venv
+python3 -P -m venv .venv
 {lines}
 """

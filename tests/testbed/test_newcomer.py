@@ -2,6 +2,7 @@
 
 The tier `newcomer` of scripts/test.sh. Both commands run whole, as an ordinary user without sudo,
 and leave nothing behind. `NEWCOMER="make test-fast"` runs that instead, to work on this file.
+`NEWCOMER_PASSED=FILE` keeps the names of the tests that passed there (tests/passed_elsewhere.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, passed_elsewhere
 from tests.project.command_blocks import CommandBlock, command_block
 from tests.testbed.errors import LabError
 from tests.testbed.host import Host
@@ -28,10 +30,12 @@ pytestmark = [pytest.mark.testbed, pytest.mark.timeout(2700)]
 USER, HOME = "ops", "/home/ops"
 CHECKOUT = f"{HOME}/motley"
 BUNDLE = "/srv/motley.bundle"
+PASSED = f"{HOME}/passed"
 ENVIRONMENT = {
     "HOME": HOME,
     "USER": USER,
     "MOTLEY_STRICT_SKIPS": "1",
+    passed_elsewhere.NOTE: PASSED,
     "GIT_CONFIG_COUNT": "1",  # the bundle has a commit and no branch
     "GIT_CONFIG_KEY_0": "advice.detachedHead",
     "GIT_CONFIG_VALUE_0": "false",
@@ -112,6 +116,8 @@ def test_the_two_commands_of_the_readme(newcomer: Host) -> None:
     for command in [os.environ["NEWCOMER"]] if "NEWCOMER" in os.environ else wanted:
         took[command] = run(newcomer, command, CHECKOUT)
     print("\n==> newcomer:", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items()))
+    if keep := os.environ.get("NEWCOMER_PASSED"):
+        Path(keep).write_text(newcomer.exec(["cat", PASSED], user=USER).stdout, encoding="utf-8")
     look = ["python3", "-c", LEFT]
     left: dict[str, list[str]] = {}
 

@@ -152,7 +152,7 @@ def _codec(name: str, parameters: int) -> Codec:
         (codec,) = codecs_for(name, GradientLayout((block,), num_layers=1))
     except InputError:
         raise InputError(
-            f"--density {name.removeprefix('topk:')}: not a density; it is at least 0.000001 and"
+            f"--density {float(name.removeprefix('topk:')):g}: not a density; it is at least 0.000001 and"
             " at most 0.5"
         ) from None
     return codec

@@ -54,7 +54,7 @@ def test_an_unknown_architecture_is_planned_and_said_so(
 def test_formulas_with_their_numbers_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--shape", "7b", *CARDS, "--explain", "fsdp"]) == 0
     shown = capsys.readouterr().out
-    assert "= 6,476,005,376 * 2 / 2" in shown
+    assert "= 6,476,005,376 * (2 / 2 + 0)" in shown
     assert "Zhao et al., arXiv 2304.11277" in shown
     assert run(["plan", "--shape", "7b", *CARDS, "--explain", "magic"]) == 2
     assert "it has ddp, zero-1," in capsys.readouterr().err
