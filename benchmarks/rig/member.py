@@ -129,6 +129,7 @@ class PrintingKeeper:
             self._store = CheckpointStore(folder, of, spec.config(), folder)
         self._saving: threading.Thread | None = None
         self.failure = None
+        self.ending = None
 
     def emit(self, event: dict[str, Any]) -> None:
         """Print an event, and with a step the processor time so far."""

@@ -226,8 +226,8 @@ def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[Cluster
         hosts=rates if any(rate.is_priced or rate.watts for rate in rates) else (),
         currency=currency_of(found.hosts, None) or "",
     )
-    link = slowest_link(found.hosts) if between is None else between
-    return cluster_of(found.hosts, link), prices
+    slowest = slowest_link(found.hosts) if between is None else between
+    return cluster_of(found.hosts, slowest), prices
 
 
 def slowest_link(hosts: Sequence[Host]) -> float | None:

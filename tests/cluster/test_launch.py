@@ -147,7 +147,7 @@ def test_a_missing_model_or_too_few_devices_start_nothing(cluster: Cluster) -> N
 def test_of_two_starts_at_once_one_wins(cluster: Cluster) -> None:
     starts = [cluster.open(cluster.up_command()) for _ in range(3)]
     errors = [start.communicate()[1] for start in starts]
-    codes = sorted(start.returncode for start in starts)
+    codes = sorted(start.wait() for start in starts)
     assert codes == [0, 4, 4], errors
     for start, error in zip(starts, errors, strict=True):
         if start.returncode:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
+from trainer.optimizer import Snapshot
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 
@@ -57,6 +58,7 @@ def assert_halted(cluster: SimulatedCluster, step: int) -> str:
         assert worker.ended.exit_code == 5
         assert worker.ended.reason == cluster.finish.reason
     for save in cluster.saves:
+        assert isinstance(save.snapshot, Snapshot)
         assert save.snapshot.weights.tobytes() == problem().trajectory[save.snapshot.step]
     return cluster.finish.reason
 

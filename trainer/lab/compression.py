@@ -152,8 +152,8 @@ def _codec(name: str, parameters: int) -> Codec:
         (codec,) = codecs_for(name, GradientLayout((block,), num_layers=1))
     except InputError:
         raise InputError(
-            f"--density {float(name.removeprefix('topk:')):g}: not a density; it is at least 0.000001 and"
-            " at most 0.5"
+            f"--density {float(name.removeprefix('topk:')):g}: not a density; it is at least"
+            " 0.000001 and at most 0.5"
         ) from None
     return codec
 

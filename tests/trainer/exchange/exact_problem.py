@@ -20,7 +20,7 @@ from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer import AdamW, TrainState, learning_rate_at
+from trainer.optimizer import AdamW, Snapshot, TrainState, learning_rate_at
 
 NUM_CLASSES = 5
 JOB = Job("run-1", "agreement", "layout", "model", "data", "version")
@@ -100,6 +100,7 @@ class ExactProblem:
         state, generation = self.fresh_state(), 0
         if last:
             snapshot, generation = last.snapshot, last.generation
+            assert isinstance(snapshot, Snapshot)
             arrays = (snapshot.weights, snapshot.first_moment, snapshot.second_moment)
             state = TrainState(*(array.copy() for array in arrays), step=snapshot.step)
             assert state.weights.tobytes() == self.trajectory[state.step]

@@ -12,6 +12,7 @@ from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.staging import saved, until_step
 from trainer.exchange.protocol.messages import Shutdown
+from trainer.optimizer import Snapshot
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 
@@ -59,6 +60,7 @@ def test_a_checkpoint_never_changes_while_it_is_written(problem: ExactProblem):
     cluster.run_to_end()
     assert len(cluster.saves) == 3
     for save in cluster.saves:
+        assert isinstance(save.snapshot, Snapshot)
         assert save.snapshot.weights.tobytes() == problem.trajectory[save.snapshot.step]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from tests.waiting import wait_for
 from trainer.errors import StorageError, UnprovedError
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.schedule import StepPlan
+from trainer.optimizer import Snapshot
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.run_recorder import SAVING_VARIABLE, RunRecorder
 from trainer.tracking.status import read_status
@@ -96,7 +97,8 @@ def test_a_slow_disk_does_not_pile_up_snapshots(journal: RunRecorder, store: Stu
     assert store.begun.wait(30)
     for save in saves[1:]:
         journal.save(save)
-    assert [save.snapshot.closed for save in saves] == [False, True, True, True, False]
+    snapshots = [cast("Snapshot", save.snapshot) for save in saves]
+    assert [snapshot.closed for snapshot in snapshots] == [False, True, True, True, False]
     store.free.set()
     assert journal.close(0, "done") == 0
     assert store.saved == [1, 5]
