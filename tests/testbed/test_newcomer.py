@@ -113,11 +113,14 @@ def test_the_two_commands_of_the_readme(newcomer: Host) -> None:
     assert len(wanted) == 2
     run(newcomer, clone.replace("<this repository>", BUNDLE), HOME)
     took: dict[str, float] = {}
-    for command in [os.environ["NEWCOMER"]] if "NEWCOMER" in os.environ else wanted:
-        took[command] = run(newcomer, command, CHECKOUT)
+    try:
+        for command in [os.environ["NEWCOMER"]] if "NEWCOMER" in os.environ else wanted:
+            took[command] = run(newcomer, command, CHECKOUT)
+    finally:
+        if keep := os.environ.get("NEWCOMER_PASSED"):
+            passed = newcomer.exec(["cat", PASSED], user=USER, check=False).stdout
+            Path(keep).write_text(passed, encoding="utf-8")
     print("\n==> newcomer:", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items()))
-    if keep := os.environ.get("NEWCOMER_PASSED"):
-        Path(keep).write_text(newcomer.exec(["cat", PASSED], user=USER).stdout, encoding="utf-8")
     look = ["python3", "-c", LEFT]
     left: dict[str, list[str]] = {}
 
