@@ -97,9 +97,11 @@ def test_a_worker_that_beats_but_does_not_finish(cluster: Cluster) -> None:
     """Heartbeats keep a busy worker in, but do not excuse a shard that misses the deadline."""
     cluster.configure(**QUICK, training__epochs=4)
     coordinator = cluster.coordinator(2)
-    workers = [cluster.worker(0, "--seconds", "0.01"), cluster.worker(1, "--stall", "4:4")]
+    gate = cluster.folder / "gate"
+    workers = [cluster.worker(0, "--seconds", "0.01"), cluster.worker(1, "--gate", f"4:{gate}")]
     lost = cluster.wait_event("lost", rank=1)
     assert "deadline" in lost["reason"]
+    gate.touch()
     cluster.wait_event("rejoined", rank=1)
     assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
     assert_every_sample_once(cluster)
