@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.real_cluster import STEPS, Cluster
 from tests.cluster.real_process import Process
 from tests.contracts.test_f_dp_002_processes import QUICK, assert_every_sample_once
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 from trainer.exchange.transport.shared_memory import supported
 
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not supported(), reason="no sealed anonymous files here"),
 ]
 
-CARRIER, CARRIED = 0, 1
+CARRIER, CARRIED, WITNESS = 0, 1, 2
 
 
 @pytest.fixture
@@ -35,14 +35,32 @@ class Together:
         self.cluster = cluster
         self.coordinator = cluster.coordinator(3)
         self.workers: list[Process] = []
+        # The last worker waits shortly before the end: a fast run would be over before a worker
+        # has found its carrier again.
+        self.gate = cluster.folder / "gate"
+        gated = ("--gate", f"{2 * STEPS - 4}:{self.gate}")
         for rank in range(3):
-            mine = flags if rank == failing else ()
+            mine = flags if rank == failing else gated if rank == WITNESS else ()
             self.workers.append(cluster.worker(rank, "--seconds", "0.005", *mine))
             cluster.wait_event("joined", rank=rank)
+
+    def is_together(self) -> bool:
+        """Whether one worker carries the two others now."""
+        carriers: dict[int, int | None] = {}
+        for event in self.cluster.events("carried", "lost"):
+            if event["event"] == "carried":
+                carriers[event["rank"]] = event["by"]
+            else:
+                gone = event["rank"]
+                carriers = {r: by for r, by in carriers.items() if gone not in (r, by)}
+        carried = [by for by in carriers.values() if by is not None]
+        return len(carried) == 2 and carried[0] == carried[1]
 
     def check(self) -> None:
         """See the run through, and that they came together again."""
         cluster = self.cluster
+        wait_for(self.is_together, "one worker to carry the others", cluster)
+        self.gate.touch()
         assert [p.wait() for p in (self.coordinator, *self.workers)] == [0, 0, 0, 0]
         assert_every_sample_once(cluster)
         first, *_, last = cluster.records("step")
