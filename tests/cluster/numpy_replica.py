@@ -142,7 +142,7 @@ class FaultyClient(WorkerClient):
             gradient = gradient.copy()
             gradient[5] = np.nan
         first = index == self._layout.send_order[0]
-        self._halve = first and self.faults.half and shard.step == int(self.faults.half[0])
+        self._halve = first and self.faults.half and shard.step >= int(self.faults.half[0])
         super().send_block(shard, index, gradient, weight)
         self._sent += 1
         if self.faults.die == [str(shard.step), "block"] and self._sent == 1:

@@ -86,7 +86,7 @@ def test_one_fails_in_the_middle_of_a_block(cluster: Cluster, failing: int, faul
     if alone:
         cluster.wait_event("carried", rank=CARRIED, by=None)
     else:
-        assert cluster.wait_event("lost", rank=failing)["step"] == 5
+        assert cluster.wait_event("lost", rank=failing)["step"] >= 5
     if fault == "kill":
         assert run.workers[failing].wait() == -signal.SIGKILL
         run.workers[failing] = cluster.worker(failing, "--seconds", "0.005")
