@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rig.random_model import write_model
 from rig.report import Ratio, Report
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -96,7 +97,7 @@ def measure(engine: str, shape: str, method: str) -> dict[str, Any]:
     from trainer.model.layout import build_layout
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = write_model(Path(scratch), SHAPES[shape])
+        folder = write_model(Path(scratch), SHAPES[shape], "F32")
         config = load(
             None,
             {
@@ -111,30 +112,6 @@ def measure(engine: str, shape: str, method: str) -> dict[str, Any]:
         layout = build_layout(folder, config)
         run = on_torch if engine == "torch" else on_vulkan
         return run(folder, config, layout)
-
-
-def write_model(folder: Path, tree: dict[str, Any]) -> Path:
-    """Write a model of random weights."""
-    import torch
-    from safetensors.torch import save_file
-
-    from trainer.model.architecture import read_architecture
-
-    (folder / "config.json").write_text(json.dumps(tree))
-    model = read_architecture(folder)
-    shapes = {
-        f"model.layers.{layer}.{name}": shape
-        for layer in range(model.num_layers)
-        for name, shape in model.layer_tensors()
-    }
-    shapes["model.norm.weight"] = (model.hidden_size,)
-    shapes["model.embed_tokens.weight"] = (model.vocab_size, model.hidden_size)
-    torch.manual_seed(0)
-    save_file(
-        {name: torch.randn(shape) * 0.02 for name, shape in shapes.items()},
-        folder / "model.safetensors",
-    )
-    return folder
 
 
 def samples(vocab: int) -> list[Any]:

@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rig.random_model import write_model
 from rig.report import Ratio, Report
 from wgpu_step import SHAPES as QWEN3
 
@@ -96,30 +97,6 @@ def main() -> int:
                 against = Ratio(f"{name}: memory", found["peak"] / found["plan"], "the plan")
                 report.add(against, **found)
     return report.write()
-
-
-def write_model(folder: Path, tree: dict[str, Any]) -> None:
-    """Write a model of random weights in bf16."""
-    import torch
-    from safetensors.torch import save_file
-
-    from trainer.model.architecture import read_architecture
-
-    (folder / "config.json").write_text(json.dumps(tree))
-    model = read_architecture(folder)
-    shapes = {
-        f"model.layers.{layer}.{name}": shape
-        for layer in range(model.num_layers)
-        for name, shape in model.layer_tensors()
-    }
-    shapes["model.norm.weight"] = (model.hidden_size,)
-    shapes["model.embed_tokens.weight"] = (model.vocab_size, model.hidden_size)
-    torch.manual_seed(0)
-    weights = {
-        name: torch.empty(shape, dtype=torch.bfloat16).normal_(0.0 if len(shape) > 1 else 1.0, 0.02)
-        for name, shape in shapes.items()
-    }
-    save_file(weights, folder / "model.safetensors")
 
 
 def run_config(name: str, world: int, folder: Path, options: argparse.Namespace) -> Any:

@@ -16,17 +16,17 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rig.random_model import write_model
 
 from trainer.config.run import LINEARS, RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.model.architecture import parse_architecture
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.replica.base import Replica
@@ -39,7 +39,6 @@ from trainer.replica.wgpu.gpu.vulkan_adapter import select
 from trainer.replica.wgpu.kernels.elementwise import copy
 from trainer.replica.wgpu.planning import budget
 from trainer.replica.wgpu.replica import WgpuReplica
-from trainer.replica.wgpu.weights.floats import to_bf16
 
 RESULTS = Path(__file__).parent / "results"
 DISPATCHES = 3900
@@ -208,36 +207,6 @@ def encode_milliseconds(device: Device) -> float:
         device.submit(encoder)
         device.read(arrays[0])
     return 1e3 * best
-
-
-def write_model(folder: Path, tree: dict[str, Any]) -> Path:
-    """Write a model directory with random bf16 weights, one tensor in memory at a time."""
-    (folder / "config.json").write_text(json.dumps(tree), encoding="utf-8")
-    shapes = dict(tensors(tree))
-    header: dict[str, Any] = {}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    generator = np.random.default_rng(0)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in shapes.items():
-            values = generator.standard_normal(shape, np.float32) * np.float32(0.02)
-            values = np.ones(shape, np.float32) if name.endswith("norm.weight") else values
-            file.write(to_bf16(values.reshape(-1)).tobytes())
-    return folder
-
-
-def tensors(tree: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every tensor of a model with tied embeddings."""
-    model = parse_architecture(tree, "SHAPES")
-    yield "model.embed_tokens.weight", (model.vocab_size, model.hidden_size)
-    for layer in range(model.num_layers):
-        for name, shape in model.layer_tensors():
-            yield f"model.layers.{layer}.{name}", shape
-    yield "model.norm.weight", (model.hidden_size,)
 
 
 if __name__ == "__main__":

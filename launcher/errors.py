@@ -62,7 +62,7 @@ class JobFailedError(LauncherError):
 
 
 class BudgetError(LauncherError):
-    """It would cost more than the ceiling, or nobody knows how much."""
+    """It would cost more than the ceiling, or its cost is unknown."""
 
     exit_code = 7
 

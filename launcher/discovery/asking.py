@@ -69,7 +69,7 @@ class Refused:
 
     @property
     def matters(self) -> bool:
-        """Whether somebody should act: it was named, or shows another key than it is known by."""
+        """Whether it is an error: the host was named, or its key has changed."""
         return self.candidate.is_named or ssh.is_changed_key(self.error)
 
 

@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def is_named(self) -> bool:
-        """Whether somebody has named it, so that it has to answer."""
+        """Whether the user named it, so that a missing answer is an error."""
         return not {"inventory", "address"}.isdisjoint(self.sources)
 
 

@@ -60,7 +60,7 @@ class Discovery:
     proposal: Proposal | None = None
     written: Written | None = None
     problems: tuple[LauncherError, ...] = ()
-    """What somebody has to act on, the gravest first."""
+    """What the user has to act on, the most severe first."""
 
     def refuse_problems(self) -> None:
         """Raise the first problem, with the others as its details."""

@@ -169,7 +169,7 @@ def _hand_over(run_id: str, config: RunConfig, output: Path) -> int:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Link a model's file, which nobody edits in place; copy it to another file system."""
+    """Hard-link a model's file, which is never edited in place; copy it to another file system."""
     try:
         os.link(Path(source).resolve(), target)
     except OSError:

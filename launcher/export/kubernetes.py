@@ -18,7 +18,7 @@ from launcher.export.torchrun import PORT, SCRIPT, torchrun_script
 
 OBJECTS, VOLUME, IMAGE = "jobset.yaml", "files.yaml", "Containerfile"
 _MOUNT = "/motley"
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108  # of a container: NCCL and gloo exchange data there
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  # of the container: its default, 64 MiB, is too small
 _ROLE = "node"
 _LONGEST = 63
 """Characters of a pod's host name (RFC 1123)."""

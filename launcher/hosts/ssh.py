@@ -166,7 +166,7 @@ def _open_link(host: Host) -> AgentLink:
 def _open_visit(host: Host) -> AgentLink:
     route = route_to(host, _POOL.accept_new)
     pipe = _logged_in(host, route, visitor_command(host))
-    # Without Python there is nobody to read it; its last words say so.
+    # Without Python nothing reads it; the error that the host prints says so.
     with contextlib.suppress(OSError):
         pipe.send(archive())
     try:

@@ -152,7 +152,7 @@ class Cluster:
         """Start a run and return it once every process takes part; see `bring_up`.
 
         Raises:
-            BudgetError: it would cost too much, or nobody knows how much; nothing was started.
+            BudgetError: it would cost too much, or its cost is unknown; nothing was started.
         """
         from launcher.runs.authorise import authorise  # with the planner, which no look needs
 

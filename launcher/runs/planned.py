@@ -40,7 +40,7 @@ _HUB = "https://huggingface.co/{}/resolve/main/config.json"
 _DEADLINE = 20.0
 _MOST = 1 << 20
 _USUAL_LINK = 125e6
-"""Bytes a second between hosts of a run, where nobody measured: 1 Gbit/s."""
+"""Bytes a second between hosts of a run without a measured rate: 1 Gbit/s."""
 
 
 def model_shape(model: str | None, shape: str | None) -> ModelShape:

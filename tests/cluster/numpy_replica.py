@@ -154,8 +154,9 @@ class FaultyClient(WorkerClient):
             self._die()
 
     def _post(self, session: Session, frames: Iterable[Frame], carrier: int | None = None) -> None:
-        to_carrier = carrier is not None and self._neighbours
-        link = self._neighbours._link if to_carrier else self._link  # type: ignore[union-attr]
+        link = self._link
+        if carrier is not None and self._neighbours:
+            link = self._neighbours._link
         super()._post(session, self._halved(frames, link), carrier)
 
     def _transmit(self, session: Session, frames: Iterable[Frame]) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from launcher.errors import ConfigError
 from launcher.export.job import Job
 from launcher.export.target import check_strategy, parse_target, target_of
 from launcher.export.torchrun import render_torchrun
-from launcher.facts.devices import Device
+from launcher.facts.devices import Backend, Device
 from launcher.inventory.hosts import Host
 from trainer.config.run import RunConfig
 
 
-def host(name: str, *devices: tuple[str, str], **facts: str) -> Host:
+def host(name: str, *devices: tuple[Backend, str], **facts: Any) -> Host:
     made = tuple(
-        Device(backend=backend, id=f"{backend}-{number}", name=card)  # type: ignore[arg-type]
+        Device(backend=backend, id=f"{backend}-{number}", name=card)
         for number, (backend, card) in enumerate(devices)
     )
-    return Host(name=name, devices=made, **facts)  # type: ignore[arg-type]
+    return Host(name=name, devices=made, **facts)
 
 
 def config(**settings: object) -> RunConfig:

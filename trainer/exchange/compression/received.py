@@ -1,4 +1,4 @@
-"""Checks of bytes that came from somebody else, before they become values."""
+"""Checks of received bytes, before they become values."""
 
 from __future__ import annotations
 

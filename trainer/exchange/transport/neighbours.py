@@ -112,7 +112,7 @@ class Neighbours:
         while True:
             try:
                 listener = SameHostListener(self._name, self._sizes, self._make_link)
-            except OSError:  # somebody has the name
+            except OSError:  # another worker has the name
                 await self._be_carried(session)
                 await asyncio.sleep(_AGAIN * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
             else:

@@ -107,7 +107,7 @@ class Averages:
         ]
 
     def place(self, reader: CoordinatorEnd, frame: Frame) -> bool:
-        """Put an average where all readers find it; False while somebody reads an older one."""
+        """Put an average where all readers find it; False while a reader still has an older one."""
         readers, offsets = self._readers[frame.block], self._offsets[frame.block]
         if self._steps[frame.block] != frame.step:
             if not all(end.has_taken(count) for end, count in readers.items()):

@@ -8,6 +8,7 @@ the ranks divide T.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,85 +16,53 @@ import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup
+Step = Callable[[Tensor, Group], Tensor]
 
 
 def copy(x: Tensor, group: Group) -> Tensor:
     """Return `x`, which is the same on all ranks; its gradient is the sum of theirs."""
-    return _Copy.apply(x, group)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _same, _sum)  # pyright: ignore[reportReturnType]
 
 
 def add_up(x: Tensor, group: Group) -> Tensor:
     """Return the sum over the ranks, whose gradient is the same on all of them."""
-    return _AddUp.apply(x, group)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _sum, _same)  # pyright: ignore[reportReturnType]
 
 
 def gather_tokens(x: Tensor, group: Group) -> Tensor:
     """Return `[B, T, D]` of `[B, T / ranks, D]`; its gradient is the sum of the ranks'."""
-    return _Gather.apply(x, group)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _joined, _summed_part)  # pyright: ignore[reportReturnType]
 
 
 def scatter_tokens(x: Tensor, group: Group) -> Tensor:
     """Return this rank's tokens `[B, T / ranks, D]` of the sum of the ranks' `[B, T, D]`."""
-    return _Scatter.apply(x, group)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _summed_part, _joined)  # pyright: ignore[reportReturnType]
 
 
 def join_tokens(x: Tensor, group: Group) -> Tensor:
     """Return `[B, T, D]` of `[B, T / ranks, D]`; its gradient is the same on all ranks."""
-    return _Join.apply(x, group)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _joined, _own_part)  # pyright: ignore[reportReturnType]
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _Exchange(torch.autograd.Function):
+    """One function of a tensor and a group forward, and another one backward."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _sum(gradient, ctx.group), None
-
-
-class _AddUp(torch.autograd.Function):
-    @staticmethod
-    def forward(_: Any, x: Tensor, group: Group) -> Tensor:
-        return _sum(x, group)
+    def forward(ctx: Any, x: Tensor, group: Group, there: Step, back: Step) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(x, group)
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradient, ctx.group), None, None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return _joined(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _summed_part(gradient, ctx.group), None
+def _same(x: Tensor, _: Group) -> Tensor:
+    return x.view_as(x)
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return _summed_part(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _joined(gradient, ctx.group), None
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return _joined(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.chunk(dist.get_world_size(ctx.group), 1)[dist.get_rank(ctx.group)], None
+def _own_part(x: Tensor, group: Group) -> Tensor:
+    return x.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)]
 
 
 def _sum(x: Tensor, group: Group) -> Tensor:
