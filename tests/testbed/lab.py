@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -194,6 +194,7 @@ class Lab:
         variables: Mapping[str, Any] | None = None,
         host_variables: Mapping[str, Mapping[str, Any]] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
+        hosts: Iterable[Host] | None = None,
     ) -> Path:
-        """Write an Ansible inventory of the hosts: how to log in, and what the caller adds."""
-        return write_inventory(self, path, variables, host_variables, groups)
+        """Write an Ansible inventory of the hosts; see `login.write_inventory`."""
+        return write_inventory(self, path, variables, host_variables, groups, hosts)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 if TYPE_CHECKING:
+    from tests.testbed.host import Host
     from tests.testbed.lab import Lab
 
 SSH_CONFIG = """\
@@ -52,8 +53,13 @@ def write_inventory(
     variables: Mapping[str, Any] | None = None,
     host_variables: Mapping[str, Mapping[str, Any]] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
+    hosts: Iterable[Host] | None = None,
 ) -> Path:
-    """Write an Ansible inventory of the hosts: how to log in, and what the caller adds."""
+    """Write an Ansible inventory: how to log in, and what the caller adds.
+
+    Args:
+        hosts: those in it; None: all that the lab has now, also those of other tests.
+    """
     known = f"-o UserKnownHostsFile={lab.known_hosts} -o StrictHostKeyChecking=yes"
     login = {
         "ansible_user": "ops",
@@ -61,11 +67,11 @@ def write_inventory(
         "ansible_ssh_common_args": known,
         "ansible_python_interpreter": "/usr/bin/python3",
     }
-    hosts = {
-        name: {"ansible_host": host.ip, **(host_variables or {}).get(name, {})}
-        for name, host in lab.hosts.items()
+    entries = {
+        host.name: {"ansible_host": host.ip, **(host_variables or {}).get(host.name, {})}
+        for host in hosts or lab.hosts.values()
     }
-    content: dict[str, Any] = {"hosts": hosts, "vars": {**login, **(variables or {})}}
+    content: dict[str, Any] = {"hosts": entries, "vars": {**login, **(variables or {})}}
     if groups:
         content["children"] = {
             group: {"hosts": {name: {} for name in names}} for group, names in groups.items()

@@ -49,6 +49,7 @@ def play(lab: Lab, hosts: dict[str, Host], tmp_path_factory: pytest.TempPathFact
             folder / "hosts.yml",
             {**variables, **extra},
             {"twelve": {"motley_coordinator": True}},
+            hosts=hosts.values(),
         )
         program = [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory)]
         done = lab.run([*program, *arguments], cwd=ROOT, timeout=500, check=False)

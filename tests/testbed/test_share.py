@@ -78,6 +78,7 @@ def share(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Share]
         tmp_path_factory.mktemp("inventory") / "hosts.yml",
         {"share_server": server.name, "share_protocols": [3, 4], "share_operators": ["guest"]},
         {server.name: {"motley_coordinator": True}},
+        hosts=hosts,
     )
 
     def play(*arguments: str) -> Completed:

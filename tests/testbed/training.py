@@ -107,6 +107,7 @@ class Cluster:
                 "share_protocols": [3, 4],
             },
             {"head": {"motley_coordinator": True}},
+            hosts=self.hosts,
         )
         self.folder = folder
         self.operator = Operator(lab, folder / "laptop", inventory, checkout)
