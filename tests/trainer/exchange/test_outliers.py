@@ -26,7 +26,10 @@ class Watch:
 
     def __init__(self, **settings: object) -> None:
         self.outbox = Outbox()
-        self.outliers = Outliers(LAYOUT, ExchangeConfig.model_validate(settings), self.outbox)
+        self.settled: set[int] = set()
+        self.outliers = Outliers(
+            LAYOUT, ExchangeConfig.model_validate(settings), self.outbox, self.settled.__contains__
+        )
 
     def see(
         self,
