@@ -81,7 +81,7 @@ class ExactProblem:
         training = config.training.model_copy(update={"max_steps": steps})
         self.config: RunConfig = config.model_copy(update={"training": training})
         assert self.config.training.batch_size <= 8, "bf16 holds sums of 8 powers of two exactly"
-        self.layout = tiny_layout()
+        self.layout = self.make_layout()
         self.samples = samples
         self.validation_samples = validation_samples
         self.plan = StepPlan(
@@ -95,6 +95,10 @@ class ExactProblem:
         """The weights after 0, 1, ... updates, as bytes."""
         self.norms: list[float] = []
         self._compute()
+
+    def make_layout(self) -> GradientLayout:
+        """Return the layout of the gradient."""
+        return tiny_layout()
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first update."""

@@ -241,4 +241,5 @@ class LossyCluster(SimulatedCluster):
 
 
 def _rounded_off(due: np.ndarray) -> Float64:
-    return due.astype(np.float64) - due.astype(bfloat16).astype(np.float64)
+    finite = np.nan_to_num(due.astype(np.float64), posinf=0, neginf=0)  # else the run is halted
+    return finite - finite.astype(bfloat16).astype(np.float64)
