@@ -21,7 +21,8 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy: PowerSGD multiplies by
 import numpy as np
 from rig.report import Ratio, Report
 
-from trainer.exchange.compression.choice import NAMES, codecs_for
+from trainer.config.codec import NAMES
+from trainer.exchange.compression.choice import codecs_for
 from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.codecs import Codec
 from trainer.model.layout import Block, GradientLayout, TensorSlot

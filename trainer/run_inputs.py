@@ -18,7 +18,7 @@ from trainer.data.tokens import Dataset, make_dataset
 from trainer.distill.student.distributed_dataset import content_digest, taught_folder
 from trainer.distill.student.inputs import check_student, lower_length
 from trainer.exchange.protocol.members import Job
-from trainer.exchange.protocol.schedule import StepPlan
+from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.logits.dataset import LogitsFolder
 from trainer.model.architecture import fit_length
 from trainer.model.files import model_digest, resolve_model
@@ -48,7 +48,13 @@ class RunInputs:
     def plan(self) -> StepPlan:
         """Which samples each step takes."""
         training = self.config.training
-        return StepPlan(self.samples, training.batch_size, training.epochs, training.max_steps)
+        return StepPlan(
+            self.samples,
+            training.batch_size,
+            training.epochs,
+            training.max_steps,
+            settle_periods(self.config),
+        )
 
 
 def read_inputs(

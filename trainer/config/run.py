@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from trainer.config import section as settings
 from trainer.config import spelling
 from trainer.config.budget import BudgetConfig
+from trainer.config.codec import KnownCodec, read_codec
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
 from trainer.errors import InputError
@@ -132,7 +133,10 @@ class TrainingConfig(Section):
 class ExchangeConfig(Section):
     """How workers and coordinator agree; all durations in seconds."""
 
-    codec: Literal["fp32", "bf16"] = "fp32"
+    codec: KnownCodec = "fp32"
+    settle_every: Positive | None = None
+    """Steps between commits in which all that a lossy codec has dropped is sent; null: those
+    before a checkpoint."""
     shares: (
         Literal["measured", "equal"]
         | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
@@ -199,6 +203,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        read_codec(self.exchange.codec, self.lora.lora_rank if self.method == "lora" else None)
         if self.task == "classify" and self.num_classes is None:
             raise ValueError("num_classes is required when task is classify")
         if self.task == "causal-lm" and self.num_classes is not None:

@@ -88,7 +88,7 @@ class Carrier:
         if frame.step < self._next_step:
             return [], iter(())
         if key not in peer.partial:
-            assembly = BlockAssembly(_EXACT.nbytes(block.size), frame.weight)
+            assembly = BlockAssembly(_EXACT, block.size, frame.weight)
             peer.partial[key] = frame.step, assembly
         step, assembly = peer.partial[key]
         if not assembly.add(frame):

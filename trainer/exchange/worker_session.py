@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import ProtocolError
+from trainer.exchange.compression.choice import AgreedCodecs
+from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.coordinator.gradient_sum import BlockAssembly, block_frames
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.codecs import Fp32, make_codec
+from trainer.exchange.protocol.codecs import Bytes, Codec, Fp32
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
 from trainer.exchange.protocol.state_transfer import StateAssembly
@@ -55,7 +57,8 @@ class Session:
         self.request = request
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
-        self._codec = make_codec(codec)
+        self._codecs = AgreedCodecs(codec, layout)
+        self._feedback = self._codecs.feedback()
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
@@ -88,6 +91,8 @@ class Session:
             case StepCommit() as commit:
                 committed = Committed(commit, self._take_gradient(commit))
                 self._dealt.clear()
+                if self._feedback and commit.settled:
+                    self._feedback.clear()
                 if commit.next is None:
                     return [committed], []
                 self._dealt[commit.next.shard] = commit.next
@@ -95,6 +100,9 @@ class Session:
             case ShardAssignment() as shard:
                 self._dealt[shard.shard] = shard
                 return [shard], []
+            case messages.ShardVoided(shard=number, blocks=blocks):
+                self._void(number, blocks)
+                return [], []
             case Shutdown() as end:
                 return [end], []
             case other:
@@ -105,28 +113,33 @@ class Session:
     ) -> Iterator[Frame]:
         """Return the frames of one block's gradient sum; the array may change after the call.
 
-        What another worker carries goes there in fp32, to be added up before it is encoded.
+        What another worker carries goes there in fp32, to be added up before it is encoded. With
+        error feedback a block is encoded when its first frame is drawn: not by the thread that
+        computes, and only if it still counts then.
 
         Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
         of the coordinator its number may stand for other samples.
         """
         if self._dealt.get(shard.shard) != shard:
             return iter(())
-        is_layer = self._layout.blocks[index].is_layer
-        kind = MessageType.BLOCK_GRADIENT if is_layer else MessageType.NON_BLOCK_GRADIENT
-        codec = self._codec if shard.carrier is None else _EXACT
-        encoded = codec.encode(index, gradient)
-        return block_frames(
-            kind,
-            encoded,
-            self.generation,
-            shard.step,
-            index,
-            codec,
-            weight,
-            self.rank,
-            shard.shard,
-        )
+        if self._feedback:
+            return self._owed(self._feedback, shard, index, gradient.copy(), weight)
+        codec = self._codecs.codecs[index] if shard.carrier is None else _EXACT
+        return self._frames(shard, index, codec, codec.encode(index, gradient), weight)
+
+    def answer(self, message: messages.Message, step: int = 0) -> Iterator[Frame]:
+        """Yield a control message as a frame, when all before it was drawn.
+
+        The result of a shard then says what this worker still owes.
+        """
+        if self._feedback and isinstance(message, ShardResult):
+            shard = self._dealt.get(message.shard)
+            every = range(len(self._layout.blocks))
+            owing = set(every)
+            if shard and shard.settle:  # a carrier may send them later, but without a rest
+                owing -= set(every if shard.blocks is None else shard.blocks)
+            message = message.model_copy(update={"residual": self._feedback.norm_of(owing)})
+        yield self.message(message, step)
 
     def message(self, message: messages.Message, step: int = 0) -> Frame:
         """Return a control message as a frame of this session."""
@@ -168,19 +181,59 @@ class Session:
         self._state = None
         return [Restored(self.rank, state)], [self.message(proof, state.step)]
 
+    def _void(self, shard: int, blocks: tuple[int, ...]) -> None:
+        """Send nothing more of a shard; what was owed went into what does not count."""
+        if any(block >= len(self._layout.blocks) for block in blocks):
+            raise ProtocolError(f"blocks {blocks} of shard {shard}")
+        self._dealt.pop(shard, None)
+        if self._feedback:
+            self._feedback.clear(blocks)
+
+    def _owed(
+        self,
+        feedback: ErrorFeedback,
+        shard: ShardAssignment,
+        index: int,
+        gradient: Float32,
+        weight: int,
+    ) -> Iterator[Frame]:
+        """Encode a block with what is owed of it, unless it counts no more, and yield its frames.
+
+        A further shard in the same step is sent with what the first one dropped: once, like that.
+        """
+        if self._dealt.get(shard.shard) != shard:
+            return
+        if shard.carrier is None:
+            codec, encoded = feedback.encode(
+                index, gradient, settle=shard.settle, batch=shard.batch
+            )
+        else:
+            due = feedback.take(index, gradient, shard.batch)
+            codec, encoded = _EXACT, _EXACT.encode(index, due)
+        yield from self._frames(shard, index, codec, encoded, weight)
+
+    def _frames(
+        self, shard: ShardAssignment, index: int, codec: Codec, encoded: Bytes, weight: int
+    ) -> Iterator[Frame]:
+        is_layer = self._layout.blocks[index].is_layer
+        kind = MessageType.BLOCK_GRADIENT if is_layer else MessageType.NON_BLOCK_GRADIENT
+        number, step = shard.shard, shard.step
+        return block_frames(
+            kind, encoded, self.generation, step, index, codec, weight, self.rank, number
+        )
+
     def _average(self, frame: Frame) -> None:
         if frame.block >= len(self._layout.blocks) or frame.block in self._averaged:
             raise ProtocolError(f"an average of block {frame.block}, which is not due")
-        if frame.codec != self._codec.id:
-            raise ProtocolError(f"codec {frame.codec} came, {self._codec.name} was agreed")
         span = self._layout.blocks[frame.block]
         assembly = self._partial.get(frame.block)
         if assembly is None:
-            assembly = BlockAssembly(self._codec.nbytes(span.size), frame.weight)
+            codec = self._codecs.of(frame.block, frame.codec)
+            assembly = BlockAssembly(codec, span.size, frame.weight)
             self._partial[frame.block] = assembly
         if assembly.add(frame):
             del self._partial[frame.block]
-            self._codec.decode(assembly.bytes, self._gradient[span.start : span.stop])
+            assembly.codec.decode(assembly.bytes, self._gradient[span.start : span.stop])
             self._averaged.add(frame.block)
 
     def _take_gradient(self, commit: StepCommit) -> Float32:

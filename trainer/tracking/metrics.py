@@ -32,6 +32,7 @@ EventKind = Literal[
     "rejoined",
     "refused",
     "redealt",
+    "residual_lost",
     "carried",
     "verified",
     "diverged",

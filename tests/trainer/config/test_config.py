@@ -157,3 +157,24 @@ def test_lora_settings_do_not_matter_for_full_fine_tuning():
 def test_what_excludes_a_held_out_share(settings: dict[str, object], message: str):
     with pytest.raises(InputError, match=message):
         config(**{"data.validation_fraction": 0.1, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"exchange.codec": "int16"}, "exchange.codec: codec int16: there is none of that name"),
+        ({"exchange.codec": "topk:2"}, r"codec topk:2: there .*; use one of fp32, .*topk:0\.1"),
+        ({"exchange.codec": "powersgd:4"}, "rank 16 already.*use int8 or topk:0.1, or method full"),
+        ({"exchange.settle_every": 0}, "exchange.settle_every"),
+    ],
+)
+def test_codecs_that_do_not_suit_are_refused_in_one_line(settings: dict[str, object], message: str):
+    with pytest.raises(InputError, match=message) as refused:
+        config(**settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_codecs_take_other_densities_and_ranks():
+    for codec in ("int4", "topk:0.025"):
+        assert config(**{"exchange.codec": codec}).exchange.codec == codec
+    assert config(**{"exchange.codec": "powersgd:2", "method": "full"})

@@ -18,7 +18,7 @@ from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.messages import JoinRequest
-from trainer.exchange.protocol.schedule import StepPlan
+from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer import AdamW, Snapshot, TrainState, learning_rate_at
 
@@ -81,14 +81,24 @@ class ExactProblem:
         training = config.training.model_copy(update={"max_steps": steps})
         self.config: RunConfig = config.model_copy(update={"training": training})
         assert self.config.training.batch_size <= 8, "bf16 holds sums of 8 powers of two exactly"
-        self.layout = tiny_layout()
+        self.layout = self.make_layout()
         self.samples = samples
         self.validation_samples = validation_samples
-        self.plan = StepPlan(samples, training.batch_size, training.epochs, training.max_steps)
+        self.plan = StepPlan(
+            samples,
+            training.batch_size,
+            training.epochs,
+            training.max_steps,
+            settle_periods(self.config),
+        )
         self.trajectory: list[bytes] = []
         """The weights after 0, 1, ... updates, as bytes."""
         self.norms: list[float] = []
         self._compute()
+
+    def make_layout(self) -> GradientLayout:
+        """Return the layout of the gradient."""
+        return tiny_layout()
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first update."""

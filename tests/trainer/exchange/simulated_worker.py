@@ -139,6 +139,8 @@ class SimulatedWorker:
     def clear(self) -> None:
         """Forget what a process forgets when it dies."""
         self.state: TrainState | None = None
+        self.member_of: Session | None = None
+        """The membership whose state it holds."""
         self.events: deque[tuple[Session, Event]] = deque()
         self.wire = self.session = None
         self.commits: list[Committed] = []
@@ -198,7 +200,7 @@ class SimulatedWorker:
             elif session is not self.session:
                 continue  # of a membership that is gone
             elif isinstance(event, Restored):
-                self.state = event.state
+                self.state, self.member_of = event.state, session
             elif isinstance(event, Committed):
                 self._apply(session, event)
             elif event.kind == "train":
@@ -234,7 +236,7 @@ class SimulatedWorker:
         seconds = self.seconds_per_sample * (shard.stop - shard.start)
         result = result_message(shard, loss, weight, weight, seconds, self.overlap * seconds)
         if sender := self._sender(session):
-            self._send(sender, [sender.message(result, shard.step)])
+            self._send(sender, sender.answer(result, shard.step))
 
     def _evaluate(self, session: Session, shard: ShardAssignment) -> None:
         assert self.state is not None
@@ -243,7 +245,7 @@ class SimulatedWorker:
         loss = self.problem.shard_loss(0, shard.start, shard.stop)
         table = self.problem.confusion(shard.start, shard.stop)
         result = result_message(shard, loss, count, count, 0.01, confusion=table)
-        self._send(session, [session.message(result, shard.step)])
+        self._send(session, session.answer(result, shard.step))
 
     def _apply(self, session: Session, event: Committed) -> None:
         assert self.state is not None

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.coordinator.rounds import Round
 
+AnyCluster = TypeVar("AnyCluster", bound=SimulatedCluster)
+
 
 def started(problem: ExactProblem, workers: int = 3, expect: int | None = None) -> SimulatedCluster:
     """Return a cluster whose workers hold their first assignment and have done nothing yet."""
-    cluster = SimulatedCluster(problem, workers, expect)
+    return begun(SimulatedCluster(problem, workers, expect))
+
+
+def begun(cluster: AnyCluster) -> AnyCluster:
+    """Bring a new cluster to where its workers hold their first assignment."""
     for worker in cluster.workers:
         cluster.connect(worker)
     for worker in cluster.workers:

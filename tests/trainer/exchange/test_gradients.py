@@ -9,6 +9,7 @@ import pytest
 
 from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.errors import NonFiniteError, ProtocolError
+from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.coordinator.gradient_sum import GradientSum, block_frames
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.codecs import make_codec
@@ -36,7 +37,7 @@ def drawn(shard: Shard, scale: float = 1.0) -> np.ndarray:
 def test_the_order_of_arrival_does_not_matter(codec: str):
     results: set[bytes] = set()
     for arrival in permutations(SHARDS):
-        sums = GradientSum(LAYOUT, make_codec(codec), step=3)
+        sums = GradientSum(LAYOUT, AgreedCodecs(codec, LAYOUT), step=3)
         for shard in arrival:
             whole = [sums.add(f) for f in frames(drawn(shard), shard, shard.size, codec)]
             assert [w is not None for w in whole] == [False] * (len(whole) - 1) + [True]
@@ -47,7 +48,7 @@ def test_the_order_of_arrival_does_not_matter(codec: str):
 
 
 def test_pieces_of_several_contributions_may_alternate():
-    sums = GradientSum(LAYOUT, make_codec("fp32"), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=3)
     streams = [frames(drawn(shard), shard, shard.size) for shard in SHARDS]
     for pieces in zip(*streams, strict=True):
         for frame in pieces:
@@ -60,7 +61,7 @@ def test_pieces_of_several_contributions_may_alternate():
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_what_is_sent_is_what_is_applied_here(codec: str):
-    sums = GradientSum(LAYOUT, make_codec(codec), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodecs(codec, LAYOUT), step=3)
     for frame in frames(drawn(SHARDS[0]), SHARDS[0], 3, codec):
         sums.add(frame)
     average = sums.average(0, SHARDS[:1])
@@ -72,14 +73,14 @@ def test_what_is_sent_is_what_is_applied_here(codec: str):
 
 def test_no_weight_at_all_divides_by_nothing():
     """A shard can hold no target token; its gradient is zero then."""
-    sums = GradientSum(LAYOUT, make_codec("fp32"), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=3)
     for frame in frames(np.zeros(10, np.float32), SHARDS[0], 0):
         sums.add(frame)
     assert not sums.average(0, SHARDS[:1]).encoded.any()
 
 
 def test_what_a_lost_worker_left_unfinished_is_dropped():
-    sums = GradientSum(LAYOUT, make_codec("fp32"), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=3)
     lost, other = SHARDS[:2]
     for shard in (lost, other):
         first, *rest = frames(drawn(shard), shard, 1)
@@ -94,7 +95,7 @@ def test_what_a_lost_worker_left_unfinished_is_dropped():
 
 
 def test_sums_that_overflow_halt_and_do_not_warn():
-    sums = GradientSum(LAYOUT, make_codec("fp32"), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=3)
     largest = np.full(10, np.finfo(np.float32).max, np.float32)
     for shard in SHARDS:
         for frame in frames(largest, shard, 1):
@@ -105,7 +106,7 @@ def test_sums_that_overflow_halt_and_do_not_warn():
 
 @pytest.mark.parametrize("offset", range(10))
 def test_the_tensor_of_a_nan_is_named(offset: int):
-    sums = GradientSum(LAYOUT, make_codec("bf16"), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodecs("bf16", LAYOUT), step=3)
     values = drawn(SHARDS[0])
     values[offset] = np.nan
     tensor = "layers.1.q" if offset < 6 else "layers.1.v"

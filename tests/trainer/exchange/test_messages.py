@@ -26,6 +26,7 @@ from trainer.exchange.protocol.messages import (
     Part,
     ShardAssignment,
     ShardResult,
+    ShardVoided,
     Shutdown,
     StateLoaded,
     StepCommit,
@@ -50,6 +51,7 @@ ALL: list[Message] = [
         tokens=60,
         seconds=0.1,
         overlap=0.05,
+        residual=0.25,
         confusion=((1, 0), (2, 3)),
     ),
     StepCommit(
@@ -74,6 +76,7 @@ ALL: list[Message] = [
     Heartbeat(),
     Leave(reason="SIGTERM"),
     Shutdown(reason="done", exit_code=0),
+    ShardVoided(shard=4, blocks=(0, 2)),
 ]
 
 

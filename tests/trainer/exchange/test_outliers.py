@@ -26,7 +26,10 @@ class Watch:
 
     def __init__(self, **settings: object) -> None:
         self.outbox = Outbox()
-        self.outliers = Outliers(LAYOUT, ExchangeConfig.model_validate(settings), self.outbox)
+        self.settled: set[int] = set()
+        self.outliers = Outliers(
+            LAYOUT, ExchangeConfig.model_validate(settings), self.outbox, self.settled.__contains__
+        )
 
     def see(
         self,
@@ -182,3 +185,12 @@ def test_a_run_that_is_to_halt_does_so_before_the_update():
     assert cluster.named("halted")
     assert cluster.saves[-1].snapshot.step <= cluster.step
     assert all(worker.ended and worker.ended.exit_code == HALTS for worker in cluster.workers)
+
+
+def test_a_settled_step_is_not_compared():
+    """What workers owed of many steps comes in one."""
+    watch = Watch()
+    watch.settled.add(FEWEST)
+    watch.grow_used_to(2.0)
+    assert watch.see(2000.0, step=FEWEST) is None
+    assert watch.see(2000.0, step=FEWEST + 1)

@@ -1,51 +1,86 @@
-"""The codecs of a run by their name in a config."""
+"""The codecs of a run by their name in a config, and what its frames may be encoded in."""
 
 from __future__ import annotations
 
-import re
-
-from trainer.errors import InputError
+from trainer.config.codec import read_codec
+from trainer.errors import InputError, ProtocolError
+from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.compression.powersgd import PowerSGD
 from trainer.exchange.compression.quantized import Int4, Int8
 from trainer.exchange.compression.topk import TopK
-from trainer.exchange.protocol.codecs import Bf16, Codec, Fp32
+from trainer.exchange.protocol.codecs import Bf16, Codec, make_codec
 from trainer.model.layout import GradientLayout
 
-NAMES = ("fp32", "bf16", "int8", "int4", "topk:0.1", "topk:0.01", "powersgd:4")
-"""As users write them; top-k takes other densities and PowerSGD other ranks."""
-_SHARED = {codec.name: codec for codec in (Fp32, Bf16, Int8, Int4)}
-_TOP_K = re.compile(r"topk:(0?\.\d{1,6})")
-_POWERSGD = re.compile(r"powersgd:([1-9]\d?)")
+_WHOLE = Bf16()
+
+
+class AgreedCodecs:
+    """One sender's codecs of a run, and those that it receives.
+
+    Where the agreed one drops values, bf16 is always taken too: all that is owed comes in it.
+    """
+
+    def __init__(self, name: str, layout: GradientLayout) -> None:
+        self.codecs = codecs_for(name, layout)
+        self.name = name
+        self._sizes = [block.size for block in layout.blocks]
+        self.needs_feedback = read_codec(name).needs_feedback
+
+    def of(self, block: int, number: int, *, settled: bool = False) -> Codec:
+        """Return the codec with a number on the wire.
+
+        Args:
+            settled: a settled step's gradients are in bf16 alone.
+
+        Raises:
+            ProtocolError: a block may not come in it.
+        """
+        agreed = self.codecs[block]
+        if self.needs_feedback and number == _WHOLE.id:
+            return _WHOLE
+        if number != agreed.id:
+            raise ProtocolError(f"codec {number} came, {agreed.name} was agreed")
+        if settled and self.needs_feedback:
+            raise ProtocolError(f"{agreed.name} came in a settled step, bf16 is due")
+        return agreed
+
+    def feedback(self) -> ErrorFeedback | None:
+        """Return the sender's error feedback; None where none is needed."""
+        return ErrorFeedback(self.codecs, self._sizes) if self.needs_feedback else None
+
+    def largest(self) -> tuple[int, ...]:
+        """Return the most bytes that each encoded block can take."""
+        also = (_WHOLE,) if self.needs_feedback else ()
+        pairs = zip(self.codecs, self._sizes, strict=True)
+        return tuple(max(kind.nbytes(size) for kind in (codec, *also)) for codec, size in pairs)
 
 
 def codecs_for(
     name: str, layout: GradientLayout, *, lora_rank: int | None = None
 ) -> tuple[Codec, ...]:
-    """Return a codec for each block of the layout.
+    """Return a codec for each block of the layout; one with a state belongs to one sender.
 
     Args:
-        name: one of `NAMES`, `topk:DENSITY` above 0 and at most 0.5, or `powersgd:RANK`.
+        name: as `trainer.config.codec.read_codec` takes it.
         lora_rank: of the adapters that train; None for a full fine-tune.
 
     Raises:
         InputError: there is no such codec, or it does not suit adapters.
     """
-    if name in _SHARED:
-        return (_SHARED[name](),) * len(layout.blocks)
-    if (found := _TOP_K.fullmatch(name)) and 0 < float(found[1]) <= 0.5:
-        density = float(found[1])
+    try:
+        chosen = read_codec(name, lora_rank)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if chosen.kind == "topk":
         return tuple(
-            TopK(density, [tensor.size for tensor in block.tensors]) for block in layout.blocks
+            TopK(chosen.density, [tensor.size for tensor in block.tensors])
+            for block in layout.blocks
         )
-    if found := _POWERSGD.fullmatch(name):
-        rank = int(found[1])
-        if lora_rank is not None:
-            raise InputError(
-                f"codec {name}: an adapter's matrices have rank {lora_rank} already, so rank"
-                f" {rank} is at least {rank / lora_rank:.2g} of their numbers; use int8 or"
-                " topk:0.1, or method full"
-            )
+    if chosen.kind == "powersgd":
         return tuple(
-            PowerSGD(rank, [tensor.shape for tensor in block.tensors]) for block in layout.blocks
+            PowerSGD(chosen.rank, [tensor.shape for tensor in block.tensors])
+            for block in layout.blocks
         )
-    raise InputError(f"codec {name}: there is none of that name; use one of {', '.join(NAMES)}")
+    quantized = {"int8": Int8, "int4": Int4}
+    codec = quantized[name]() if name in quantized else make_codec(name)
+    return (codec,) * len(layout.blocks)

@@ -11,10 +11,11 @@ worker is lost; its own is lost with it, at most what `norm` says.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from trainer.exchange.compression.powersgd import PowerSGD
 from trainer.exchange.protocol.codecs import Bf16, Bytes, Codec, Float32
 
 
@@ -32,15 +33,21 @@ class ErrorFeedback:
         self._codecs = tuple(codecs)
         self._plain = Bf16()
         self._residuals = [np.zeros(size, np.float32) for size in sizes]
+        self._batches = [0] * len(sizes)
+        """The batch of the step that each residual is of."""
 
     @property
     def norm(self) -> float:
         """The L2 norm of what has not been sent: the loss if this sender is lost now."""
-        dots = (float(np.dot(part, part)) for part in self._residuals)
-        return math.sqrt(math.fsum(dots))
+        return self.norm_of(range(len(self._residuals)))
+
+    def norm_of(self, blocks: Iterable[int]) -> float:
+        """Return the L2 norm of what is owed in some blocks."""
+        owed = [self._residuals[block] for block in blocks]
+        return math.sqrt(math.fsum(float(np.dot(part, part)) for part in owed))
 
     def encode(
-        self, block: int, values: Float32, *, settle: bool = False, scale: float = 1.0
+        self, block: int, values: Float32, *, settle: bool = False, batch: int = 0
     ) -> tuple[Codec, Bytes]:
         """Return the bytes for a block, and the codec that they are in.
 
@@ -50,14 +57,10 @@ class ErrorFeedback:
         Args:
             values: `[n]` fp32; unchanged.
             settle: send all that is owed; bf16's own rounding is dropped.
-            scale: the weight of this step, over all workers, by that of the step before: a short
-                last batch is divided by less, so what is left of full ones counts less.
+            batch: as of `take`.
         """
-        residual = self._residuals[block]
-        if scale != 1.0:
-            np.multiply(residual, np.float32(scale), out=residual)
+        residual = self._add(block, values, batch)
         with np.errstate(over="ignore", invalid="ignore"):
-            np.add(residual, values, out=residual)
             is_finite = math.isfinite(np.dot(residual, residual))
         if settle or not is_finite:
             encoded = self._plain.encode(block, residual)
@@ -69,3 +72,37 @@ class ErrorFeedback:
         codec.decode(encoded, sent)
         np.subtract(residual, sent, out=residual)
         return codec, encoded
+
+    def take(self, block: int, values: Float32, batch: int = 0) -> Float32:
+        """Return all that is due of a block, for another sender to encode; nothing is owed then.
+
+        Args:
+            values: `[n]` fp32; unchanged.
+            batch: samples of this step over all workers. A short last batch is divided by less, so
+                what is left of full ones is made to count less; 0: all are the same.
+        """
+        residual = self._add(block, values, batch)
+        due = residual.copy()
+        residual[...] = 0
+        return due
+
+    def clear(self, blocks: Iterable[int] | None = None) -> None:
+        """Forget what is owed in some blocks; or in all, as a sender that has just come."""
+        if blocks is not None:
+            for block in blocks:
+                self._residuals[block][...] = 0
+            return
+        for residual, codec in zip(self._residuals, self._codecs, strict=True):
+            residual[...] = 0
+            if isinstance(codec, PowerSGD):
+                codec.restart()
+
+    def _add(self, block: int, values: Float32, batch: int) -> Float32:
+        """Add to what is owed, and return it."""
+        residual, before = self._residuals[block], self._batches[block]
+        if batch and before and batch != before:
+            np.multiply(residual, np.float32(batch / before), out=residual)
+        self._batches[block] = batch
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(residual, values, out=residual)
+        return residual

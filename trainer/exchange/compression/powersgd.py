@@ -90,6 +90,10 @@ class PowerSGD:
             into[left.size :] = right.T.ravel()
         return encoded
 
+    def restart(self) -> None:
+        """Begin the power iteration anew, as a sender that has just come would."""
+        self._started.clear()
+
     def decode(self, encoded: Bytes, out: Float32) -> None:
         """Write P^T Q of each matrix, term after term: the same bits on every CPU.
 

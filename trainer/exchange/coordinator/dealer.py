@@ -6,17 +6,25 @@ import math
 
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.coordinator.residuals import Residuals
 from trainer.exchange.coordinator.rounds import Round, RoundTimes
 from trainer.exchange.coordinator.shares import Balancer
 from trainer.exchange.protocol.members import Membership
+from trainer.exchange.protocol.messages import ShardVoided
 
 
 class Dealer:
     """Cuts samples into shards and hands them out."""
 
     def __init__(
-        self, membership: Membership, outbox: Outbox, balancer: Balancer, pace: RoundTimes
+        self,
+        membership: Membership,
+        outbox: Outbox,
+        balancer: Balancer,
+        pace: RoundTimes,
+        residuals: Residuals,
     ) -> None:
+        self._residuals = residuals
         self._membership = membership
         self._outbox = outbox
         self._balancer = balancer
@@ -82,7 +90,8 @@ class Dealer:
         """Deal the shards of a rank's group again, each to be sent by itself.
 
         What the carrier sent whole counts. Of the rest nothing does that comes from now on: members
-        cannot know what it had sent, so none of them may send its own part of it.
+        cannot know what it had sent, so none of them may send its own part of it. What they owe is
+        in what does not count, and so lost.
         """
         shards = [shard for group in round_.groups.values() for shard in group.shards]
         mine = next((s for s in shards if s.rank == rank), None)
@@ -94,9 +103,13 @@ class Dealer:
         if round_.ledger.missing(group.carrier.id) in ((), (round_.result_column,)):
             return  # all gradients are here; a result comes on its own worker's link
         assert round_.sums is not None
+        missing = round_.ledger.missing(group.carrier.id)
+        blocks = tuple(column for column in missing if column != round_.result_column)
         for shard in group.shards:
             round_.sums.forget(shard.id)
             if member := self._membership.by_rank(shard.rank):
                 member.voided.add(shard.id)
+                self._outbox.send(member, ShardVoided(shard=shard.id, blocks=blocks), round_.step)
+                self._residuals.lost(shard.rank, "its group was dissolved")
         for shard in group.shards:
             self.redeal(round_, shard, now)

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import NonFiniteError, ProtocolError
+from trainer.exchange.compression.choice import AgreedCodecs
+from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.codecs import Codec
 from trainer.exchange.protocol.wire import CHUNK, MAX_WEIGHT, Frame, MessageType
@@ -31,11 +33,12 @@ class BlockAssembly:
     A block that comes in one frame is not copied: its bytes are the frame's payload.
     """
 
-    def __init__(self, nbytes: int, weight: int) -> None:
+    def __init__(self, codec: Codec, elements: int, weight: int) -> None:
+        self.codec = codec
         self.weight = weight
         self.bytes = np.empty(0, dtype=np.uint8)
         """Valid once the block is whole."""
-        self._size = nbytes
+        self._size = codec.nbytes(elements)
         self._filled = 0
 
     def add(self, frame: Frame) -> bool:
@@ -52,6 +55,8 @@ class BlockAssembly:
             )
         if frame.weight != self.weight:
             raise ProtocolError(f"block {frame.block}: weight changed within the block")
+        if frame.codec != self.codec.id:
+            raise ProtocolError(f"block {frame.block}: codec changed within the block")
         payload = np.frombuffer(frame.payload, np.uint8)
         if payload.size == self._size:
             self.bytes = payload
@@ -84,16 +89,33 @@ class Average:
 
     block: int
     encoded: NDArray[np.uint8]
+    codec: Codec
     weight: int
 
 
 class GradientSum:
-    """All contributions to one step, `[N]` fp32 when complete."""
+    """All contributions to one step, `[N]` fp32 when complete.
 
-    def __init__(self, layout: GradientLayout, codec: Codec, step: int) -> None:
+    Args:
+        codecs: that contributions come in, and averages go in.
+        feedback: what averages owe of earlier steps; None where the codec needs none.
+        settled: all that is owed comes and goes in this step.
+    """
+
+    def __init__(
+        self,
+        layout: GradientLayout,
+        codecs: AgreedCodecs,
+        step: int,
+        feedback: ErrorFeedback | None = None,
+        *,
+        settled: bool = True,
+    ) -> None:
         self.layout = layout
-        self.codec = codec
         self.step = step
+        self.settled = settled
+        self._codecs = codecs
+        self._feedback = feedback
         self.flat: Float32 = np.empty(layout.size, dtype=np.float32)
         """The averaged gradient, valid in the blocks that are in `averages`."""
         self.averages: dict[int, Average] = {}
@@ -108,6 +130,18 @@ class GradientSum:
         """The global L2 norm of the averages; exact in the order in which blocks came."""
         return math.sqrt(math.fsum(self._square_sums.values()))
 
+    def check(self, frame: Frame) -> None:
+        """Check that a frame is of the block that it says.
+
+        Raises:
+            ProtocolError: there is no such block, or it is of the other kind.
+        """
+        if frame.block >= len(self.layout.blocks):
+            raise ProtocolError(f"block {frame.block} of {len(self.layout.blocks)}")
+        is_layer = self.layout.blocks[frame.block].is_layer
+        if is_layer != (frame.type is MessageType.BLOCK_GRADIENT):
+            raise ProtocolError(f"{frame.type.name} for block {frame.block}")
+
     def add(self, frame: Frame, source: str = "") -> Contribution | None:
         """Take a gradient frame in and return its contribution if that is whole now.
 
@@ -117,19 +151,18 @@ class GradientSum:
             ProtocolError: codec, block, offset, length or weight is wrong.
             NonFiniteError: the contribution holds a NaN or Inf.
         """
-        if frame.codec != self.codec.id:
-            raise ProtocolError(f"codec {frame.codec} came, {self.codec.name} was agreed")
         key = (frame.block, frame.shard)
         assembly = self.partial.get(key)
         if assembly is None:
+            codec = self._codecs.of(frame.block, frame.codec, settled=self.settled)
             size = self.layout.blocks[frame.block].size
-            assembly = BlockAssembly(self.codec.nbytes(size), frame.weight)
+            assembly = BlockAssembly(codec, size, frame.weight)
             self.partial[key] = assembly
         self.bytes_received += len(frame.payload)
         if not assembly.add(frame):
             return None
         del self.partial[key]
-        values = self._decoded(frame.block, assembly.bytes)
+        values = self._decoded(frame.block, assembly)
         squares = self._check(frame.block, values, source or f"rank {frame.rank}")
         contribution = Contribution(values, assembly.weight, squares)
         self._whole.setdefault(frame.block, {})[frame.shard] = contribution
@@ -159,15 +192,12 @@ class GradientSum:
         weight = first.weight + sum(other.weight for other in rest)
         if weight:
             np.divide(out, np.float32(weight), out=out)
-        encoded = out.view(np.uint8)
-        if self.codec.name != "fp32":
-            encoded = self.codec.encode(block, out)
-            self.codec.decode(encoded, out)
+        codec, encoded = self._encoded(block, out)
         squares = _square_sum(out)
         if not math.isfinite(squares):  # no finite singles overflow a double
             raise self._not_finite(block, out, "the average")
         self._square_sums[block] = squares
-        self.averages[block] = Average(block, encoded, min(weight, MAX_WEIGHT))
+        self.averages[block] = Average(block, encoded, codec, min(weight, MAX_WEIGHT))
         return self.averages[block]
 
     def frames(self, average: Average, generation: int) -> Iterator[Frame]:
@@ -178,15 +208,28 @@ class GradientSum:
             if is_layer
             else MessageType.AVERAGED_NON_BLOCK_GRADIENT
         )
+        encoded, codec = average.encoded, average.codec
         return block_frames(
-            kind, average.encoded, generation, self.step, average.block, self.codec, average.weight
+            kind, encoded, generation, self.step, average.block, codec, average.weight
         )
 
-    def _decoded(self, block: int, encoded: NDArray[np.uint8]) -> Float32:
-        if self.codec.name == "fp32":
-            return encoded.view(np.float32)  # no second copy: the sums are what memory goes to
+    def _encoded(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
+        """Encode an average, and put what everyone decodes of it in its place."""
+        codec = self._codecs.codecs[block]
+        if codec.name == "fp32":
+            return codec, values.view(np.uint8)
+        if self._feedback:
+            codec, encoded = self._feedback.encode(block, values, settle=self.settled)
+        else:
+            encoded = codec.encode(block, values)
+        codec.decode(encoded, values)
+        return codec, encoded
+
+    def _decoded(self, block: int, whole: BlockAssembly) -> Float32:
+        if whole.codec.name == "fp32":
+            return whole.bytes.view(np.float32)  # no second copy: the sums are what memory goes to
         values = np.empty(self.layout.blocks[block].size, dtype=np.float32)
-        self.codec.decode(encoded, values)
+        whole.codec.decode(whole.bytes, values)
         return values
 
     def _check(self, block: int, values: Float32, source: str) -> float:

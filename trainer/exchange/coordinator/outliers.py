@@ -44,7 +44,15 @@ class _Usual:
 class Outliers:
     """Compares each contribution with its block's past; reports an outlier or halts the run."""
 
-    def __init__(self, layout: GradientLayout, settings: ExchangeConfig, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        layout: GradientLayout,
+        settings: ExchangeConfig,
+        outbox: Outbox,
+        all_sent: Callable[[int], bool],
+    ) -> None:
+        """Compare those of all steps but where `all_sent` that is owed: it is of many steps."""
+        self._all_sent = all_sent
         self._layout = layout
         self._factor = settings.alarm_factor
         self._halts = settings.outliers == "halt"
@@ -85,7 +93,7 @@ class Outliers:
         Raises:
             OutlierError: it is an outlier, and the run is to halt for it.
         """
-        if not norm or not weight:
+        if not norm or not weight or self._all_sent(step):
             return
         usual = self._usual[block.index]
         by_weight, by_root = norm / weight, norm / math.sqrt(weight)

@@ -64,6 +64,8 @@ class Round:
             blocks=None if whole else tuple(c for c in missing if c != self.result_column),
             carrier=group.carrier.rank if group and group.carrier != shard else None,
             carries=group.order if group and group.carrier == shard else (),
+            batch=sum(dealt.size for dealt in self.ledger.dealt),
+            settle=self.sums is not None and self.sums.settled,
         )
 
     def form_groups(self, members: list[Member]) -> None:

@@ -8,20 +8,19 @@ from collections.abc import Callable
 from trainer.config.run import RunConfig
 from trainer.errors import NonFiniteError, ProtocolError
 from trainer.exchange.coordinator.dealer import Dealer
-from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.outliers import Outliers
+from trainer.exchange.coordinator.residuals import Residuals
 from trainer.exchange.coordinator.rounds import Kind, Round, RoundTimes, step_event
 from trainer.exchange.coordinator.shares import Balancer
 from trainer.exchange.coordinator.validation import Score, Validation
 from trainer.exchange.coordinator.weight_audit import Audit
 from trainer.exchange.protocol.actions import Save, Settle
-from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.members import Member, Membership
 from trainer.exchange.protocol.messages import BlockParts, CarriedBy, ShardResult, StepCommit
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
 from trainer.optimizer import AdamW, TrainState, learning_rate_at, weights_digest
 
@@ -57,10 +56,10 @@ class Training:
         self._membership = membership
         self._outbox = outbox
         self._optimizer = AdamW(config.optimizer, layout)
-        self._outliers = Outliers(layout, config.exchange, outbox)
+        self.residuals = Residuals(config.exchange.codec, layout, plan, outbox)
+        self._outliers = Outliers(layout, config.exchange, outbox, self.residuals.all_sent)
         self._validation = Validation(config, validation_samples, score)
-        self.codec = make_codec(config.exchange.codec)
-        self._dealer = Dealer(membership, outbox, self.balancer, self.pace)
+        self._dealer = Dealer(membership, outbox, self.balancer, self.pace, self.residuals)
         self._unsettled: Callable[[], None] | None = None
         self._saved_step = state.step
 
@@ -86,11 +85,7 @@ class Training:
         round_, shard = self._dealt(member, frame.shard)
         if round_.sums is None or frame.step != round_.step or frame.rank != member.rank:
             raise ProtocolError(f"a gradient of step {frame.step}, which is not under way")
-        if frame.block >= len(self.layout.blocks):
-            raise ProtocolError(f"block {frame.block} of {len(self.layout.blocks)}")
-        is_layer = self.layout.blocks[frame.block].is_layer
-        if is_layer != (frame.type is MessageType.BLOCK_GRADIENT):
-            raise ProtocolError(f"{frame.type.name} for block {frame.block}")
+        round_.sums.check(frame)
         if not round_.ledger.wanted(shard.id, frame.block):
             raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
         group = round_.groups.get(shard.id)
@@ -160,6 +155,7 @@ class Training:
                 f"samples {shard.start}..{shard.stop}: the run is halted before the update, the "
                 "last checkpoint is intact"
             )
+        self.residuals.reported(member.rank, result.residual)
         if due:
             self._book(round_, result, now)
         elif group:
@@ -226,6 +222,7 @@ class Training:
         One that was not ready had none; what its rank left behind earlier is with others.
         """
         self.audit.lost(member.rank)
+        self.residuals.lost(member.rank, "its worker was lost")
         if self.round and member.ready:
             self._dealer.dissolve(self.round, member.rank, now)
             for shard in self.round.ledger.open_shards(member.rank):
@@ -257,6 +254,7 @@ class Training:
         if self.state.step == self._saved_step:
             return
         self._saved_step = self.state.step
+        self.residuals.saved(self.state.step)
         scores = self._validation.scores(self.state.step)
         self._outbox.add(Save(self.state.snapshot(), self._membership.generation, scores))
 
@@ -287,7 +285,7 @@ class Training:
         self, kind: Kind, step: int, epoch: int, samples: range, shares: dict[int, int], now: float
     ) -> None:
         shards = self._dealer.cut(samples.start, shares)
-        sums = GradientSum(self.layout, self.codec, step) if kind == "train" else None
+        sums = self.residuals.sums(step) if kind == "train" else None
         columns = 1 + (len(self.layout.blocks) if sums else 0)
         allowance = self.pace.allowance(kind, self.balancer.expected(shares))
         self.round = Round(kind, step, epoch, Ledger(columns, shards), sums, now, now + allowance)
@@ -304,6 +302,7 @@ class Training:
         last = self.stopping or done == self.plan.total_steps
         report = last or done % self.config.exchange.hash_every == 0
         receivers = len(self._membership)
+        self.residuals.committed(sums)
         self._open_next(done, now)
         shards = {shard.rank: shard for shard in self.round.ledger.dealt} if self.round else {}
         for member in self._membership:
@@ -318,6 +317,7 @@ class Training:
                 clip_scale=scale,
                 learning_rate=rate,
                 report=report,
+                settled=sums.settled,
                 next=following,
             )
             self._outbox.send(member, commit, round_.step)

@@ -100,6 +100,19 @@ class ShardAssignment(Message):
     """The worker of the same host that the gradients go to; None for the coordinator."""
     carries: tuple[tuple[Rank, Count], ...] = ()
     """[rank, shard] of the gradients to add up and send as one, its own too, in this order."""
+    batch: Count = 0
+    """Samples of the whole step."""
+    settle: bool = False
+    """Whether to send all that is owed, as bf16."""
+
+
+class ShardVoided(Message):
+    """What a worker sends of a shard of its group counts no more: it was dealt again."""
+
+    type = MessageType.SHARD_VOIDED
+    shard: Count
+    blocks: tuple[Count, ...]
+    """Those that had not come."""
 
 
 class ShardResult(Message):
@@ -117,6 +130,8 @@ class ShardResult(Message):
     """Of these, the seconds after the first gradient was handed over: they hide the exchange."""
     watts: Seconds | None = None
     """Mean power of the worker's host since its last reading; None: nothing measures it."""
+    residual: Seconds = 0.0
+    """The L2 norm of what the worker owes after this shard: what is lost with it."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]`, for evaluation of a classifier."""
 
@@ -132,6 +147,8 @@ class StepCommit(Message):
     learning_rate: Seconds
     report: bool
     """Whether to answer with a WeightsReport."""
+    settled: bool = True
+    """Whether nobody owes anything now; what a worker could not send it drops."""
     next: ShardAssignment | None
 
 
@@ -218,6 +235,7 @@ _BY_TYPE: dict[MessageType, type[Message]] = {
         JoinRefused,
         StateLoaded,
         ShardAssignment,
+        ShardVoided,
         ShardResult,
         StepCommit,
         WeightsReport,

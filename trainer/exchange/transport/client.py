@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import RefusedError, TrainerError, UnreachableError
+from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
 from trainer.exchange.transport import same_host, tls
 from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.neighbours import Neighbours
-from trainer.exchange.transport.shared_memory import encoded_sizes, supported
+from trainer.exchange.transport.shared_memory import supported
 from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
 from trainer.exchange.worker_session import Event, Session
 from trainer.model.layout import GradientLayout
@@ -71,7 +71,7 @@ class WorkerClient:
         self._layout = layout
         self._codec = codec
         self._tag = run_tag(request.run_id)
-        self._sizes = encoded_sizes(layout, make_codec(codec))
+        self._sizes = AgreedCodecs(codec, layout).largest()
         self._context = tls.context(folder, server=False) if folder else None
         self._patience = patience
         name = same_host.carrier_name(address, self._tag)
@@ -113,7 +113,10 @@ class WorkerClient:
     def send_block(
         self, shard: ShardAssignment, index: int, gradient: NDArray[np.float32], weight: int
     ) -> None:
-        """Queue a block's gradient sum; dropped when the membership it belongs to is gone."""
+        """Queue a block's gradient sum; dropped when the membership it belongs to is gone.
+
+        What needs error feedback is encoded by the thread, when the link has room for it.
+        """
         session = self._current()
         if session is None:
             return
@@ -126,7 +129,7 @@ class WorkerClient:
     def send(self, message: Message, step: int) -> None:
         """Queue a result or a report."""
         if session := self._current():
-            self._post(session, [session.message(message, step)])
+            self._post(session, session.answer(message, step))
 
     def interrupt(self, reason: str) -> None:
         """Wake the loop."""

@@ -49,7 +49,7 @@ class LocalExchange:
 
     def send(self, message: Message, step: int) -> None:
         """Hand a result or a report to the coordinator."""
-        self._outgoing.append(self._session.message(message, step))
+        self._outgoing.extend(self._session.answer(message, step))
         self._drain()
 
     def interrupt(self, reason: str) -> None:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from trainer.errors import ProtocolError
 from trainer.exchange.carrier import Carrier
+from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.codecs import Fp32
 from trainer.exchange.protocol.messages import CarriedBy, CarryRequest, ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.same_host import SameHostListener, connect_to
-from trainer.exchange.transport.shared_memory import WorkerEnd, encoded_sizes
+from trainer.exchange.transport.shared_memory import WorkerEnd
 from trainer.exchange.worker_session import Committed, Event, Session
 from trainer.model.layout import GradientLayout
 
@@ -48,7 +48,7 @@ class Neighbours:
         self._layout = layout
         self._send = send
         self._fail = fail
-        self._sizes = encoded_sizes(layout, Fp32())
+        self._sizes = AgreedCodecs("fp32", layout).largest()
         self._session: Session | None = None
         self._meeting: asyncio.Task[None] | None = None
         self._listener: SameHostListener | None = None

@@ -25,7 +25,6 @@ from trainer.exchange.transport.listener import Listener
 from trainer.exchange.transport.malloc import return_freed_arrays
 from trainer.exchange.transport.refusals import Refusals
 from trainer.exchange.transport.same_host import SameHostListener, socket_name
-from trainer.exchange.transport.shared_memory import encoded_sizes
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ class GradientServer:
         training = self._coordinator.training
         if not training.config.exchange.shared_memory:
             return None
-        sizes = encoded_sizes(training.layout, training.codec)
+        sizes = training.residuals.codecs.largest()
         try:
             made = SameHostListener(socket_name(self.port, self._run), sizes, self._link)
         except OSError as error:

@@ -21,9 +21,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from trainer.errors import ProtocolError
-from trainer.exchange.protocol.codecs import Codec
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.model.layout import GradientLayout
 
 GRADIENTS = frozenset({MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT})
 AVERAGES = frozenset({MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT})
@@ -36,11 +34,6 @@ _COUNTER = 64
 def supported() -> bool:
     """Return whether this system has anonymous files that can be sealed (Linux 5.1)."""
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
-
-
-def encoded_sizes(layout: GradientLayout, codec: Codec) -> tuple[int, ...]:
-    """Return the bytes of every encoded block."""
-    return tuple(codec.nbytes(block.size) for block in layout.blocks)
 
 
 class Region:

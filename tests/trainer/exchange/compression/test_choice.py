@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from tests.trainer.exchange.compression.layouts import one_block
+from trainer.config.codec import NAMES
 from trainer.errors import InputError
-from trainer.exchange.compression.choice import NAMES, codecs_for
+from trainer.exchange.compression.choice import codecs_for
 
 LAYOUT = one_block((16, 40), (50, 16))
 

@@ -98,9 +98,28 @@ def test_a_block_that_is_not_finite_travels_as_bf16(bad: float) -> None:
 def test_a_shorter_batch_makes_what_is_owed_count_less() -> None:
     feedback = sender("topk:0.1")
     first = draw(1)
-    owed = first - sent(feedback, first)
-    out = sent(feedback, np.zeros(SIZE, np.float32), settle=True, scale=0.25)
+    owed = first - sent(feedback, first, batch=8)
+    out = sent(feedback, np.zeros(SIZE, np.float32), settle=True, batch=2)
     np.testing.assert_allclose(out, owed / 4, rtol=0.01)
+
+
+def test_what_is_taken_by_another_sender_is_all_that_is_due() -> None:
+    feedback = sender("topk:0.1")
+    first = draw(1)
+    owed = first - sent(feedback, first, batch=8)
+    np.testing.assert_array_equal(feedback.take(0, draw(2), batch=8), owed + draw(2))
+    assert feedback.norm == 0
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_one_that_forgot_encodes_as_one_that_has_just_come(name: str) -> None:
+    """PowerSGD's start of the next iteration is such a memory too."""
+    old, new = sender(name), sender(name)
+    sent(old, draw(1))
+    sent(old, draw(2))
+    old.clear()
+    assert old.norm == 0
+    np.testing.assert_array_equal(sent(old, draw(3)), sent(new, draw(3)))
 
 
 def test_the_gradient_is_not_changed() -> None:

@@ -1,0 +1,245 @@
+"""A simulated cluster with a lossy codec, whose every sent and owed number is accounted for.
+
+There is no right sequence of weights here: what is sent depends on who computes what. What must
+hold instead after every commit: all who are there hold the same bits, and
+
+    averages applied + what is owed + what was lost = the averages of all true gradients
+
+Owed is what the coordinator's averages and each worker's sums left out. Lost is what a worker owed
+at the moment it was lost, counting only what the ledger has of it, and what bf16 rounds off in a
+settled step. All of it is kept in double precision, as parts of the mean gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy.typing import NDArray
+
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import SimulatedCluster
+from tests.trainer.exchange.simulated_worker import SimulatedWorker
+from trainer.exchange.compression.feedback import ErrorFeedback
+from trainer.exchange.coordinator.ledger import Ledger
+from trainer.exchange.protocol.messages import ShardAssignment
+from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.worker_session import Session
+
+Float64 = NDArray[np.float64]
+
+
+class LossyProblem(ExactProblem):
+    """Samples of weight 1 with gradients that no codec keeps."""
+
+    trajectory: dict[int, bytes]  # type: ignore[assignment]
+    """Found as the run goes on: by whoever first applied so many updates."""
+
+    def gradient(self, epoch: int, position: int) -> np.ndarray:
+        draw = np.random.default_rng([epoch, position])
+        return draw.standard_normal(self.layout.size).astype(np.float32)
+
+    def weight(self, position: int) -> int:
+        return 1
+
+    def true_average(self, step: int) -> Float64:
+        """Return the mean gradient of a step's samples."""
+        at = self.plan.at(step)
+        samples = [self.gradient(at.epoch, position) for position in range(at.start, at.stop)]
+        return np.mean(np.array(samples, np.float64), axis=0)
+
+    def check_event(self, event: dict[str, Any], applied: int) -> None:
+        if event["event"] == "step":
+            at = self.plan.at(event["step"] - 1)
+            covered = at.start
+            for _, start, stop in event["shares"]:
+                assert start == covered < stop, f"shares {event['shares']}"
+                covered = stop
+            assert covered == at.stop
+            assert event["loss"] == self.step_loss(event["step"] - 1)
+            assert applied == event["step"]
+
+    def _compute(self) -> None:
+        self.trajectory = {0: self.fresh_state().weights.tobytes()}
+
+
+class Debtor:
+    """One membership's account."""
+
+    def __init__(self, session: Session, size: int) -> None:
+        assert session._feedback
+        self.session = session
+        self.feedback: ErrorFeedback = session._feedback
+        self.owed: Float64 = np.zeros(size)
+        """After the last commit, as the ledger has it."""
+        self.encoded: dict[tuple[int, int], tuple[Float64, Float64]] = {}
+        """In this step, by shard and block: what it added to what is owed, and rounded off."""
+        self.was_voided = False
+
+
+class LossyCluster(SimulatedCluster):
+    """Checks the account at every commit."""
+
+    problem: LossyProblem
+
+    def start_coordinator(self) -> None:
+        size = self.problem.layout.size
+        self.debtors: list[Debtor] = []
+        self.true, self.applied, self.lost = np.zeros(size), np.zeros(size), np.zeros(size)
+        self._ledgers: dict[int, Ledger] = {}
+        super().start_coordinator()
+        assert self.coordinator
+        training = self.coordinator.training
+        start = training.state.step
+        self.problem.trajectory = {
+            step: weights for step, weights in self.problem.trajectory.items() if step <= start
+        }
+        apply, own = training._optimizer.apply, training.residuals.own
+        assert own
+        encode = own.encode
+
+        def applied(state: Any, flat: np.ndarray, *scalars: float) -> None:
+            self._committed(state.step, flat)
+            apply(state, flat, *scalars)
+
+        def encoded(block: int, values: np.ndarray, *, settle: bool = False, batch: int = 0) -> Any:
+            if settle:
+                due = own._residuals[block] + values
+                self.lost[self._span(block)] += _rounded_off(due)
+            return encode(block, values, settle=settle, batch=batch)
+
+        training._optimizer.apply = applied  # type: ignore[method-assign]
+        own.encode = encoded  # type: ignore[method-assign]
+
+    def connect(self, worker: SimulatedWorker, certified: int | None = None) -> None:
+        before = worker.session
+        super().connect(worker, certified)
+        if worker.session and worker.session is not before:
+            self._watch(worker.session)
+
+    def record(self, event: dict[str, Any]) -> None:
+        super().record(event)
+        if event["event"] == "lost":
+            self._lose(event["rank"])
+
+    def check(self) -> None:
+        """Everyone who is there and has applied k updates holds the same bits."""
+        if self.coordinator is None:
+            return
+        state = self.coordinator.training.state
+        known = self.problem.trajectory.setdefault(state.step, state.weights.tobytes())
+        assert state.weights.tobytes() == known
+        for worker in self.workers:
+            if worker.state and worker.session and worker.member_of is worker.session:
+                assert worker.state.weights.tobytes() == self.problem.trajectory[worker.state.step]
+
+    # Inside
+
+    def _perform(self, actions: list[Any]) -> None:
+        super()._perform(actions)
+        if self.coordinator and (round_ := self.coordinator.training.round):
+            self._ledgers[round_.step] = round_.ledger
+
+    def _span(self, block: int) -> slice:
+        found = self.problem.layout.blocks[block]
+        return slice(found.start, found.stop)
+
+    def _watch(self, session: Session) -> None:
+        debtor = Debtor(session, self.problem.layout.size)
+        self.debtors.append(debtor)
+        owed, void = session._owed, session._void
+
+        def watched(
+            feedback: ErrorFeedback,
+            shard: ShardAssignment,
+            index: int,
+            gradient: np.ndarray,
+            weight: int,
+        ) -> Iterator[Frame]:
+            frames = owed(feedback, shard, index, gradient, weight)
+            before, batch = feedback._residuals[index].copy(), feedback._batches[index]
+            if first := next(frames, None):
+                scaled = before * np.float32(shard.batch / batch) if batch else before
+                change = feedback._residuals[index].astype(np.float64) - scaled
+                rounded = np.zeros(gradient.size)
+                if shard.settle and shard.carrier is None:
+                    rounded = _rounded_off(scaled + gradient)
+                account = (change / shard.batch, rounded / shard.batch)
+                debtor.encoded.setdefault((shard.shard, index), account)
+                yield first
+                yield from frames
+
+        def voided(shard: int, blocks: tuple[int, ...]) -> None:
+            debtor.was_voided = True
+            void(shard, blocks)
+
+        session._owed = watched  # type: ignore[method-assign]
+        session._void = voided  # type: ignore[method-assign]
+
+    def _book(self, debtor: Debtor, ledger: Ledger | None) -> bool:
+        """Book what the ledger has of a step; return whether that is all that was encoded."""
+        whole = True
+        for (shard, block), (change, rounded) in debtor.encoded.items():
+            entry = ledger._entries.get(shard) if ledger else None
+            if entry and block in entry.recorded:
+                debtor.owed[self._span(block)] += change
+                self.lost[self._span(block)] += rounded
+            else:
+                whole = False
+        return whole
+
+    def _lose(self, rank: int) -> None:
+        for debtor in self.debtors:
+            if debtor.session.accepted and debtor.session.rank == rank:
+                ledger = self._ledgers[max(self._ledgers)] if self._ledgers else None
+                shards = {shard for shard, _ in debtor.encoded}
+                for known in self._ledgers.values():
+                    if shards & known._entries.keys():
+                        ledger = known
+                self._book(debtor, ledger)
+                self.lost += debtor.owed
+        self.debtors = [
+            debtor
+            for debtor in self.debtors
+            if not (debtor.session.accepted and debtor.session.rank == rank)
+        ]
+
+    def _committed(self, step: int, flat: np.ndarray) -> None:
+        """Check the account; nobody can have seen the commit yet."""
+        assert self.coordinator
+        own, settled = self.coordinator.training.residuals.own, self.problem.plan.settles(step)
+        assert own
+        self.true += self.problem.true_average(step)
+        self.applied += flat
+        ledger = self._ledgers[step]
+        for debtor in self.debtors:
+            whole = self._book(debtor, ledger)
+            blocks = {block for _, block in debtor.encoded}
+            for block in blocks if whole else ():
+                span = self._span(block)
+                residual = debtor.feedback._residuals[block]
+                if settled and not debtor.was_voided:
+                    assert not residual.any(), "a settled step leaves a residual"
+                batch = debtor.feedback._batches[block]
+                if debtor.was_voided:
+                    self.lost[span] += debtor.owed[span] - residual / batch
+                    debtor.owed[span] = residual / batch
+                np.testing.assert_allclose(residual / batch, debtor.owed[span], atol=1e-5)
+            if whole:
+                debtor.was_voided = False
+            debtor.encoded.clear()
+            if settled:
+                self.lost += debtor.owed
+                debtor.owed[...] = 0
+        if settled:
+            assert own.norm == 0
+        owed = np.concatenate(own._residuals) + sum(debtor.owed for debtor in self.debtors)
+        np.testing.assert_allclose(self.applied + owed + self.lost, self.true, atol=1e-4)
+        self._ledgers = {number: known for number, known in self._ledgers.items() if number > step}
+
+
+def _rounded_off(due: np.ndarray) -> Float64:
+    finite = np.nan_to_num(due.astype(np.float64), posinf=0, neginf=0)  # else the run is halted
+    return finite - finite.astype(bfloat16).astype(np.float64)

@@ -1,0 +1,316 @@
+"""Lossy codecs through the real machine; every commit of these clusters is accounted for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.trainer.exchange.exact_problem import tiny_layout
+from tests.trainer.exchange.lossy_cluster import LossyCluster, LossyProblem
+from tests.trainer.exchange.staging import (
+    assign,
+    begun,
+    compute,
+    open_round,
+    redealt,
+    saved,
+    until_step,
+)
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.model.layout import GradientLayout, TensorSlot
+
+pytestmark = pytest.mark.usefixtures("small_frames")
+
+CODECS = ["int8", "int4", "topk:0.1", "topk:0.4", "powersgd:1"]
+SETTLED = {3, 4, 6}
+"""Of six steps, with a checkpoint every three and a validation after four."""
+
+
+def problem(codec: str = "int8", **settings: object) -> LossyProblem:
+    given = {"checkpoint__every": 3, "exchange__codec": codec, **settings}
+    return LossyProblem(method="full", **given)
+
+
+class WideProblem(LossyProblem):
+    """One layer of 200 elements instead of ten, for which indices are shorter than a bitmap."""
+
+    def make_layout(self) -> GradientLayout:
+        first, *others = tiny_layout().blocks
+        wide = replace(first, stop=200, tensors=(TensorSlot("layers.0.q", (20, 10), 0),))
+        moved = [
+            replace(
+                block,
+                start=block.start + 190,
+                stop=block.stop + 190,
+                tensors=tuple(replace(slot, start=slot.start + 190) for slot in block.tensors),
+            )
+            for block in others
+        ]
+        return GradientLayout((wide, *moved), 2)
+
+
+# A run
+
+
+@pytest.mark.parametrize("together", [(), (1, 2)])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_run_ends_and_saves_settled_states_alone(codec: str, together: tuple[int, ...]) -> None:
+    cluster = LossyCluster(problem(codec), 3, together=together)
+    cluster.run_to_end()
+    assert [step for step, _ in saved(cluster)] == sorted(SETTLED)
+    assert not cluster.named("residual_lost")
+    assert np.abs(cluster.applied).max() > 0.1
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 5])
+@pytest.mark.parametrize("codec", CODECS)
+def test_from_a_settled_commit_on_the_bits_are_the_same_again(codec: str, step: int) -> None:
+    """A coordinator that dies takes all residuals with it, and the steps that knew of them."""
+    undisturbed = LossyCluster(problem(codec), 3)
+    undisturbed.run_to_end()
+    cluster = LossyCluster(problem(codec), 3)
+    until_step(cluster, step)
+    last = saved(cluster)[-1][0] if cluster.saves else 0
+    cluster.kill_coordinator()
+    cluster.run_to_end()
+    assert cluster.problem.trajectory == undisturbed.problem.trajectory
+    done = [event["step"] for event in cluster.named("step")]
+    assert done == [*range(1, step + 1), *range(last + 1, 7)]
+
+
+def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
+    """A step's bytes are the codec's, and a settled one's are bf16's."""
+    cluster = LossyCluster(problem("topk:0.1"), 3)
+    cluster.run_to_end()
+    agreed = sum(cluster.debtors[0].session._codecs.codecs[b.index].nbytes(b.size) for b in
+                 cluster.problem.layout.blocks)  # fmt: skip
+    for event in cluster.named("step"):
+        one_way = 2 * cluster.problem.layout.size if event["step"] in SETTLED else agreed
+        assert event["exchange_bytes"] == (3 + 3) * one_way
+
+
+def test_a_stop_between_settled_commits_saves_and_says_what_is_lost() -> None:
+    cluster = LossyCluster(problem("topk:0.1"), 3)
+    until_step(cluster, 1)
+    owed = {worker.request.rank: worker.session._feedback.norm for worker in cluster.workers
+            if worker.session and worker.session._feedback}  # fmt: skip
+    cluster.stop()
+    assert [step for step, _ in saved(cluster)] == [1]
+    said = {event["rank"]: event["norm"] for event in cluster.named("residual_lost")}
+    assert said.keys() == {None, 0, 1, 2}
+    assert {rank: said[rank] for rank in owed} == pytest.approx(owed)
+    cluster.run_to_end()
+
+
+# Members that go
+
+
+def test_a_lost_worker_takes_what_it_owes_and_the_event_says_how_much() -> None:
+    cluster = LossyCluster(problem("topk:0.1"), 3)
+    until_step(cluster, 2)
+    bad = cluster.workers[1]
+    assert bad.session
+    assert bad.session._feedback
+    norm = bad.session._feedback.norm
+    cluster.kill(bad)
+    (event,) = cluster.named("residual_lost")
+    assert (event["rank"], event["reason"]) == (1, "its worker was lost")
+    assert event["norm"] == pytest.approx(norm)
+    assert norm > 1
+    cluster.run_to_end()
+    assert len(cluster.named("residual_lost")) == 1
+
+
+@pytest.mark.parametrize("blocks", range(4))
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_shard_that_is_dealt_again_makes_nobody_send_its_residual_twice(
+    codec: str, blocks: int
+) -> None:
+    """The others send two shards in one step, of the second only what had not come."""
+    cluster = LossyCluster(problem(codec), 3)
+    until_step(cluster, 1)
+    for worker in cluster.workers:
+        cluster.deliver_down(worker)
+        while worker.state and worker.state.step < 1:
+            assert worker.step()
+    compute(cluster.workers[1], blocks)
+    cluster.kill(cluster.workers[1], delivered=None)
+    assert redealt(cluster) == [(1, [0, 2])]
+    before = cluster.step
+    cluster.settle_down()
+    assert cluster.step > before
+    cluster.run_to_end()
+
+
+def test_who_has_no_share_of_a_settled_step_drops_what_it_owes() -> None:
+    """The third batch has four samples for five workers."""
+    cluster = LossyCluster(problem("topk:0.1"), 5)
+    until_step(cluster, 3)
+    (event,) = cluster.named("residual_lost")
+    assert event["reason"] == "it had no share of the settled step"
+    cluster.run_to_end()
+    for debtor in cluster.debtors:
+        assert debtor.feedback.norm == 0
+
+
+# One gradient per host
+
+
+def test_a_carrier_encodes_the_sum_with_its_own_residual() -> None:
+    cluster = LossyCluster(problem("topk:0.1"), 3, together=(1, 2))
+    until_step(cluster, 1)
+    carried = {event["rank"]: event["by"] for event in cluster.named("carried")}
+    (rank, carrier), *_ = carried.items()
+    norms = [worker.session._feedback.norm for worker in cluster.workers
+             if worker.session and worker.session._feedback]  # fmt: skip
+    assert norms[rank] == 0, "it hands over all that it has, in fp32"
+    assert norms[carrier] > 0
+    event = cluster.named("step")[0]
+    alone = LossyCluster(problem("topk:0.1"), 3)
+    until_step(alone, 1)
+    separate = alone.named("step")[0]["exchange_bytes"]
+    assert event["exchange_bytes"] == separate * (2 + 3) // (3 + 3)
+
+
+def test_a_group_that_is_dissolved_loses_what_its_carrier_owed() -> None:
+    cluster = LossyCluster(problem("topk:0.1"), 3, together=(1, 2))
+    until_step(cluster, 2)
+    (rank, carrier), *_ = [(event["rank"], event["by"]) for event in cluster.named("carried")]
+    cluster.kill(cluster.workers[rank])
+    (event,) = cluster.named("residual_lost")
+    assert (event["rank"], event["reason"]) == (carrier, "its group was dissolved")
+    cluster.run_to_end()
+
+
+# What makes no sense
+
+
+def scale(value: float) -> bytes:
+    return np.array([value], "<f4").tobytes() + bytes(10)
+
+
+ONE, NAN = b"\x80\x3f", b"\xc0\x7f"  # bf16
+LIES = {
+    "another codec": ("int8", 4, bytes(14), "codec 4 came, int8 was agreed"),
+    "fp32": ("int8", 0, bytes(40), "codec 0 came, int8 was agreed"),
+    "an unknown codec": ("topk:0.4", 99, bytes(10), "codec 99 came, topk:0.4 was agreed"),
+    "too long": ("int8", 2, bytes(500), "block 0: bytes 0..500 came, 0 of 14 are here"),
+    "a NaN scale": ("int8", 2, scale(np.nan), "int8: a scale is negative, too large or not a"),
+    "an infinite scale": ("int8", 2, scale(np.inf), "int8: a scale is negative, too large or"),
+    "a negative scale": ("int8", 2, scale(-1), "int8: a scale is negative, too large or not a"),
+    "a large exponent": ("int4", 3, b"\xff" + bytes(5), "int4: exponent 255, at most 253"),
+    "too few marks": (
+        "topk:0.4", 4, b"\x01" + 2 * ONE + b"\x03" + 2 * ONE, "a bitmap marks 1 values, 2 are due"
+    ),
+    "marks beyond": (
+        "topk:0.4", 4, b"\x81" + 2 * ONE + b"\x03" + 2 * ONE, "marks values beyond its tensor"
+    ),
+    "a NaN among the kept": (
+        "topk:0.4", 4, b"\x03" + ONE + NAN + b"\x03" + 2 * ONE, "topk:0.4: a number is not finite"
+    ),
+    "a large factor": ("powersgd:1", 5, 9 * b"\x00\x41", "powersgd:1: a factor is too large"),
+}  # fmt: skip
+INDICES = {
+    "an index twice": (b"\x02\0\0\0" + b"\x05\0" + b"\x05\0", "an index is not above the one"),
+    "an index beyond": (b"\x02\0\0\0" + b"\x05\0" + b"\xc8\0", "index 200 of a tensor of 200"),
+    "backwards": (b"\x02\0\0\0" + b"\x05\0" + b"\x04\0", "an index is not above the one before"),
+    "a count of billions": (b"\xff\xff\xff\xff" + b"\x05\0" + b"\x06\0", "counts of 4294967295"),
+}
+
+
+def lie(cluster: LossyCluster, codec: int, payload: bytes, pieces: int = 16) -> str:
+    """Send a block of shard 2 as one that lies, and return why it was expelled."""
+    bad = cluster.workers[2]
+    assert bad.wire
+    assert bad.session
+    step = open_round(cluster)
+    shard = next(shard for shard in step.ledger.dealt if shard.rank == 2)
+    for start in range(0, len(payload), pieces):
+        frame = Frame(
+            MessageType.BLOCK_GRADIENT,
+            payload[start : start + pieces],
+            generation=bad.session.generation,
+            step=step.step,
+            rank=2,
+            shard=shard.id,
+            weight=shard.size,
+            offset=start,
+            codec=codec,
+        )
+        bad.wire.up.send([frame])
+    cluster.deliver_up(bad)
+    (event,) = cluster.named("lost")
+    assert event["rank"] == 2
+    assert redealt(cluster) == [(2, [0, 1])]
+    cluster.deliver_down(bad)
+    assert bad.wire is None
+    cluster.run_to_end()
+    assert len(cluster.named("lost")) == 1
+    return event["reason"]
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_a_worker_that_lies_is_expelled_and_what_it_sent_is_nowhere(kind: str) -> None:
+    codec, number, payload, said = LIES[kind]
+    cluster = begun(LossyCluster(problem(codec), 3))
+    cluster.deliver_down(cluster.workers[2])
+    assert said in lie(cluster, number, payload, pieces=1000)
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_indices_that_lie(kind: str) -> None:
+    positions, said = INDICES[kind]
+    wide = WideProblem(method="full", exchange__codec="topk:0.01", checkpoint__every=3)
+    cluster = begun(LossyCluster(wide, 3))
+    cluster.deliver_down(cluster.workers[2])
+    assert said in lie(cluster, 4, positions + 2 * ONE)
+
+
+def test_indices_that_are_right() -> None:
+    wide = WideProblem(method="full", exchange__codec="topk:0.01", checkpoint__every=3)
+    LossyCluster(wide, 3).run_to_end()
+
+
+def test_a_codec_that_changes_within_a_block() -> None:
+    cluster = begun(LossyCluster(problem("int8"), 3))
+    bad = cluster.workers[2]
+    cluster.deliver_down(bad)
+    assert bad.wire
+    assert bad.session
+    first = Frame(
+        MessageType.BLOCK_GRADIENT,
+        bytes(8),
+        generation=bad.session.generation,
+        rank=2,
+        shard=open_round(cluster).ledger.dealt[2].id,
+        weight=2,
+        codec=1,
+    )
+    bad.wire.up.send([first, replace(first, offset=8, codec=2)])
+    cluster.deliver_up(bad)
+    assert cluster.named("lost")[0]["reason"] == "block 0: codec changed within the block"
+
+
+def test_a_lossy_block_in_a_settled_step() -> None:
+    cluster = begun(LossyCluster(problem("int8", checkpoint__every=1), 3))
+    cluster.deliver_down(cluster.workers[2])
+    assert lie(cluster, 2, scale(1)) == "int8 came in a settled step, bf16 is due"
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_value_that_is_not_finite_is_named_whatever_the_codec(
+    codec: str, value: float, every: int
+) -> None:
+    cluster = begun(LossyCluster(problem(codec, checkpoint__every=every), 3))
+    assign(cluster)
+    cluster.workers[1].poison = (1, 7, value)
+    cluster.settle_down()
+    assert cluster.finish
+    assert cluster.finish.exit_code == 5
+    assert "rank 1 sent" in cluster.finish.reason
+    assert "block layers.1, tensor layers.1.v" in cluster.finish.reason
+    assert cluster.step == 0

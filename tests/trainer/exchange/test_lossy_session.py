@@ -1,0 +1,141 @@
+"""A worker's side with error feedback: when a block is encoded, and what is owed after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.trainer.exchange.exact_problem import join_request, tiny_layout
+from trainer.errors import ProtocolError
+from trainer.exchange.compression.choice import AgreedCodecs
+from trainer.exchange.coordinator.gradient_sum import block_frames
+from trainer.exchange.protocol.codecs import Bf16
+from trainer.exchange.protocol.messages import (
+    JoinAccepted,
+    ShardAssignment,
+    ShardVoided,
+    StepCommit,
+    parse,
+)
+from trainer.exchange.protocol.state_transfer import state_frames
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.exchange.worker_session import Session, result_message
+from trainer.optimizer import TrainState
+
+LAYOUT = tiny_layout()
+CODEC = "topk:0.1"
+GENERATION = 4
+SHARD = ShardAssignment(kind="train", shard=1, step=0, epoch=0, start=4, stop=6, batch=8)
+COMMIT = StepCommit(
+    step=0, loss=1, grad_norm=1, clip_scale=1, learning_rate=0.1, report=False, next=None
+)
+VALUES = np.arange(1, 11, dtype=np.float32)
+KEPT = (6.0, 10.0)
+"""The largest of each of block 0's tensors."""
+
+
+@pytest.fixture
+def session() -> Session:
+    """Return a session that has its state and a shard."""
+    made = Session(join_request(1), LAYOUT, CODEC)
+    state = TrainState.fresh(np.zeros(LAYOUT.size, np.float32))
+    timers = {"heartbeat": 0.5, "lost_after": 3.0}
+    accepted = JoinAccepted(rank=1, generation=GENERATION, step=0, moments=False, **timers)
+    made.receive(accepted.frame(GENERATION))
+    for frame in state_frames(state.snapshot(), GENERATION, moments=False):
+        made.receive(frame)
+    made.receive(SHARD.frame(GENERATION))
+    return made
+
+
+def owed(session: Session) -> float:
+    assert session._feedback
+    return session._feedback.norm
+
+
+def average(codec_name: str) -> list[Frame]:
+    """Return the averages of one step, in the lossy codec or in bf16."""
+    frames: list[Frame] = []
+    for block in LAYOUT.blocks:
+        agreed = AgreedCodecs(CODEC, LAYOUT).codecs[block.index]
+        codec = Bf16() if codec_name == "bf16" else agreed
+        kind = (
+            MessageType.AVERAGED_BLOCK_GRADIENT
+            if block.is_layer
+            else MessageType.AVERAGED_NON_BLOCK_GRADIENT
+        )
+        encoded = codec.encode(block.index, np.full(block.size, 2, np.float32))
+        frames += block_frames(kind, encoded, GENERATION, 0, block.index, codec, weight=8)
+    return frames
+
+
+def test_a_block_is_encoded_when_it_is_drawn_and_not_by_who_computes(session: Session) -> None:
+    gradient = VALUES.copy()
+    frames = session.block(SHARD, 0, gradient, 3)
+    gradient[:] = 777
+    assert owed(session) == 0
+    assert [frame.codec for frame in frames] == [4]
+    assert owed(session) == pytest.approx(np.linalg.norm(sorted({*VALUES} - {*KEPT})))
+    result = result_message(SHARD, 1.0, 3, 3, 0.1)
+    (answer,) = session.answer(result, 0)
+    assert parse(answer) == result.model_copy(update={"residual": owed(session)})
+
+
+def test_a_further_shard_of_the_step_sends_what_the_first_one_dropped_once(
+    session: Session,
+) -> None:
+    further = SHARD.model_copy(update={"shard": 2, "blocks": (0,)})
+    session.receive(further.frame(GENERATION))
+    codec = AgreedCodecs(CODEC, LAYOUT).codecs[0]
+    total, out = np.zeros(10, np.float32), np.empty(10, np.float32)
+    for shard in (SHARD, further):
+        (frame,) = session.block(shard, 0, VALUES, 3)
+        codec.decode(np.frombuffer(frame.payload, np.uint8), out)
+        total += out
+    assert session._feedback
+    np.testing.assert_allclose(total + session._feedback._residuals[0], 2 * VALUES, rtol=0.01)
+
+
+def test_a_block_that_counts_no_more_is_never_encoded(session: Session) -> None:
+    list(session.block(SHARD, 1, VALUES, 3))
+    before = owed(session)
+    waiting = session.block(SHARD, 0, VALUES, 3)
+    session.receive(ShardVoided(shard=SHARD.shard, blocks=(0, 2)).frame(GENERATION))
+    assert list(waiting) == []
+    assert owed(session) == before, "block 1 had come"
+    session.receive(ShardVoided(shard=SHARD.shard, blocks=(1,)).frame(GENERATION))
+    assert owed(session) == 0
+    with pytest.raises(ProtocolError, match=r"blocks \(4,\) of shard 1"):
+        session.receive(ShardVoided(shard=1, blocks=(4,)).frame(GENERATION))
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_is_owed_at_a_settled_commit_is_dropped(session: Session, settled: bool) -> None:
+    list(session.block(SHARD, 0, VALUES, 3))
+    for frame in average("bf16" if settled else CODEC):
+        session.receive(frame)
+    session.receive(COMMIT.model_copy(update={"settled": settled}).frame(GENERATION))
+    assert (owed(session) == 0) == settled
+
+
+def test_a_shard_that_settles_reports_only_what_it_cannot_send(session: Session) -> None:
+    list(session.block(SHARD, 0, VALUES, 3))
+    before = owed(session)
+    for blocks, rest in ((None, 0.0), ((1, 2), before), ((0,), 0.0)):
+        number = 10 if blocks is None else 10 + len(blocks)
+        settling = SHARD.model_copy(update={"shard": number, "blocks": blocks, "settle": True})
+        session.receive(settling.frame(GENERATION))
+        result = result_message(settling, 1.0, 3, 3, 0.1)
+        (answer,) = session.answer(result, 0)
+        assert parse(answer) == result.model_copy(update={"residual": rest})
+
+
+def test_an_average_that_lies_ends_the_membership(session: Session) -> None:
+    frame = average(CODEC)[0]
+    damaged = bytearray(frame.payload)
+    damaged[0] = 0xFF
+    fields = {name: getattr(frame, name) for name in Frame.__slots__}
+    with pytest.raises(ProtocolError, match="marks values beyond its tensor"):
+        session.receive(Frame(**{**fields, "payload": bytes(damaged)}))
+    with pytest.raises(ProtocolError, match=r"codec 2 came, topk:0\.1 was agreed"):
+        session.receive(Frame(**{**fields, "codec": 2, "block": 1}))

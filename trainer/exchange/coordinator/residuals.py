@@ -1,0 +1,60 @@
+"""What has not been sent of a run: the coordinator's own part of it, and what members report."""
+
+from __future__ import annotations
+
+from trainer.exchange.compression.choice import AgreedCodecs
+from trainer.exchange.coordinator.gradient_sum import GradientSum
+from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.model.layout import GradientLayout
+
+
+class Residuals:
+    """The feedback of averages, and the norms of what each rank owes; says what is lost of it."""
+
+    def __init__(self, codec: str, layout: GradientLayout, plan: StepPlan, outbox: Outbox) -> None:
+        self.codecs = AgreedCodecs(codec, layout)
+        self.own = self.codecs.feedback()
+        """What averages owe; None where the codec needs no feedback."""
+        self._owed: dict[int, float] = {}
+        self._layout = layout
+        self._plan = plan
+        self._outbox = outbox
+
+    def all_sent(self, step: int) -> bool:
+        """Return whether contributions to a step hold what was owed of many."""
+        return self.own is not None and self._plan.settles(step)
+
+    def sums(self, step: int) -> GradientSum:
+        """Return what takes the contributions to a step, and makes averages of them."""
+        settled = self._plan.settles(step)
+        return GradientSum(self._layout, self.codecs, step, self.own, settled=settled)
+
+    def reported(self, rank: int, norm: float) -> None:
+        """Note what a member owes after a shard."""
+        if self.own:
+            self._owed[rank] = norm
+
+    def lost(self, rank: int, reason: str) -> None:
+        """Say that nobody will send what a rank owes."""
+        self._say(rank, self._owed.pop(rank, 0.0), reason)
+
+    def committed(self, sums: GradientSum) -> None:
+        """After a settled step begin anew; who could not send what it owes drops it."""
+        if self.own and sums.settled:
+            for rank in sorted(self._owed):
+                self.lost(rank, "it had no share of the settled step")
+            self.own.clear()
+
+    def saved(self, step: int) -> None:
+        """Say what the state after `step` updates lacks when a run resumes from it."""
+        if self.own is None or self._plan.settles(step - 1):
+            return
+        reason = "saved between two settled commits: a resumed run begins without it"
+        for rank, norm in sorted(self._owed.items()):
+            self._say(rank, norm, reason)
+        self._say(None, self.own.norm, reason)
+
+    def _say(self, rank: int | None, norm: float, reason: str) -> None:
+        if norm:
+            self._outbox.emit("residual_lost", rank=rank, norm=norm, reason=reason)
