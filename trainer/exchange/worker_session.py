@@ -39,7 +39,10 @@ class Restored:
 
 @dataclass(frozen=True)
 class Committed:
-    """Apply the averaged gradient, `[N]` fp32, with the scalars of the commit."""
+    """Apply the averaged gradient, fp32, with the scalars of the commit.
+
+    `[N]`; of a settled round `[2 N]`: behind it the mean of the workers' second moments.
+    """
 
     commit: StepCommit
     gradient: Float32
@@ -51,15 +54,23 @@ Event = Restored | ShardAssignment | Committed | Shutdown
 class Session:
     """The protocol of one membership."""
 
-    def __init__(self, request: messages.JoinRequest, layout: GradientLayout, codec: str) -> None:
+    def __init__(
+        self,
+        request: messages.JoinRequest,
+        layout: GradientLayout,
+        codec: str,
+        rounds: bool = False,
+    ) -> None:
+        """`rounds`: the second moments may follow a step's averages, as blocks of their own."""
         self.request = request
+        self._wire = layout.doubled if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
         self._codec = make_codec(codec)
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
-        self._gradient = np.empty(layout.size, np.float32)
+        self._gradient = np.empty(self._wire.size, np.float32)
         self._dealt: dict[int, ShardAssignment] = {}
 
     def hello(self) -> Frame:
@@ -112,7 +123,7 @@ class Session:
         """
         if self._dealt.get(shard.shard) != shard:
             return iter(())
-        is_layer = self._layout.blocks[index].is_layer
+        is_layer = self._wire.blocks[index].is_layer
         kind = MessageType.BLOCK_GRADIENT if is_layer else MessageType.NON_BLOCK_GRADIENT
         codec = self._codec if shard.carrier is None else _EXACT
         encoded = codec.encode(index, gradient)
@@ -169,11 +180,11 @@ class Session:
         return [Restored(self.rank, state)], [self.message(proof, state.step)]
 
     def _average(self, frame: Frame) -> None:
-        if frame.block >= len(self._layout.blocks) or frame.block in self._averaged:
+        if frame.block >= len(self._wire.blocks) or frame.block in self._averaged:
             raise ProtocolError(f"an average of block {frame.block}, which is not due")
         if frame.codec != self._codec.id:
             raise ProtocolError(f"codec {frame.codec} came, {self._codec.name} was agreed")
-        span = self._layout.blocks[frame.block]
+        span = self._wire.blocks[frame.block]
         assembly = self._partial.get(frame.block)
         if assembly is None:
             assembly = BlockAssembly(self._codec.nbytes(span.size), frame.weight)
@@ -184,12 +195,13 @@ class Session:
             self._averaged.add(frame.block)
 
     def _take_gradient(self, commit: StepCommit) -> Float32:
-        if len(self._averaged) != len(self._layout.blocks):
+        due, here = (len(self._layout.blocks), len(self._wire.blocks)), len(self._averaged)
+        if here not in due or max(self._averaged) >= here:
             raise ProtocolError(f"step {commit.step} was committed before all averages were here")
         # A worker without a share can be a step ahead of its loop: each step has its own array.
-        gradient, self._gradient = self._gradient, np.empty(self._layout.size, np.float32)
+        gradient, self._gradient = self._gradient, np.empty(self._wire.size, np.float32)
         self._averaged.clear()
-        return gradient
+        return gradient[: self._wire.blocks[here - 1].stop]
 
 
 def result_message(

@@ -75,7 +75,7 @@ class Contribution:
     @property
     def norm(self) -> float:
         """The L2 norm, to about three digits."""
-        return math.sqrt(self.squares if self.squares < math.inf else _square_sum(self.values))
+        return math.sqrt(self.squares if self.squares < math.inf else square_sum(self.values))
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,15 @@ class Average:
 class GradientSum:
     """All contributions to one step, `[N]` fp32 when complete."""
 
-    def __init__(self, layout: GradientLayout, codec: Codec, step: int) -> None:
-        self.layout = layout
+    def __init__(
+        self, layout: GradientLayout, codec: Codec, step: int, settles: bool = False
+    ) -> None:
+        """`settles`: the second moments of a round follow, as blocks of their own."""
+        self.layout = layout.doubled if settles else layout
+        self._updates = len(layout.blocks)
         self.codec = codec
         self.step = step
-        self.flat: Float32 = np.empty(layout.size, dtype=np.float32)
+        self.flat: Float32 = np.empty(self.layout.size, dtype=np.float32)
         """The averaged gradient, valid in the blocks that are in `averages`."""
         self.averages: dict[int, Average] = {}
         self.bytes_received = 0
@@ -105,8 +109,9 @@ class GradientSum:
 
     @property
     def norm(self) -> float:
-        """The global L2 norm of the averages; exact in the order in which blocks came."""
-        return math.sqrt(math.fsum(self._square_sums.values()))
+        """The global L2 norm of the averaged update; the order of its blocks does not matter."""
+        squares = self._square_sums.items()
+        return math.sqrt(math.fsum(of for block, of in squares if block < self._updates))
 
     def add(self, frame: Frame, source: str = "") -> Contribution | None:
         """Take a gradient frame in and return its contribution if that is whole now.
@@ -163,7 +168,7 @@ class GradientSum:
         if self.codec.name != "fp32":
             encoded = self.codec.encode(block, out)
             self.codec.decode(encoded, out)
-        squares = _square_sum(out)
+        squares = square_sum(out)
         if not math.isfinite(squares):  # no finite singles overflow a double
             raise self._not_finite(block, out, "the average")
         self._square_sums[block] = squares
@@ -207,7 +212,7 @@ class GradientSum:
         )
 
 
-def _square_sum(values: Float32) -> float:
+def square_sum(values: Float32) -> float:
     """Return the sum of squares in double precision, in pieces that cost little memory."""
     starts = range(0, values.size, _PIECE)
     pieces = (values[start : start + _PIECE].astype(np.float64) for start in starts)

@@ -100,6 +100,18 @@ class ShardAssignment(Message):
     """The worker of the same host that the gradients go to; None for the coordinator."""
     carries: tuple[tuple[Rank, Count], ...] = ()
     """[rank, shard] of the gradients to add up and send as one, its own too, in this order."""
+    inner_batch: Count = 0
+    """Of a round: samples of one inner step, about."""
+    limit: Seconds | None = None
+    """Of a round: seconds after which no further inner step is begun; None for no limit."""
+
+
+class HandIn(Message):
+    """A shard of a round ends early: what follows is about its first samples alone."""
+
+    type = MessageType.HAND_IN
+    shard: Count
+    samples: Count
 
 
 class ShardResult(Message):
@@ -218,6 +230,7 @@ _BY_TYPE: dict[MessageType, type[Message]] = {
         JoinRefused,
         StateLoaded,
         ShardAssignment,
+        HandIn,
         ShardResult,
         StepCommit,
         WeightsReport,

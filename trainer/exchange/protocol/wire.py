@@ -17,7 +17,7 @@ import numpy as np
 from trainer.errors import ProtocolError
 
 MAGIC = b"MTLY"
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_CONTROL = 64 * 1024
 """Bytes of the largest control message, and of anything before a peer is admitted."""
 MAX_PAYLOAD = 1024 * 1024
@@ -61,6 +61,7 @@ class MessageType(IntEnum):
     BLOCK_PARTS = 18
     CARRY_REQUEST = 19
     CARRY_ACCEPTED = 20
+    HAND_IN = 21
 
 
 TENSOR_TYPES = frozenset(

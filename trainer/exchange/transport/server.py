@@ -64,7 +64,7 @@ class GradientServer:
         self._bind = bind
         self._context = tls.context(folder, server=True) if folder else None
         self._run = run_tag(coordinator.membership.job.run_id)
-        blocks = len(coordinator.training.layout.blocks)
+        blocks = len(coordinator.training.wire_layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
         self._refusals = Refusals(keeper.emit, time.monotonic())
         self._listener: Listener | None = None
@@ -123,7 +123,7 @@ class GradientServer:
         training = self._coordinator.training
         if not training.config.exchange.shared_memory:
             return None
-        sizes = encoded_sizes(training.layout, training.codec)
+        sizes = encoded_sizes(training.wire_layout, training.codec)
         try:
             made = SameHostListener(socket_name(self.port, self._run), sizes, self._link)
         except OSError as error:
