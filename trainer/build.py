@@ -26,7 +26,8 @@ from trainer.logits.dataset import LogitsFolder
 from trainer.logits.stream import Position, ShardStream
 from trainer.logits.targets import has_bare_rest
 from trainer.model.initialization import initial_weights
-from trainer.optimizer import AdamW, TrainState
+from trainer.optimizer import TrainState
+from trainer.outer_optimizer import make_update
 from trainer.run_inputs import RunInputs
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
@@ -138,6 +139,7 @@ def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchang
 
     The data has been read when `connect` is called: a joined worker is assigned samples at once.
     """
+    from trainer.inner_steps import InnerSteps
     from trainer.loop import Worker
 
     config, train = inputs.config, inputs.train
@@ -152,7 +154,10 @@ def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchang
     return Worker(
         replica=choice.replica,
         exchange=connect(),
-        optimizer=AdamW(config.optimizer, inputs.layout),
+        optimizer=make_update(config, inputs.layout),
+        rounds=partial(InnerSteps, choice.replica, config.optimizer, inputs.plan)
+        if config.exchange.in_rounds
+        else None,
         train=train,
         validation=inputs.validation,
         seed=config.training.seed,

@@ -14,9 +14,17 @@ from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Encoded
 from trainer.exchange.base import Exchange
-from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, StepCommit, WeightsReport
+from trainer.exchange.protocol.messages import (
+    HandIn,
+    ShardAssignment,
+    Shutdown,
+    StepCommit,
+    WeightsReport,
+)
 from trainer.exchange.worker_session import Committed, Restored, result_message
-from trainer.optimizer import AdamW, TrainState, weights_digest
+from trainer.inner_steps import InnerSteps
+from trainer.optimizer import TrainState, weights_digest
+from trainer.outer_optimizer import Update
 from trainer.replica.base import Replica
 
 log = logging.getLogger(__name__)
@@ -36,7 +44,7 @@ class Worker:
 
     replica: Replica
     exchange: Exchange
-    optimizer: AdamW
+    optimizer: Update
     train: Samples
     validation: Samples | None
     seed: int
@@ -46,8 +54,11 @@ class Worker:
     """The divergence's share at a step, counted from 1, of a distillation."""
     watts: Callable[[], float | None] = lambda: None
     """The host's power, where a budget wants to know and something measures it."""
+    rounds: Callable[[TrainState], InnerSteps] | None = None
+    """What makes the inner steps from the state on, if the run has rounds."""
     stop_reason: str = ""
     _state: TrainState | None = None
+    _inner: InnerSteps | None = None
     _owes_commit: bool = False
     _orders: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
 
@@ -58,7 +69,10 @@ class Worker:
                 case Restored(rank=rank, state=state):
                     log.info("in the run as rank %d from step %d", rank, state.step)
                     self._state, self._owes_commit = state, False
+                    self._inner = self.rounds(state) if self.rounds else None
                     self.replica.write_trainable(state.weights)
+                case ShardAssignment(kind="train") as shard if self._inner:
+                    self._train_alone(shard, self._inner)
                 case ShardAssignment(kind="train") as shard:
                     self._train(shard)
                 case ShardAssignment() as shard:
@@ -109,10 +123,27 @@ class Worker:
             shard.step,
         )
 
+    def _train_alone(self, shard: ShardAssignment, inner: InnerSteps) -> None:
+        """Take a shard of a round: inner steps, then how far they moved the weights is sent."""
+        batch = self._samples(shard)
+        self._owes_commit = True
+        alpha = None if self.alpha is None else self.alpha(shard.step + 1)
+        moved = inner.run(batch, shard.step, shard.inner_batch, alpha=alpha, limit=shard.limit)
+        result = moved.result
+        if moved.samples < len(batch):
+            self.exchange.send(HandIn(shard=shard.shard, samples=moved.samples), shard.step)
+        blocks = inner.blocks(shard.step) if shard.blocks is None else shard.blocks
+        for index in blocks:
+            self.exchange.send_block(shard, index, moved.block(index), result.weight)
+        measured = (result.loss_sum, result.weight, result.tokens, result.seconds)
+        self.exchange.send(result_message(shard, *measured, watts=self.watts()), shard.step)
+
     def _apply(self, commit: StepCommit, gradient: np.ndarray) -> None:
         """Apply the averaged gradient: the same bytes and the same scalars as everyone."""
         assert self._state is not None
         self.optimizer.apply(self._state, gradient, commit.learning_rate, commit.clip_scale)
+        if self._inner:
+            self._inner.committed(commit.step)
         self.replica.write_trainable(self._state.weights)
         self._owes_commit = False
         if commit.report:

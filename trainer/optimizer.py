@@ -171,7 +171,19 @@ class AdamW:
         self._a = np.empty(width, dtype=np.float32)
         self._b = np.empty(width, dtype=np.float32)
 
-    def apply(self, state: TrainState, gradient: Flat, learning_rate: float, scale: float) -> None:
+    def clip_scale(self, norm: float) -> float:
+        """Return the factor that makes a gradient of this norm short enough."""
+        limit = self.settings.max_grad_norm
+        return 1.0 if norm <= limit else limit / norm
+
+    def apply(
+        self,
+        state: TrainState,
+        gradient: Flat,
+        learning_rate: float,
+        scale: float,
+        restarted: int = 0,
+    ) -> None:
         """Move `state` by one update with `gradient` * `scale`; the gradient is not changed.
 
         Args:
@@ -179,6 +191,7 @@ class AdamW:
             gradient: the averaged gradient, fp32 [N], finite.
             learning_rate: of this update.
             scale: the clip factor, 1 when the gradient is short enough.
+            restarted: the step at which the first moment was zero; its bias counts from there.
         """
         assert gradient.shape == state.weights.shape == (self.size,), gradient.shape
         assert gradient.dtype == np.float32, gradient.dtype
@@ -190,7 +203,7 @@ class AdamW:
         settings = self.settings
         beta1, beta2 = np.float32(settings.beta1), np.float32(settings.beta2)
         rest1, rest2 = np.float32(1 - settings.beta1), np.float32(1 - settings.beta2)
-        step_size = np.float32(learning_rate / (1 - power(settings.beta1, state.step)))
+        step_size = np.float32(learning_rate / (1 - power(settings.beta1, state.step - restarted)))
         correction = np.float32(math.sqrt(1 - power(settings.beta2, state.step)))
         epsilon = np.float32(settings.epsilon)
         decay = np.float32(1 - learning_rate * settings.weight_decay)

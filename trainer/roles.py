@@ -101,7 +101,7 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     choice = _open(inputs, place)
     coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
     request = build.make_request(inputs, choice, 0)
-    session = Session(request, inputs.layout, config.exchange.codec)
+    session = Session(request, inputs.layout, config.exchange.codec, config.exchange.in_rounds)
     exchange = LocalExchange(coordinator, session, journal)
     worker = build.make_worker(inputs, choice, lambda: exchange)
     on_signal(exchange.interrupt)
@@ -211,6 +211,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
             folder=folder,
             patience=config.exchange.join_deadline,
             sum_on_host=config.exchange.sum_on_host,
+            rounds=config.exchange.in_rounds,
         )
 
     worker = build.make_worker(inputs, choice, connect)

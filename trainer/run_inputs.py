@@ -47,12 +47,13 @@ class RunInputs:
     @property
     def plan(self) -> StepPlan:
         """Which samples each step takes."""
-        training = self.config.training
+        training, exchange = self.config.training, self.config.exchange
         return StepPlan(
             self.samples,
             training.batch_size,
             training.epochs,
             training.max_steps,
+            exchange.inner_steps if exchange.in_rounds else 1,
             settle_periods(self.config),
         )
 
@@ -89,6 +90,7 @@ def read_inputs(
     assert train is not None
     job = _job(config, run_id, layout, model_dir, _data_digest(config, taught))
     inputs = RunInputs(config, model_dir, layout, job, train, dataset(validation_file))
+    config.exchange.check_length(inputs.plan.total_inner)
     if tell is not None:
         for part in (train, inputs.validation):
             if isinstance(part, Dataset):
@@ -102,10 +104,10 @@ def read_inputs(
         for line in lines:
             tell(line)
         plan = inputs.plan
-        if plan.total_steps > plan.steps_per_epoch * plan.epochs:
-            epochs = plan.total_steps / plan.steps_per_epoch
+        if plan.total_inner > plan.batches_per_epoch * plan.epochs:
+            epochs = plan.total_inner / plan.batches_per_epoch
             tell(
-                f"training.max_steps {plan.total_steps} are {epochs:.1f} epochs, not {plan.epochs}"
+                f"training.max_steps {plan.total_inner} are {epochs:.1f} epochs, not {plan.epochs}"
             )
     return inputs
 
@@ -123,6 +125,7 @@ def read_student_inputs(
         InputError: model, folder and settings do not fit together.
         RefusedError: the logits are about another tokenizer than the model's.
     """
+    config.exchange.check_every_step("a student on its own")
     tell(f"data: {folder.description}")
     model_dir = resolve_model(config.model.path)
     config, given = lower_length(config, model_dir), config

@@ -30,8 +30,13 @@ BYTES = st.one_of(st.none(), st.integers(0, 400))
 
 
 @cache
-def problem(codec: str, shares: str) -> ExactProblem:
-    return ExactProblem(samples=20, exchange__codec=codec, exchange__shares=shares)
+def problem(codec: str, shares: str, schedule: str) -> ExactProblem:
+    """Return a run of six steps, or of five rounds of two inner steps, two of them settled."""
+    settings = {"exchange__codec": codec, "exchange__shares": shares}
+    if schedule == "rounds":
+        settings |= {"exchange__schedule": schedule, "exchange__inner_steps": 2}
+        settings |= {"training__batch_size": 4, "training__evaluate_every": 0}
+    return ExactProblem(samples=20, **settings)
 
 
 class ExchangeUnderFaults(RuleBasedStateMachine):
@@ -43,11 +48,16 @@ class ExchangeUnderFaults(RuleBasedStateMachine):
         codec=st.sampled_from(["fp32", "bf16"]),
         shares=st.sampled_from(["equal", "measured"]),
         careless=st.booleans(),
-        together=st.sampled_from([(), (1, 2), (0, 1, 2, 3)]),
+        together=st.sampled_from([(), (1, 2), (0, 1, 2, 3), "rounds"]),
     )
-    def begin(self, codec: str, shares: str, careless: bool, together: tuple[int, ...]) -> None:
+    def begin(
+        self, codec: str, shares: str, careless: bool, together: tuple[int, ...] | str
+    ) -> None:
+        """Workers of one host that send one gradient, or rounds: a run has not both."""
+        hosts = () if isinstance(together, str) else together
+        schedule = together if isinstance(together, str) else "steps"
         self.cluster = SimulatedCluster(
-            problem(codec, shares), workers=4, expect=3, together=together
+            problem(codec, shares, schedule), workers=4, expect=3, together=hosts
         )
         self.cluster.workers[3].alive = False
         for worker in self.cluster.workers:
@@ -128,6 +138,10 @@ class ExchangeUnderFaults(RuleBasedStateMachine):
     @rule(rank=RANKS, mute=st.booleans())
     def worker_keeps_its_proofs_to_itself(self, rank: int, mute: bool) -> None:
         self.cluster.workers[rank].mute = mute
+
+    @rule(rank=RANKS, early=st.booleans())
+    def worker_hands_in_early(self, rank: int, early: bool) -> None:
+        self.cluster.workers[rank].hands_in_early = early
 
     @rule(rank=RANKS, kind=st.sampled_from(sorted(MISBEHAVIOUR)))
     def worker_misbehaves(self, rank: int, kind: str) -> None:

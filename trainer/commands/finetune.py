@@ -117,6 +117,8 @@ def finetune(
         config = config.model_copy(update={"budget": budget})
     if environment is None:
         config.check_one_process()
+    else:
+        config.exchange.check_every_step("--distributed")
     from trainer import roles
 
     place = roles.Placement(

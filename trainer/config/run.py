@@ -21,6 +21,7 @@ from trainer.config import spelling
 from trainer.config.budget import BudgetConfig
 from trainer.config.codec import KnownCodec, read_codec
 from trainer.config.parallel import ParallelConfig
+from trainer.config.rounds import RoundSettings
 from trainer.config.section import Section, load_settings
 from trainer.errors import InputError
 
@@ -130,13 +131,10 @@ class TrainingConfig(Section):
     """Steps between validations; 0 validates once at the end."""
 
 
-class ExchangeConfig(Section):
+class ExchangeConfig(RoundSettings):
     """How workers and coordinator agree; all durations in seconds."""
 
     codec: KnownCodec = "fp32"
-    settle_every: Positive | None = None
-    """Steps between commits in which all that a lossy codec has dropped is sent; null: those
-    before a checkpoint."""
     shares: (
         Literal["measured", "equal"]
         | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
@@ -162,6 +160,8 @@ class ExchangeConfig(Section):
     def _ordered(self) -> Self:
         if self.lost_after <= 2 * self.heartbeat:
             raise ValueError("lost_after must be more than twice heartbeat")
+        if self.sum_on_host and self.in_rounds:
+            raise ValueError("sum_on_host needs schedule steps: a round sends little as it is")
         return self
 
 
@@ -235,6 +235,11 @@ class RunConfig(Section):
                 " out, or start with --distributed"
             )
 
+    @property
+    def saved_every(self) -> tuple[int, int]:
+        """The intervals at whose ends a run is saved, in steps; 0 for none."""
+        return self.checkpoint.every, self.training.evaluate_every
+
     def changes(self, other: RunConfig) -> list[str]:
         """Return the agreed settings that differ in another config, as `key: this -> that`."""
         mine, theirs = _leaves(self._shared()), _leaves(other._shared())
@@ -268,6 +273,7 @@ class RunConfig(Section):
             "training.batch_size": self.training.batch_size,
             "training.seed": self.training.seed,
             "exchange.codec": self.exchange.codec,
+            "exchange.rounds": self.exchange.agreed(*self.saved_every),
         }
 
     def with_settings(self, changes: Mapping[str, Any]) -> RunConfig:

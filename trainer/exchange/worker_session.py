@@ -41,7 +41,10 @@ class Restored:
 
 @dataclass(frozen=True)
 class Committed:
-    """Apply the averaged gradient, `[N]` fp32, with the scalars of the commit."""
+    """Apply the averaged gradient, fp32, with the scalars of the commit.
+
+    `[N]`; of a settled round `[2 N]`: behind it the mean of the workers' second moments.
+    """
 
     commit: StepCommit
     gradient: Float32
@@ -53,16 +56,24 @@ Event = Restored | ShardAssignment | Committed | Shutdown
 class Session:
     """The protocol of one membership."""
 
-    def __init__(self, request: messages.JoinRequest, layout: GradientLayout, codec: str) -> None:
+    def __init__(
+        self,
+        request: messages.JoinRequest,
+        layout: GradientLayout,
+        codec: str,
+        rounds: bool = False,
+    ) -> None:
+        """`rounds`: the second moments may follow a step's averages, as blocks of their own."""
         self.request = request
+        self._wire = layout.doubled if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
-        self._codecs = AgreedCodecs(codec, layout)
+        self._codecs = AgreedCodecs(codec, self._wire)
         self._feedback = self._codecs.feedback()
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
-        self._gradient = np.empty(layout.size, np.float32)
+        self._gradient = np.empty(self._wire.size, np.float32)
         self._dealt: dict[int, ShardAssignment] = {}
 
     def hello(self) -> Frame:
@@ -215,7 +226,7 @@ class Session:
     def _frames(
         self, shard: ShardAssignment, index: int, codec: Codec, encoded: Bytes, weight: int
     ) -> Iterator[Frame]:
-        is_layer = self._layout.blocks[index].is_layer
+        is_layer = self._wire.blocks[index].is_layer
         kind = MessageType.BLOCK_GRADIENT if is_layer else MessageType.NON_BLOCK_GRADIENT
         number, step = shard.shard, shard.step
         return block_frames(
@@ -223,9 +234,9 @@ class Session:
         )
 
     def _average(self, frame: Frame) -> None:
-        if frame.block >= len(self._layout.blocks) or frame.block in self._averaged:
+        if frame.block >= len(self._wire.blocks) or frame.block in self._averaged:
             raise ProtocolError(f"an average of block {frame.block}, which is not due")
-        span = self._layout.blocks[frame.block]
+        span = self._wire.blocks[frame.block]
         assembly = self._partial.get(frame.block)
         if assembly is None:
             codec = self._codecs.of(frame.block, frame.codec)
@@ -237,12 +248,13 @@ class Session:
             self._averaged.add(frame.block)
 
     def _take_gradient(self, commit: StepCommit) -> Float32:
-        if len(self._averaged) != len(self._layout.blocks):
+        due, here = (len(self._layout.blocks), len(self._wire.blocks)), len(self._averaged)
+        if here not in due or max(self._averaged) >= here:
             raise ProtocolError(f"step {commit.step} was committed before all averages were here")
         # A worker without a share can be a step ahead of its loop: each step has its own array.
-        gradient, self._gradient = self._gradient, np.empty(self._layout.size, np.float32)
+        gradient, self._gradient = self._gradient, np.empty(self._wire.size, np.float32)
         self._averaged.clear()
-        return gradient
+        return gradient[: self._wire.blocks[here - 1].stop]
 
 
 def result_message(

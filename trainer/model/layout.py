@@ -107,6 +107,28 @@ class GradientLayout:
         tail = [rest[name] for name in ("head", "norm", "embedding") if name in rest]
         return (*reversed(range(self.num_layers)), *tail)
 
+    @cached_property
+    def doubled(self) -> GradientLayout:
+        """The same blocks twice: a vector, and behind it the second moment of each element.
+
+        The order in which blocks leave is this layout's, not the doubled one's.
+        """
+
+        def behind(slot: TensorSlot) -> TensorSlot:
+            return TensorSlot(f"second moment of {slot.name}", slot.shape, self.size + slot.start)
+
+        second = (
+            Block(
+                len(self.blocks) + block.index,
+                block.name,
+                self.size + block.start,
+                self.size + block.stop,
+                tuple(map(behind, block.tensors)),
+            )
+            for block in self.blocks
+        )
+        return GradientLayout((*self.blocks, *second), self.num_layers)
+
     def tensors(self) -> Iterator[TensorSlot]:
         """Yield every tensor in flat order."""
         for block in self.blocks:

@@ -41,12 +41,12 @@ def progress_at(
     step: int, generation: int, config: RunConfig, job: Job, plan: StepPlan
 ) -> RunProgress:
     """Return what a checkpoint after `step` updates says of the run."""
-    epoch, index = divmod(step, plan.steps_per_epoch)
+    at = plan.at(step)
     return RunProgress(
         run_id=job.run_id,
         step=step,
-        epoch=epoch,
-        position=index * plan.batch_size,
+        epoch=at.epoch,
+        position=at.start,
         generation=generation,
         seed=config.training.seed,
         config=config.model_dump(mode="json"),

@@ -20,7 +20,8 @@ from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer import AdamW, Snapshot, TrainState, learning_rate_at
+from trainer.optimizer import Snapshot, TrainState, learning_rate_at
+from trainer.outer_optimizer import make_update
 
 NUM_CLASSES = 5
 JOB = Job("run-1", "agreement", "layout", "model", "data", "version")
@@ -84,15 +85,19 @@ class ExactProblem:
         self.layout = self.make_layout()
         self.samples = samples
         self.validation_samples = validation_samples
+        exchange = self.config.exchange
         self.plan = StepPlan(
             samples,
             training.batch_size,
             training.epochs,
             training.max_steps,
+            exchange.inner_steps if exchange.in_rounds else 1,
             settle_periods(self.config),
         )
         self.trajectory: list[bytes] = []
         """The weights after 0, 1, ... updates, as bytes."""
+        self.second_moments: list[bytes] = []
+        """Of a run with rounds, likewise."""
         self.norms: list[float] = []
         self._compute()
 
@@ -154,6 +159,21 @@ class ExactProblem:
             total += self.gradient(epoch, position)
         return total
 
+    def shard_blocks(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """Return what a worker sends of positions `start..stop`, `[2 N]`.
+
+        Behind the gradient sum stands, for a settled round, that of all absolute values.
+        """
+        second = np.zeros(self.layout.size, np.float32)
+        for position in range(start, stop):
+            second += np.abs(self.gradient(epoch, position))
+        return np.concatenate([self.shard_gradient(epoch, start, stop), second])
+
+    def wire_layout(self, step: int) -> GradientLayout:
+        """Return the layout of what travels in a step."""
+        settles = self.config.exchange.in_rounds and self.plan.settles(step)
+        return self.layout.doubled if settles else self.layout
+
     def shard_weight(self, start: int, stop: int) -> int:
         """Return the weight of positions `start..stop`."""
         return sum(self.weight(position) for position in range(start, stop))
@@ -180,28 +200,32 @@ class ExactProblem:
 
     def _compute(self) -> None:
         state = self.fresh_state()
-        optimizer = AdamW(self.config.optimizer, self.layout)
+        update = make_update(self.config, self.layout)
         codec = make_codec(self.config.exchange.codec)
         total = self.plan.total_steps
-        self.trajectory.append(state.weights.tobytes())
+        self._note(state)
         for step in range(total):
             at = self.plan.at(step)
             weight = self.shard_weight(at.start, at.stop)
-            average = self.shard_gradient(at.epoch, at.start, at.stop)
+            layout = self.wire_layout(step)
+            average = self.shard_blocks(at.epoch, at.start, at.stop)[: layout.size]
             np.divide(average, np.float32(weight), out=average)
             squares: list[float] = []
-            for block in self.layout.blocks:
+            for block in layout.blocks:
                 span = average[block.start : block.stop]
                 codec.decode(codec.encode(block.index, span), span)
                 doubles = span.astype(np.float64)
                 squares.append(float(np.dot(doubles, doubles)))
-            norm = math.sqrt(math.fsum(squares))
-            limit = self.config.optimizer.max_grad_norm
-            scale = 1.0 if norm <= limit else limit / norm
-            rate = learning_rate_at(step, total, self.config.optimizer)
-            optimizer.apply(state, average, rate, scale)
+            norm = math.sqrt(math.fsum(squares[: len(self.layout.blocks)]))
+            last = self.plan.inner(step)[-1]
+            rate = learning_rate_at(last, self.plan.total_inner, self.config.optimizer)
+            update.apply(state, average, rate, update.clip_scale(norm))
             self.norms.append(norm)
-            self.trajectory.append(state.weights.tobytes())
+            self._note(state)
+
+    def _note(self, state: TrainState) -> None:
+        self.trajectory.append(state.weights.tobytes())
+        self.second_moments.append(state.second_moment.tobytes())
 
     def check_event(self, event: dict[str, Any], applied: int) -> None:
         """Check what a step or a validation says of itself, after `applied` updates."""

@@ -96,11 +96,11 @@ class LossyCluster(SimulatedCluster):
         self.problem.trajectory = {
             step: weights for step, weights in self.problem.trajectory.items() if step <= start
         }
-        apply, own = training._optimizer.apply, training.residuals.own
+        apply, own = training._update.apply, training.residuals.own
         assert own
         encode = own.encode
 
-        def applied(state: Any, flat: np.ndarray, *scalars: float) -> None:
+        def applied(state: Any, flat: np.ndarray, *scalars: Any) -> None:
             self._committed(state.step, flat)
             apply(state, flat, *scalars)
 
@@ -110,7 +110,7 @@ class LossyCluster(SimulatedCluster):
                 self.lost[self._span(block)] += _rounded_off(due)
             return encode(block, values, settle=settle, batch=batch)
 
-        training._optimizer.apply = applied  # type: ignore[method-assign]
+        training._update.apply = applied  # type: ignore[method-assign]
         own.encode = encoded  # type: ignore[method-assign]
 
     def connect(self, worker: SimulatedWorker, certified: int | None = None) -> None:

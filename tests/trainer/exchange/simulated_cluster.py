@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.trainer.exchange.simulated_shell import FLUSH, SimulatedShell
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.exchange.protocol.messages import Heartbeat
+from trainer.optimizer import TrainState
 
 TICK = 0.125
 
@@ -111,9 +112,15 @@ class SimulatedCluster(SimulatedShell):
         if self.coordinator:
             state = self.coordinator.training.state
             assert state.weights.tobytes() == expected[state.step]
+            self._check_settled(state)
         for worker in self.workers:
             if worker.state and not worker.corrupt:
                 assert worker.state.weights.tobytes() == expected[worker.state.step]
+                self._check_settled(worker.state)
+
+    def _check_settled(self, state: TrainState) -> None:
+        if self.problem.config.exchange.in_rounds:
+            assert state.second_moment.tobytes() == self.problem.second_moments[state.step]
 
     # Inside
 

@@ -83,7 +83,10 @@ class SimulatedShell:
         self._count += 1
         worker.wire = Wire(self._count, JOB.run_id)
         worker.session = Session(
-            worker.request, self.problem.layout, self.problem.config.exchange.codec
+            worker.request,
+            self.problem.layout,
+            self.problem.config.exchange.codec,
+            self.problem.config.exchange.in_rounds,
         )
         worker.heard = worker.beat = self.now
         self.wires[self._count] = (worker.wire, worker)

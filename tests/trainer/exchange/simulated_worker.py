@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from trainer.exchange.protocol.messages import (
+    HandIn,
     JoinRequest,
     Message,
     ShardAssignment,
@@ -19,7 +20,8 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, run_tag
 from trainer.exchange.worker_session import Committed, Event, Restored, Session, result_message
-from trainer.optimizer import AdamW, TrainState, weights_digest
+from trainer.optimizer import TrainState, weights_digest
+from trainer.outer_optimizer import make_update
 
 if TYPE_CHECKING:
     from tests.trainer.exchange.simulated_host import SimulatedHost
@@ -129,6 +131,8 @@ class SimulatedWorker:
         """Whether its memory is bad: the next update goes wrong by one bit."""
         self.mute = False
         """Whether it keeps the proofs of its weights to itself."""
+        self.hands_in_early = False
+        """Whether it takes half of each shard of a round."""
         self.wire: Wire | None = None
         self.session: Session | None = None
         self.host: SimulatedHost | None = None
@@ -144,7 +148,7 @@ class SimulatedWorker:
         self.events: deque[tuple[Session, Event]] = deque()
         self.wire = self.session = None
         self.commits: list[Committed] = []
-        self._optimizer = AdamW(self.problem.config.optimizer, self.problem.layout)
+        self._update = make_update(self.problem.config, self.problem.layout)
         self._running = self._loop()
 
     @property
@@ -213,16 +217,25 @@ class SimulatedWorker:
         problem = self.problem
         assert self.state is not None
         assert self.state.step == shard.step, "it computes with the weights of another step"
-        total = problem.shard_gradient(shard.epoch, shard.start, shard.stop)
-        weight = problem.shard_weight(shard.start, shard.stop)
-        loss = problem.shard_loss(shard.epoch, shard.start, shard.stop)
+        stop, layout = shard.stop, problem.wire_layout(shard.step)
+        early = self.hands_in_early and shard.blocks is None and shard.stop - shard.start > 1
+        if shard.inner_batch and early:
+            stop = (shard.start + shard.stop) // 2
+            message = HandIn(shard=shard.shard, samples=stop - shard.start)
+            if sender := self._sender(session):
+                self._send(sender, [sender.message(message, shard.step)])
+        total = problem.shard_blocks(shard.epoch, shard.start, stop)
+        weight = problem.shard_weight(shard.start, stop)
+        loss = problem.shard_loss(shard.epoch, shard.start, stop)
         buffer = np.empty(problem.layout.size, np.float32)
         if self.careless:
             yield True  # forward takes a while, and much can happen in it
-        for index in problem.layout.send_order:
+        order, count = problem.layout.send_order, len(problem.layout.blocks)
+        second = () if layout is problem.layout else (count + index for index in order)
+        for index in (*order, *second):
             if shard.blocks is not None and index not in shard.blocks:
                 continue
-            block = problem.layout.blocks[index]
+            block = layout.blocks[index]
             gradient = buffer[: block.size]
             gradient[...] = total[block.start : block.stop]
             if self.poison and self.poison[0] == index:
@@ -233,7 +246,7 @@ class SimulatedWorker:
             yield True
         if self.poison and self.poison[0] == -1:
             loss = self.poison[2]
-        seconds = self.seconds_per_sample * (shard.stop - shard.start)
+        seconds = self.seconds_per_sample * (stop - shard.start)
         result = result_message(shard, loss, weight, weight, seconds, self.overlap * seconds)
         if sender := self._sender(session):
             self._send(sender, sender.answer(result, shard.step))
@@ -251,7 +264,7 @@ class SimulatedWorker:
         assert self.state is not None
         commit = event.commit
         assert commit.step == self.state.step, "a commit was left out or came twice"
-        self._optimizer.apply(self.state, event.gradient, commit.learning_rate, commit.clip_scale)
+        self._update.apply(self.state, event.gradient, commit.learning_rate, commit.clip_scale)
         if self.corrupt:
             self.state.weights.view(np.uint32)[3] ^= 1
         self.commits.append(event)

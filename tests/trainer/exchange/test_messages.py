@@ -18,6 +18,7 @@ from trainer.exchange.protocol.messages import (
     CarriedBy,
     CarryAccepted,
     CarryRequest,
+    HandIn,
     Heartbeat,
     JoinAccepted,
     JoinRefused,
@@ -77,6 +78,7 @@ ALL: list[Message] = [
     Leave(reason="SIGTERM"),
     Shutdown(reason="done", exit_code=0),
     ShardVoided(shard=4, blocks=(0, 2)),
+    HandIn(shard=4, samples=2),
 ]
 
 

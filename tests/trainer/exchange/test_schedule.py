@@ -8,9 +8,11 @@ from trainer.config.run import load
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 
 
-@given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 3))
-def test_every_sample_of_every_epoch_once(samples: int, batch_size: int, epochs: int):
-    plan = StepPlan(samples, batch_size, epochs)
+@given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 3), st.integers(1, 9))
+def test_every_sample_of_every_epoch_once(
+    samples: int, batch_size: int, epochs: int, inner_steps: int
+):
+    plan = StepPlan(samples, batch_size, epochs, None, inner_steps)
     seen = [
         (at.epoch, position)
         for at in map(plan.at, range(plan.total_steps))
@@ -37,5 +39,36 @@ def test_checkpoints_validations_and_the_end_are_settled():
         ({"checkpoint.every": 100, **codec}, {10}),
     ):
         config = load("quickstart", {"training.evaluate_every": 0, **settings})
-        plan = StepPlan(20, 8, 2, 11, settle_periods(config))
+        plan = StepPlan(20, 8, 2, 11, 1, settle_periods(config))
         assert {step for step in range(11) if plan.settles(step)} == settled
+
+
+@given(
+    st.integers(1, 50),
+    st.integers(1, 20),
+    st.one_of(st.none(), st.integers(1, 40)),
+    st.integers(1, 9),
+)
+def test_rounds_take_the_samples_of_their_inner_steps(
+    samples: int, batch_size: int, max_steps: int | None, inner_steps: int
+):
+    """So a schedule of the learning rate, and a budget of tokens, are those of single steps."""
+    plan = StepPlan(samples, batch_size, 2, max_steps, inner_steps)
+    single = StepPlan(samples, batch_size, 2, max_steps)
+    assert plan.total_inner == single.total_steps
+    numbers = [number for step in range(plan.total_steps) for number in plan.inner(step)]
+    assert numbers == list(range(plan.total_inner))
+    for step in range(plan.total_steps):
+        taken = [single.at(number) for number in plan.inner(step)]
+        assert len(taken) <= inner_steps
+        assert plan.at(step).epoch == taken[0].epoch == taken[-1].epoch
+        assert (plan.at(step).start, plan.at(step).stop) == (taken[0].start, taken[-1].stop)
+
+
+def test_settled_steps():
+    plan = StepPlan(100, 2, 1, None, 5, (4, 6))
+    assert plan.total_steps == 10
+    assert [step + 1 for step in range(10) if plan.settles(step)] == [4, 6, 8, 10]
+    assert [plan.settled(done) for done in range(11)] == [0, 0, 0, 0, 20, 20, 30, 30, 40, 40, 50]
+    at_the_end = StepPlan(100, 2, 1, settle_every=())
+    assert [step + 1 for step in range(50) if at_the_end.settles(step)] == [50]

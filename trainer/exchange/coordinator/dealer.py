@@ -59,6 +59,14 @@ class Dealer:
             else:
                 self._outbox.emit("active", rank=member.rank)
 
+    def divide_steps(self, round_: Round, batch_size: int, shares: dict[int, int]) -> None:
+        """Divide each inner step of a round among its workers, evenly.
+
+        All take steps of one size, and who has the larger share takes more of them.
+        """
+        round_.inner_batch = max(1, round(batch_size / len(round_.ledger.dealt)))
+        round_.limit = self._balancer.limit(shares)
+
     def assign(self, round_: Round, shard: Shard, now: float) -> None:
         """Send a shard to its worker."""
         member = next(member for member in self._membership.ready() if member.rank == shard.rank)
@@ -72,16 +80,35 @@ class Dealer:
             round_.orphans.append(shard)
             round_.deadline = math.inf
             return
+        self._deal(round_, shard, ranks, now)
+
+    def shorten(self, round_: Round, shard: Shard, samples: int, now: float) -> None:
+        """Count the first samples of a shard for its worker, and deal the rest to the others.
+
+        Raises:
+            ProtocolError: see `Round.shortened`.
+        """
+        kept, rest = round_.shortened(shard, samples)
+        others = [rank for rank in self.ranks() if rank != shard.rank]
+        self._deal(round_, rest, others or [shard.rank], now, kept)
+
+    def _deal(
+        self, round_: Round, shard: Shard, ranks: list[int], now: float, kept: Shard | None = None
+    ) -> None:
         shares = self._balancer.proportional(shard.size, ranks)
         pieces = self.cut(shard.start, shares)
-        round_.ledger.redeal(shard.id, pieces)
+        round_.ledger.redeal(shard.id, [*([kept] if kept else []), *pieces])
         load = {r: sum(s.size for s in round_.ledger.open_shards(r)) for r in ranks}
         deadline = now + self._pace.allowance(round_.kind, self._balancer.expected(load))
         if math.isfinite(round_.deadline):
             deadline = max(deadline, round_.deadline)
         round_.deadline = deadline
         self._outbox.emit(
-            "redealt", rank=shard.rank, samples=shard.size, to=[p.rank for p in pieces]
+            "redealt",
+            rank=shard.rank,
+            samples=shard.size,
+            to=[p.rank for p in pieces],
+            **({"handed_in": kept.size} if kept else {}),
         )
         for piece in pieces:
             self.assign(round_, piece, now)

@@ -80,7 +80,7 @@ class Contribution:
     @property
     def norm(self) -> float:
         """The L2 norm, to about three digits."""
-        return math.sqrt(self.squares if self.squares < math.inf else _square_sum(self.values))
+        return math.sqrt(self.squares if self.squares < math.inf else square_sum(self.values))
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class GradientSum:
         codecs: that contributions come in, and averages go in.
         feedback: what averages owe of earlier steps; None where the codec needs none.
         settled: all that is owed comes and goes in this step.
+        second_moments: those of a round follow, as blocks of their own.
     """
 
     def __init__(
@@ -110,13 +111,15 @@ class GradientSum:
         feedback: ErrorFeedback | None = None,
         *,
         settled: bool = True,
+        second_moments: bool = False,
     ) -> None:
-        self.layout = layout
+        self.layout = layout.doubled if second_moments else layout
+        self._updates = len(layout.blocks)
         self.step = step
         self.settled = settled
         self._codecs = codecs
         self._feedback = feedback
-        self.flat: Float32 = np.empty(layout.size, dtype=np.float32)
+        self.flat: Float32 = np.empty(self.layout.size, dtype=np.float32)
         """The averaged gradient, valid in the blocks that are in `averages`."""
         self.averages: dict[int, Average] = {}
         self.bytes_received = 0
@@ -127,8 +130,9 @@ class GradientSum:
 
     @property
     def norm(self) -> float:
-        """The global L2 norm of the averages; exact in the order in which blocks came."""
-        return math.sqrt(math.fsum(self._square_sums.values()))
+        """The global L2 norm of the averaged update; the order of its blocks does not matter."""
+        squares = self._square_sums.items()
+        return math.sqrt(math.fsum(of for block, of in squares if block < self._updates))
 
     def check(self, frame: Frame) -> None:
         """Check that a frame is of the block that it says.
@@ -193,7 +197,7 @@ class GradientSum:
         if weight:
             np.divide(out, np.float32(weight), out=out)
         codec, encoded = self._encoded(block, out)
-        squares = _square_sum(out)
+        squares = square_sum(out)
         if not math.isfinite(squares):  # no finite singles overflow a double
             raise self._not_finite(block, out, "the average")
         self._square_sums[block] = squares
@@ -250,7 +254,7 @@ class GradientSum:
         )
 
 
-def _square_sum(values: Float32) -> float:
+def square_sum(values: Float32) -> float:
     """Return the sum of squares in double precision, in pieces that cost little memory."""
     starts = range(0, values.size, _PIECE)
     pieces = (values[start : start + _PIECE].astype(np.float64) for start in starts)

@@ -34,7 +34,7 @@ RESUME_PATIENCE = 15.0
 STOP_PATIENCE = 10.0
 """Seconds that a stop waits for the step under way, and for the last proofs of equal weights."""
 _GRADIENTS = (MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT)
-_WORK = (*_GRADIENTS, MessageType.SHARD_RESULT, MessageType.BLOCK_PARTS)
+_WORK = (MessageType.SHARD_RESULT, MessageType.BLOCK_PARTS, MessageType.HAND_IN)
 
 
 class Coordinator:
@@ -69,15 +69,14 @@ class Coordinator:
             score=score,
         )
         self._settings = config.exchange
-        streams, patience = len(layout.blocks) + 1, self._settings.join_deadline
-        self._joiners = Joiners(self.membership, self._outbox, streams, patience)
+        layout, patience = self.training.residuals.wire_layout, config.exchange.join_deadline
+        self._joiners = Joiners(self.membership, self._outbox, len(layout.blocks) + 1, patience)
         self._resumed = state.step > 0
         self._introductions: dict[int, tuple[float, Certified]] = {}
         self._stop_reason, self._stop_code = "", 0
         self._alone_since = now
         self._stop_by = math.inf
-        self._last_tick = now
-        self._last_beat = now
+        self._last_tick = self._last_beat = now
 
     # Events
 
@@ -219,7 +218,7 @@ class Coordinator:
                 f"{frame.type.name} of generation {frame.generation}, "
                 f"the member is of {member.generation}"
             )
-        if self.phase == "finishing" and frame.type in _WORK:
+        if self.phase == "finishing" and frame.type in (*_GRADIENTS, *_WORK):
             return  # what a stop cut short: a validation, or a step that everyone left
         if frame.type in _GRADIENTS:
             self.training.gradient(member, frame)
@@ -231,6 +230,8 @@ class Coordinator:
                 member.prove(proof.digest)
             case messages.ShardResult() as result:
                 self.training.result(member, result, now)
+            case messages.HandIn(shard=shard, samples=samples):
+                self.training.hand_in(member, shard, samples, now)
             case messages.BlockParts() as parts:
                 self.training.parts(member, parts)
             case messages.CarriedBy() as carried:
@@ -266,8 +267,7 @@ class Coordinator:
 
     def _forgive_own_sleep(self, now: float) -> None:
         """Move all deadlines if this process itself was suspended: no member could be heard."""
-        slept = now - self._last_tick
-        self._last_tick = now
+        slept, self._last_tick = now - self._last_tick, now
         if slept <= self._settings.lost_after / 2:
             return
         self._alone_since = min(now, self._alone_since + slept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer.config.run import ExchangeConfig
 from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.outbox import Outbox
@@ -12,12 +13,17 @@ from trainer.model.layout import GradientLayout
 class Residuals:
     """The feedback of averages, and the norms of what each rank owes; says what is lost of it."""
 
-    def __init__(self, codec: str, layout: GradientLayout, plan: StepPlan, outbox: Outbox) -> None:
-        self.codecs = AgreedCodecs(codec, layout)
+    def __init__(
+        self, settings: ExchangeConfig, layout: GradientLayout, plan: StepPlan, outbox: Outbox
+    ) -> None:
+        self.wire_layout = layout.doubled if settings.in_rounds else layout
+        """What the most blocks of a step are of: second moments come with a settled round."""
+        self.codecs = AgreedCodecs(settings.codec, self.wire_layout)
         self.own = self.codecs.feedback()
         """What averages owe; None where the codec needs no feedback."""
         self._owed: dict[int, float] = {}
         self._layout = layout
+        self._rounds = settings.in_rounds
         self._plan = plan
         self._outbox = outbox
 
@@ -28,7 +34,14 @@ class Residuals:
     def sums(self, step: int) -> GradientSum:
         """Return what takes the contributions to a step, and makes averages of them."""
         settled = self._plan.settles(step)
-        return GradientSum(self._layout, self.codecs, step, self.own, settled=settled)
+        return GradientSum(
+            self._layout,
+            self.codecs,
+            step,
+            self.own,
+            settled=settled,
+            second_moments=settled and self._rounds,
+        )
 
     def reported(self, rank: int, norm: float) -> None:
         """Note what a member owes after a shard."""

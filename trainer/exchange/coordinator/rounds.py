@@ -7,11 +7,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.host_groups import HostGroup, form_groups
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult
+from trainer.exchange.protocol.wire import Frame
 
 Kind = Literal["train", "evaluate"]
 
@@ -37,6 +39,10 @@ class Round:
     """By shard of a group, also of one that is dissolved, the shard that its gradients come as."""
     orphans: list[Shard] = field(default_factory=list[Shard])
     """Shards of lost workers that no other worker was there to take."""
+    inner_batch: int = 0
+    """Samples of one inner step of a worker, about; 0 where each worker sends gradients."""
+    limit: float | None = None
+    """Seconds after which a worker hands in what it has of the shard that it was dealt first."""
 
     @property
     def result_column(self) -> int:
@@ -66,7 +72,43 @@ class Round:
             carries=group.order if group and group.carrier == shard else (),
             batch=sum(dealt.size for dealt in self.ledger.dealt),
             settle=self.sums is not None and self.sums.settled,
+            inner_batch=self.inner_batch,
+            limit=self.limit if shard in self.ledger.dealt else None,
         )
+
+    def check(self, shard: Shard, frame: Frame) -> None:
+        """Check that a gradient frame of a shard's worker is one that is due.
+
+        Raises:
+            ProtocolError: it is of another step, block or weight, or the block is here already.
+        """
+        if self.sums is None or frame.step != self.step or frame.rank != shard.rank:
+            raise ProtocolError(f"a gradient of step {frame.step}, which is not under way")
+        self.sums.check(frame)
+        if not self.ledger.wanted(shard.id, frame.block):
+            raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
+        group = self.groups.get(shard.id)
+        if group is None:
+            agreed = self.weights.setdefault(shard.id, frame.weight)
+        else:
+            agreed = group.agreed_weight(shard, frame.block)
+        if frame.weight != agreed:
+            raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
+
+    def shortened(self, shard: Shard, samples: int) -> tuple[Shard, Shard]:
+        """Return a shard of which only so many samples are handed in, and the rest of it.
+
+        Raises:
+            ProtocolError: it cannot be cut there, or something of it was sent already.
+        """
+        begun = len(self.ledger.missing(shard.id)) < self.ledger.columns or (
+            self.sums is not None and any(key[1] == shard.id for key in self.sums.partial)
+        )
+        if not self.inner_batch or begun or not 0 < samples < shard.size:
+            raise ProtocolError(f"{samples} samples of shard {shard.id} handed in")
+        middle = shard.start + samples
+        kept = Shard(shard.id, shard.rank, shard.start, middle)
+        return kept, Shard(shard.id, shard.rank, middle, shard.stop)
 
     def form_groups(self, members: list[Member]) -> None:
         """Let workers of one host send one gradient, before the shards are assigned."""

@@ -19,6 +19,8 @@ AFTER_CHANGE = 0.75
 """Weight of a measurement that shows a change: two steps later 15/16 of it is in the estimate."""
 KEEP_WITHIN = 0.05
 """A split is kept while a new one would shorten the step by less than this share."""
+LATE = 1.5
+"""Times the expected seconds of the slowest share after which a worker of a round is late."""
 PROBE_EVERY = 20
 """Steps after which an idle worker gets a single sample, to see whether it got faster."""
 
@@ -134,6 +136,15 @@ class Balancer:
         """Return the expected seconds of the slowest measured rank; 0 when none was measured."""
         known = {rank: count for rank, count in shares.items() if rank in self.speeds}
         return slowest(known, self.speeds) if known else 0.0
+
+    def limit(self, shares: Mapping[int, int]) -> float | None:
+        """Return the seconds after which a worker is late, and others could take its samples.
+
+        None where the shares must not depend on the time, and where nothing is known yet.
+        """
+        if self.policy != "measured" or sum(map(bool, shares.values())) < 2:
+            return None
+        return LATE * self.expected(shares) or None
 
     def _known(self, ranks: list[int]) -> dict[int, Speed]:
         """Return a speed per rank; a newcomer is taken for a typical one until measured."""

@@ -22,7 +22,8 @@ from trainer.exchange.protocol.messages import BlockParts, CarriedBy, ShardResul
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
-from trainer.optimizer import AdamW, TrainState, learning_rate_at, weights_digest
+from trainer.optimizer import TrainState, learning_rate_at, weights_digest
+from trainer.outer_optimizer import make_update
 
 _STEPS_BEHIND = 3
 """Times a step's deadline that a proof of equal weights may take."""
@@ -52,11 +53,12 @@ class Training:
         """Whether to end after the step that is under way."""
         self.audit = Audit(outbox, membership.diverged, state.step)
         self.balancer = Balancer(config.exchange.shares)
-        self.pace = RoundTimes(config.exchange.join_deadline, config.exchange.step_deadline)
+        first = config.exchange.join_deadline * plan.inner_steps
+        self.pace = RoundTimes(first, config.exchange.step_deadline)
         self._membership = membership
         self._outbox = outbox
-        self._optimizer = AdamW(config.optimizer, layout)
-        self.residuals = Residuals(config.exchange.codec, layout, plan, outbox)
+        self._update = make_update(config, layout)
+        self.residuals = Residuals(config.exchange, layout, plan, outbox)
         self._outliers = Outliers(layout, config.exchange, outbox, self.residuals.all_sent)
         self._validation = Validation(config, validation_samples, score)
         self._dealer = Dealer(membership, outbox, self.balancer, self.pace, self.residuals)
@@ -83,22 +85,13 @@ class Training:
         if frame.shard in member.voided:
             return
         round_, shard = self._dealt(member, frame.shard)
-        if round_.sums is None or frame.step != round_.step or frame.rank != member.rank:
-            raise ProtocolError(f"a gradient of step {frame.step}, which is not under way")
-        round_.sums.check(frame)
-        if not round_.ledger.wanted(shard.id, frame.block):
-            raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
+        round_.check(shard, frame)
+        assert round_.sums is not None
         group = round_.groups.get(shard.id)
-        if group is None:
-            agreed = round_.weights.setdefault(shard.id, frame.weight)
-        else:
-            agreed = group.agreed_weight(shard, frame.block)
-        if frame.weight != agreed:
-            raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
         contribution = round_.sums.add(frame, group.name if group else "")
         if contribution is None:
             return
-        if group is None:
+        if group is None and frame.block < len(self.layout.blocks):
             self._outliers.check(frame, contribution)
         round_.record(shard, frame.block)
         if group and round_.ledger.missing(shard.id) == (round_.result_column,):
@@ -130,6 +123,15 @@ class Training:
         self._outbox.emit("carried", rank=member.rank, by=member.carrier)
         if self.round:
             self._dealer.dissolve(self.round, member.rank, now)
+
+    def hand_in(self, member: Member, shard_id: int, samples: int, now: float) -> None:
+        """Take a shard of a round for its first samples alone; others get the rest.
+
+        Raises:
+            ProtocolError: the shard is not the member's, or cannot be cut there.
+        """
+        round_, shard = self._dealt(member, shard_id)
+        self._dealer.shorten(round_, shard, samples, now)
 
     def result(self, member: Member, result: ShardResult, now: float) -> None:
         """Take the result of a shard in, which ends the member's work on it.
@@ -168,7 +170,7 @@ class Training:
         round_.results[shard.id] = result
         round_.ledger.record(shard.id, round_.result_column)
         # What was dealt again waited for the member's own shard first: that is not its overhead.
-        if round_.kind == "train" and shard in round_.ledger.dealt:
+        if round_.kind == "train" and any(shard.id == d.id for d in round_.ledger.dealt):
             elapsed = now - round_.sent_at[shard.id]
             self.balancer.observe(shard.rank, shard.size, result.seconds, elapsed)
 
@@ -286,19 +288,21 @@ class Training:
     ) -> None:
         shards = self._dealer.cut(samples.start, shares)
         sums = self.residuals.sums(step) if kind == "train" else None
-        columns = 1 + (len(self.layout.blocks) if sums else 0)
+        columns = 1 + (len(sums.layout.blocks) if sums else 0)
         allowance = self.pace.allowance(kind, self.balancer.expected(shares))
         self.round = Round(kind, step, epoch, Ledger(columns, shards), sums, now, now + allowance)
         if sums:
             self.round.form_groups(self._membership.ready())
+            if self.config.exchange.in_rounds:
+                self._dealer.divide_steps(self.round, self.plan.batch_size, shares)
 
     def _commit(self, round_: Round, now: float) -> None:
         """Tell everyone to apply the step and what to do next, then do the same here."""
         assert round_.sums is not None
         sums, done = round_.sums, round_.step + 1
-        norm, limit = sums.norm, self.config.optimizer.max_grad_norm
-        scale = 1.0 if norm <= limit else limit / norm
-        rate = learning_rate_at(round_.step, self.plan.total_steps, self.config.optimizer)
+        norm, scale = sums.norm, self._update.clip_scale(sums.norm)
+        inner, total = self.plan.inner(round_.step)[-1], self.plan.total_inner
+        rate = learning_rate_at(inner, total, self.config.optimizer)
         last = self.stopping or done == self.plan.total_steps
         report = last or done % self.config.exchange.hash_every == 0
         receivers = len(self._membership)
@@ -324,7 +328,7 @@ class Training:
         self._outbox.add(Settle())
 
         def settle() -> None:
-            self._optimizer.apply(self.state, sums.flat, rate, scale)
+            self._update.apply(self.state, sums.flat, rate, scale)
             if report:
                 ranks, due = self._dealer.ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
@@ -337,8 +341,7 @@ class Training:
         self._unsettled = settle
 
     def _validated(self, round_: Round) -> None:
-        scores = self._validation.done(round_)
-        self._outbox.emit("validation", at=round_.step, **scores)
+        self._outbox.emit("validation", at=round_.step, **self._validation.done(round_))
         self.save()
 
     @property

@@ -104,6 +104,10 @@ class ShardAssignment(Message):
     """Samples of the whole step."""
     settle: bool = False
     """Whether to send all that is owed, as bf16."""
+    inner_batch: Count = 0
+    """Of a round: samples of one inner step, about."""
+    limit: Seconds | None = None
+    """Of a round: seconds after which no further inner step is begun; None for no limit."""
 
 
 class ShardVoided(Message):
@@ -113,6 +117,14 @@ class ShardVoided(Message):
     shard: Count
     blocks: tuple[Count, ...]
     """Those that had not come."""
+
+
+class HandIn(Message):
+    """A shard of a round ends early: what follows is about its first samples alone."""
+
+    type = MessageType.HAND_IN
+    shard: Count
+    samples: Count
 
 
 class ShardResult(Message):
@@ -236,6 +248,7 @@ _BY_TYPE: dict[MessageType, type[Message]] = {
         StateLoaded,
         ShardAssignment,
         ShardVoided,
+        HandIn,
         ShardResult,
         StepCommit,
         WeightsReport,

@@ -62,6 +62,7 @@ class MessageType(IntEnum):
     CARRY_REQUEST = 19
     CARRY_ACCEPTED = 20
     SHARD_VOIDED = 21
+    HAND_IN = 22
 
 
 TENSOR_TYPES = frozenset(

@@ -55,10 +55,11 @@ class WorkerClient:
         folder: Path | None,
         patience: float,
         sum_on_host: bool = False,
+        rounds: bool = False,
     ) -> None:
         """Connect to `address`; give up after `patience` seconds without the coordinator.
 
-        With `sum_on_host` the workers of this host send one gradient.
+        With `sum_on_host` the workers of this host send one gradient; for `rounds` see `Session`.
         """
         host, _ = address
         if folder is None and not tls.is_loopback(host):
@@ -70,8 +71,9 @@ class WorkerClient:
         self._request = request
         self._layout = layout
         self._codec = codec
+        self._rounds = rounds
         self._tag = run_tag(request.run_id)
-        self._sizes = AgreedCodecs(codec, layout).largest()
+        self._sizes = AgreedCodecs(codec, layout.doubled if rounds else layout).largest()
         self._context = tls.context(folder, server=False) if folder else None
         self._patience = patience
         name = same_host.carrier_name(address, self._tag)
@@ -247,7 +249,7 @@ class WorkerClient:
         shared = link.transport == "shared memory"
         site = same_host.site() if self._neighbours and not shared else ""
         request = self._request.model_copy(update={"transport": link.transport, "site": site})
-        self._session = Session(request, self._layout, self._codec)
+        self._session = Session(request, self._layout, self._codec, self._rounds)
         link.send([self._session.hello()])
 
     def _hear(self, link: Link) -> None:

@@ -63,7 +63,7 @@ class GradientServer:
         self._bind = bind
         self._context = tls.context(folder, server=True) if folder else None
         self._run = run_tag(coordinator.membership.job.run_id)
-        blocks = len(coordinator.training.layout.blocks)
+        blocks = len(coordinator.training.residuals.wire_layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
         self._refusals = Refusals(keeper.emit, time.monotonic())
         self._listener: Listener | None = None

@@ -1,0 +1,63 @@
+"""The settings of rounds: what is agreed on, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.config.run import RunConfig, load
+from trainer.errors import InputError
+
+
+def rounds(**settings: object) -> RunConfig:
+    keys = {key.replace("__", "."): value for key, value in settings.items()}
+    return load("quickstart", {"exchange.schedule": "rounds", **keys})
+
+
+def test_members_agree_on_rounds_and_on_which_are_settled():
+    config = rounds()
+    assert config.agreement() != load("quickstart").agreement()
+    for settings in (
+        {"exchange__inner_steps": 21},
+        {"exchange__outer_learning_rate": 0.6},
+        {"exchange__outer_momentum": 0.5},
+        {"exchange__settle_every": 3},
+        {"checkpoint__every": 3},
+        {"training__evaluate_every": 3},
+    ):
+        assert rounds(**settings).agreement() != config.agreement(), settings
+    other = rounds(exchange__settle_every=3)
+    (change,) = config.changes(other)
+    assert change == "exchange.rounds.settled_at: [140] -> [3, 140]"
+
+
+def test_without_rounds_their_settings_are_nobodys_business():
+    plain = load("quickstart")
+    for settings in ({"exchange.inner_steps": 7}, {"checkpoint.every": 9}):
+        assert load("quickstart", settings).agreement() == plain.agreement()
+
+
+def test_rounds_are_settled_wherever_a_run_is_saved():
+    config = rounds(exchange__settle_every=7, checkpoint__every=10, training__evaluate_every=0)
+    assert config.exchange.settled_at(*config.saved_every) == (7, 10)
+
+
+@pytest.mark.parametrize(
+    ("total", "remedy"),
+    [(399, "give at most 19, or leave exchange.schedule"), (19, "; leave exchange.schedule")],
+)
+def test_a_run_of_too_few_rounds_is_refused(total: int, remedy: str):
+    exchange = rounds().exchange
+    with pytest.raises(InputError) as refused:
+        exchange.check_length(total)
+    assert f"20 of the run's {total} steps leave fewer than 20 rounds" in str(refused.value)
+    assert remedy in str(refused.value)
+    exchange.check_length(400)
+    load("quickstart").exchange.check_length(1)
+
+
+def test_what_rounds_do_not_go_with():
+    with pytest.raises(InputError, match="sum_on_host needs schedule steps"):
+        rounds(exchange__sum_on_host=True)
+    with pytest.raises(InputError, match="--distributed has no rounds"):
+        rounds().exchange.check_every_step("--distributed")
+    load("quickstart").exchange.check_every_step("--distributed")

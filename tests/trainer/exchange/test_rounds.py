@@ -1,0 +1,163 @@
+"""Rounds through the simulated cluster: settled commits, early hand-ins, losses in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.trainer.exchange.exact_problem import ExactProblem
+from tests.trainer.exchange.simulated_cluster import SimulatedCluster
+from tests.trainer.exchange.staging import (
+    assign,
+    compute,
+    covered,
+    open_round,
+    started,
+    until_step,
+)
+from trainer.exchange.protocol.messages import HandIn
+
+pytestmark = pytest.mark.usefixtures("small_frames")
+
+
+def rounds(**settings: Any) -> ExactProblem:
+    """Return two epochs of 24 samples: six rounds of two inner steps of four samples."""
+    return ExactProblem(
+        samples=24,
+        training__batch_size=4,
+        training__evaluate_every=0,
+        exchange__schedule="rounds",
+        exchange__inner_steps=2,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_everyone_holds_the_outer_update_and_the_settled_moments(codec: str, workers: int):
+    """The cluster checks both after every commit; here: there were such, and in between others."""
+    problem = rounds(exchange__codec=codec)
+    cluster = SimulatedCluster(problem, workers)
+    cluster.run_to_end()
+    assert [event["step"] for event in cluster.named("step")] == [1, 2, 3, 4, 5, 6]
+    assert [save.snapshot.step for save in cluster.saves] == [2, 4, 6]
+    changed = [problem.second_moments[k] != problem.second_moments[k + 1] for k in range(6)]
+    assert changed == [problem.plan.settles(step) for step in range(6)]
+    assert changed == [False, True] * 3
+    # Adam's second moment of the coordinator is not that of the pseudo-gradients.
+    assert any(worker.commits[0].gradient.size == problem.layout.size for worker in cluster.workers)
+    assert all(
+        worker.commits[1].gradient.size == 2 * problem.layout.size for worker in cluster.workers
+    )
+
+
+def test_a_round_is_dealt_in_inner_steps_of_one_size():
+    cluster = started(rounds(), workers=2)
+    assign(cluster)
+    (_, shard), *_ = cluster.workers[0].events
+    assert (shard.stop - shard.start, shard.inner_batch) == (4, 2)  # type: ignore[union-attr]
+    assert shard.limit is None, "nothing is known of the workers' speed yet"  # type: ignore[union-attr]
+
+
+def test_a_limit_follows_from_measured_speeds_and_not_where_the_split_is_fixed():
+    cluster = SimulatedCluster(rounds(exchange__shares="measured"), workers=2)
+    until_step(cluster, 1)
+    limit = open_round(cluster).limit
+    assert limit
+    assert limit >= 1.5 * 4 * 0.01
+    fixed = SimulatedCluster(rounds(), workers=2)
+    until_step(fixed, 1)
+    assert open_round(fixed).limit is None
+    alone = SimulatedCluster(rounds(exchange__shares="measured"), workers=1)
+    until_step(alone, 1)
+    assert open_round(alone).limit is None, "there is nobody to take the rest"
+
+
+def test_the_rest_of_a_shard_that_is_handed_in_early_goes_to_the_others():
+    cluster = SimulatedCluster(rounds(), workers=3)
+    cluster.workers[1].hands_in_early = True
+    cluster.run_to_end()
+    early = cluster.named("redealt")
+    assert early
+    assert all(event["rank"] == 1 and 1 not in event["to"] for event in early)
+    assert all(event["handed_in"] > 0 for event in early)
+    takers = {rank for event in cluster.named("step") for rank, *_ in event["shares"]}
+    assert takers == {0, 1, 2}
+    assert cluster.coordinator
+    speed = cluster.coordinator.training.balancer.speeds[1]
+    assert speed.per_sample == pytest.approx(0.01), "what it did of its shard says how fast it is"
+
+
+def test_a_worker_alone_gets_the_rest_of_what_it_handed_in():
+    cluster = SimulatedCluster(rounds(), workers=1)
+    cluster.workers[0].hands_in_early = True
+    cluster.run_to_end()
+    assert {tuple(event["to"]) for event in cluster.named("redealt")} == {(0,)}
+
+
+def test_a_worker_that_dies_after_it_handed_in_loses_only_its_part():
+    cluster = started(rounds())
+    worker = cluster.workers[1]
+    worker.hands_in_early = True
+    assign(cluster)
+    compute(worker, blocks=1)
+    cluster.deliver_up(worker)
+    round_ = open_round(cluster)
+    assert [event["samples"] for event in cluster.named("redealt")] == [2]
+    cluster.kill(worker)
+    assert [event["samples"] for event in cluster.named("redealt")] == [2, 1]
+    assert covered(round_.ledger.open_shards(0) + round_.ledger.open_shards(2)) == set(range(8))
+    cluster.run_to_end()
+
+
+@pytest.mark.parametrize("samples", [0, 3, 99])
+def test_a_shard_is_not_cut_where_it_cannot_be(samples: int):
+    cluster = started(rounds())
+    worker = cluster.workers[1]
+    assign(cluster)
+    shard = next(s for s in open_round(cluster).ledger.dealt if s.rank == 1)
+    assert shard.size == 3
+    worker.send(HandIn(shard=shard.id, samples=samples))
+    cluster.deliver_up(worker)
+    (lost,) = cluster.named("lost")
+    assert f"{samples} samples of shard {shard.id} handed in" in lost["reason"]
+    cluster.run_to_end()
+
+
+def test_nothing_is_handed_in_early_once_a_block_is_here_or_in_an_ordinary_step():
+    for problem in (rounds(), ExactProblem()):
+        cluster = started(problem)
+        worker = cluster.workers[1]
+        assign(cluster)
+        if problem.config.exchange.in_rounds:
+            compute(worker, blocks=2)
+        shard = next(s for s in open_round(cluster).ledger.dealt if s.rank == 1)
+        worker.send(HandIn(shard=shard.id, samples=1))
+        cluster.deliver_up(worker)
+        assert [event["rank"] for event in cluster.named("lost")] == [1]
+        cluster.run_to_end()
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_coordinator_that_dies_goes_on_from_a_settled_commit(step: int):
+    problem = rounds()
+    cluster = SimulatedCluster(problem, workers=3)
+    until_step(cluster, step)
+    cluster.kill_coordinator(delivered=50)
+    cluster.start_coordinator()
+    assert cluster.step % 2 == 0
+    cluster.run_to_end()
+
+
+def test_a_joiner_between_settled_commits_gets_the_last_settled_moments():
+    problem = rounds()
+    cluster = SimulatedCluster(problem, workers=3, expect=2)
+    cluster.workers[2].alive = False
+    until_step(cluster, 3)
+    cluster.revive(cluster.workers[2])
+    cluster.connect(cluster.workers[2])
+    while cluster.workers[2].state is None:
+        cluster.go_on()
+    assert cluster.workers[2].state.step >= 3  # the cluster compares its moments
+    cluster.run_to_end()

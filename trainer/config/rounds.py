@@ -1,0 +1,75 @@
+"""The settings of rounds: several steps by each worker alone, then one exchange."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from trainer.config.section import Section
+from trainer.errors import InputError
+
+FEWEST_ROUNDS = 20
+"""Outer updates below which a run is refused: momentum alone has a horizon of ten."""
+
+
+class RoundSettings(Section):
+    """DiLoCo (arXiv:2311.08105); see docs/low-bandwidth.md."""
+
+    schedule: Literal["steps", "rounds"] = "steps"
+    """`steps` exchanges gradients at every step, `rounds` weights after `inner_steps` of them."""
+    inner_steps: Annotated[int, Field(gt=0)] = 20
+    """Steps of a round, of a worker of mean speed; a faster one does more, a slower one fewer."""
+    outer_learning_rate: float = Field(default=0.7, gt=0, allow_inf_nan=False)
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Nesterov's; 0 with an outer learning rate of 1 is the mean of all workers' weights."""
+    settle_every: Annotated[int, Field(gt=0)] | None = None
+    """Steps, or rounds, after which nothing stays private to a worker; those that are saved too."""
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether the schedule is rounds."""
+        return self.schedule == "rounds"
+
+    def settled_at(self, *saved_every: int) -> tuple[int, ...]:
+        """Return the intervals of settled steps, with those at whose ends a run is saved."""
+        return tuple(sorted({every for every in (self.settle_every or 0, *saved_every) if every}))
+
+    def agreed(self, *saved_every: int) -> dict[str, Any] | None:
+        """Return what all members must share; None if they exchange gradients at every step."""
+        if not self.in_rounds:
+            return None
+        return {
+            "inner_steps": self.inner_steps,
+            "outer_learning_rate": self.outer_learning_rate,
+            "outer_momentum": self.outer_momentum,
+            "settled_at": list(self.settled_at(*saved_every)),
+        }
+
+    def check_length(self, total_inner: int) -> None:
+        """Check that a run of so many inner steps has enough rounds.
+
+        Raises:
+            InputError: it has not; says how long a round may be.
+        """
+        longest = total_inner // FEWEST_ROUNDS
+        if not self.in_rounds or self.inner_steps <= longest:
+            return
+        remedy = f"give at most {longest}, or leave" if longest else "leave"
+        raise InputError(
+            f"exchange.inner_steps: {self.inner_steps} of the run's {total_inner} steps leave fewer"
+            f" than {FEWEST_ROUNDS} rounds, too few for the outer update; {remedy}"
+            " exchange.schedule at steps"
+        )
+
+    def check_every_step(self, who: str) -> None:
+        """Check that a kind of training that has no rounds can follow the settings.
+
+        Raises:
+            InputError: it cannot.
+        """
+        if self.in_rounds:
+            raise InputError(
+                f"exchange.schedule: {who} has no rounds, which need a coordinator and workers;"
+                " leave it out"
+            )

@@ -1,0 +1,80 @@
+"""The outer update of DiLoCo (arXiv:2311.08105): Nesterov momentum on how far workers moved.
+
+As deterministic as `AdamW`, and for the same reason: separate NumPy operations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainer.optimizer import AdamW
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainer.config.run import RunConfig
+    from trainer.model.layout import GradientLayout
+    from trainer.optimizer import TrainState
+
+    Flat = NDArray[np.float32]
+
+
+class OuterNesterov:
+    """b <- mu b + d, weights <- weights - eta (d + mu b), with the pseudo-gradient d.
+
+    d is the weighted mean of (weights - a worker's weights after its inner steps). b is the state's
+    first moment. The second moment of the state is the mean of the workers' own of the last step
+    that was settled.
+    """
+
+    def __init__(self, learning_rate: float, momentum: float, layout: GradientLayout) -> None:
+        self._rate = np.float32(learning_rate)
+        self._momentum = np.float32(momentum)
+        self._size = layout.size
+        self._scratch = np.empty(layout.size, np.float32)
+
+    def clip_scale(self, norm: float) -> float:
+        """Return 1: the inner steps clip, the outer one does not."""
+        del norm
+        return 1.0
+
+    def apply(self, state: TrainState, average: Flat, learning_rate: float, scale: float) -> None:
+        """Move `state` by one outer update; the average is not changed.
+
+        Args:
+            state: moved in place, or onto fresh arrays while a snapshot of it is alive.
+            average: fp32 [N]: the pseudo-gradient; [2 N] of a settled step: behind it the mean of
+                the workers' second moments.
+            learning_rate: of the inner steps; not used.
+            scale: 1.
+        """
+        del learning_rate
+        assert average.size in (self._size, 2 * self._size), average.shape
+        assert scale == 1.0, scale
+        state.detach()
+        state.whole = False
+        state.step += 1
+        moved, momentum, scratch = average[: self._size], state.first_moment, self._scratch
+        np.multiply(momentum, self._momentum, out=momentum)
+        np.add(momentum, moved, out=momentum)
+        np.multiply(momentum, self._momentum, out=scratch)
+        np.add(scratch, moved, out=scratch)
+        np.multiply(scratch, self._rate, out=scratch)
+        np.subtract(state.weights, scratch, out=state.weights)
+        if average.size > self._size:
+            state.second_moment[...] = average[self._size :]
+        state.whole = True
+
+
+Update = AdamW | OuterNesterov
+"""What all members apply after a commit."""
+
+
+def make_update(config: RunConfig, layout: GradientLayout) -> Update:
+    """Return the update of a run's schedule."""
+    exchange = config.exchange
+    if not exchange.in_rounds:
+        return AdamW(config.optimizer, layout)
+    return OuterNesterov(exchange.outer_learning_rate, exchange.outer_momentum, layout)
