@@ -46,7 +46,11 @@ class _Count(click.ParamType[float]):
 @click.option(
     "--cluster", "text", metavar="TEXT", help="Devices, e.g. '8xA100-80G nvlink, 2 hosts, 200gbit'."
 )
-@click.option("--link", metavar="RATE", help="Rate between an inventory's hosts, e.g. 1gbit.")
+@click.option(
+    "--link",
+    metavar="RATE",
+    help="Link between an inventory's hosts, e.g. 1gbit or '50mbit, 20ms, half duplex'.",
+)
 @click.option(
     "--tokens", type=_Count(), default="50M", show_default=True, help="Tokens to train on."
 )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.errors import InputError
+from trainer.planning.devices import Link
 from trainer.planning.term import Term, term
 
 EACH_STEP = ("bf16", "int8", "topk:0.1")
@@ -32,35 +33,6 @@ OVERLAP = 0.5
 
 STAR = "Motley: docs/low-bandwidth.md, a star around the coordinator"
 DILOCO = "Douillard et al., arXiv 2311.08105: one exchange in H steps, nothing overlaps"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """Between a remote host and the coordinator, in bytes of payload a second.
-
-    Raises:
-        InputError: a rate is not positive, or the round trip is negative.
-    """
-
-    up: float
-    """From the remote host to the coordinator."""
-    down: float
-    half_duplex: bool = False
-    """Both directions share one rate, as over Wi-Fi."""
-    round_trip: float = 0.0
-    """Seconds."""
-
-    def __post_init__(self) -> None:
-        if not (0 < self.up < math.inf and 0 < self.down < math.inf and self.round_trip >= 0):
-            raise InputError(
-                f"a link needs positive rates and a round trip of at least 0 s, not {self.up:g} and"
-                f" {self.down:g} bytes a second and {self.round_trip:g} s"
-            )
-
-    def seconds(self, up: float, down: float) -> float:
-        """Return how long so many bytes take in both directions."""
-        there, back = up / self.up, down / self.down
-        return there + back if self.half_duplex else max(there, back)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +105,22 @@ class Choice:
         return self.taken.every
 
 
-def choose(exchange: Exchange) -> Choice:
+def choose(exchange: Exchange, *, rounds: bool = True) -> Choice:
     """Return the first of bf16, int8, top-k 10 %, rounds and top-k 1 % that a step can hide.
 
-    Rounds have as many steps as are needed for that, at most a twentieth of the run.
+    Rounds have as many steps as are needed for that, at most a twentieth of the run. Without a
+    remote host it is fp32: nothing crosses a network.
+
+    Args:
+        rounds: whether a run may exchange less often than after each step.
     """
-    found = each_step(exchange)
-    rounds = rounds_of(exchange)
-    return first_within(exchange, [*found[:-1], *([rounds] if rounds else []), found[-1]])
+    if not exchange.remotes:
+        return first_within(exchange, [Candidate("fp32", 1, exposed(exchange, "fp32"))])
+    found = [Candidate(codec, 1, exposed(exchange, codec)) for codec in (*EACH_STEP, LAST)]
+    seldom = rounds_of(exchange) if rounds else None
+    if seldom is not None:
+        found.insert(len(EACH_STEP), seldom)
+    return first_within(exchange, found)
 
 
 def first_within(exchange: Exchange, candidates: Sequence[Candidate]) -> Choice:
@@ -149,11 +129,6 @@ def first_within(exchange: Exchange, candidates: Sequence[Candidate]) -> Choice:
     taken = next((one for one in candidates if one.exposed.value <= most), None)
     least = min(candidates, key=lambda one: one.exposed.value)
     return Choice(taken or least, taken is not None, tuple(candidates))
-
-
-def each_step(exchange: Exchange) -> list[Candidate]:
-    """Return what the codecs cost that exchange after every step, in the order of the choice."""
-    return [Candidate(codec, 1, exposed(exchange, codec)) for codec in (*EACH_STEP, LAST)]
 
 
 def rounds_of(exchange: Exchange) -> Candidate | None:
