@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# The documentation's two pictures, both of one run on the demo's data and base (`make demo` first).
+# The documentation's pictures: a plan, and two of one run on the demo's data and base (`make demo` first).
+# Benchmarks draw the others. `scripts/pictures.sh plan` draws the plan alone, which needs no demo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${VENV:-.venv}/bin
+"$bin/launch" plan --shape 7b --cluster '8xA100-80G nvlink, 2 hosts, 200gbit' --method full --plot docs/plan.svg
+[ "${1:-all}" = all ] || exit 0
+
 export MOTLEY_STATE_DIR=$PWD/demo/state
 trap '"$bin/launch" cluster down >/dev/null 2>&1 || true' EXIT
 

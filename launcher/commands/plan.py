@@ -46,7 +46,11 @@ class _Count(click.ParamType[float]):
 @click.option(
     "--cluster", "text", metavar="TEXT", help="Devices, e.g. '8xA100-80G nvlink, 2 hosts, 200gbit'."
 )
-@click.option("--link", metavar="RATE", help="Rate between an inventory's hosts, e.g. 1gbit.")
+@click.option(
+    "--link",
+    metavar="RATE",
+    help="Link between an inventory's hosts, e.g. 1gbit or '50mbit, 20ms, half duplex'.",
+)
 @click.option(
     "--tokens", type=_Count(), default="50M", show_default=True, help="Tokens to train on."
 )
@@ -64,12 +68,19 @@ class _Count(click.ParamType[float]):
 @click.option("--currency", default="", metavar="CODE", help="Of both prices, e.g. EUR.")
 @click.option("--explain", metavar="STRATEGY", help="Show a strategy's formulas, e.g. fsdp.")
 @click.option("--diagram", type=click.Choice(["tp"]), help="Print a diagram as mermaid.")
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg",
+    help="Draw memory, speed by devices, and pipelines; needs matplotlib.",
+)
 @json_option
 def plan(
     model: str | None, shape: str | None, inventory: Path | None, text: str | None,
     link: str | None, tokens: float, method: Any, length: int, rank: int,
     price_kwh: float | None, price_hour: float | None, currency: str,
-    explain: str | None, diagram: str | None, as_json: bool,
+    explain: str | None, diagram: str | None, picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan memory, time and cost of each strategy, and pick one; start nothing.
 
@@ -84,6 +95,10 @@ def plan(
         raise ConfigError("give --inventory or --cluster, not both")
     if (price_kwh is not None or price_hour is not None) and not currency:
         raise ConfigError("a price needs its currency: add --currency EUR")
+    if picture is not None:
+        from launcher.views.plan_plot import check_plot
+
+        check_plot(picture)
     found = model_shape(model, shape)
     prices = Prices(kwh=price_kwh, hour=price_hour, currency=currency)
     if text:
@@ -98,7 +113,7 @@ def plan(
     if diagram is not None:
         _draw(found, cluster)
         return
-    _show(request, explain, as_json)
+    _show(request, explain, picture, as_json)
 
 
 def _from_environment(name: str) -> bool:
@@ -116,8 +131,8 @@ def _draw(shape: ModelShape, cluster: Cluster) -> None:
         render.say(line)
 
 
-def _show(request: Request, explain: str | None, as_json: bool) -> None:
-    """Print the table and the pick, one strategy's formulas, or all as JSON.
+def _show(request: Request, explain: str | None, picture: Path | None, as_json: bool) -> None:
+    """Print the table and the pick, one strategy's formulas, or all as JSON; draw the picture.
 
     Raises:
         ConfigError: the strategy to explain is not in the plan.
@@ -130,6 +145,10 @@ def _show(request: Request, explain: str | None, as_json: bool) -> None:
 
     found = options(request)
     chosen = pick(request, found)
+    if picture is not None:
+        from launcher.views.plan_plot import plot
+
+        plot(picture, request, found)
     if as_json:
         render.print_json(planning.plan_tree(request, found, chosen))
     elif explain is not None:

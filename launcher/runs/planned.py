@@ -28,7 +28,7 @@ from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.planning import devices as known
 from trainer.planning.cost import Cost, Prices
-from trainer.planning.devices import CORE_FLOPS, PCIE, Cluster, HostGroup
+from trainer.planning.devices import CORE_FLOPS, PCIE, Cluster, HostGroup, Link
 from trainer.planning.model_config import named_shape, parse_shape, read_shape
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategies import Request
@@ -39,8 +39,8 @@ from trainer.planning.workers import MAIN_MEMORY
 _HUB = "https://huggingface.co/{}/resolve/main/config.json"
 _DEADLINE = 20.0
 _MOST = 1 << 20
-_USUAL_LINK = 125e6
-"""Bytes a second between hosts of a run without a measured rate: 1 Gbit/s."""
+_USUAL_LINK = Link(up=125e6, down=125e6)
+"""Between hosts of a run without a measured rate: 1 Gbit/s."""
 
 
 def model_shape(model: str | None, shape: str | None) -> ModelShape:
@@ -88,11 +88,11 @@ def _from_hub(name: str) -> ModelShape:
     return parse_shape(cast("dict[str, Any]", tree), address, name)
 
 
-def cluster_of(hosts: Sequence[Host], between: float | None) -> Cluster:
+def cluster_of(hosts: Sequence[Host], between: Link | None) -> Cluster:
     """Return surveyed hosts as groups of equal ones.
 
     Args:
-        between: bytes a second between two hosts; None: unknown.
+        between: the link between two hosts; None: unknown.
 
     Raises:
         ConfigError: a device's memory is not known, or several hosts have no link.
@@ -174,8 +174,12 @@ def estimate(config: RunConfig, plan: LaunchPlan, found: Survey) -> Cost | None:
         prices=Prices(hosts=config.budget.hosts, currency=config.budget.currency or ""),
     )  # fmt: skip
     alone = cluster.world == 1
-    strategy = Strategy() if alone else Strategy(world=cluster.world, data="motley")
-    return plan_strategy(request, strategy, method).cost
+    strategy = Strategy(world=cluster.world, data="motley", codec=config.exchange.codec)
+    strategy = Strategy() if alone else strategy
+    try:
+        return plan_strategy(request, strategy, method).cost
+    except InputError:  # a codec whose size the plan does not know
+        return None
 
 
 def _at_work(plan: LaunchPlan) -> list[Host]:
@@ -216,7 +220,7 @@ def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[Cluster
         UnreachableError: a host does not answer.
     """
     try:
-        between = None if link is None else known.parse_rate(link)
+        between = None if link is None else known.parse_link(link)
     except InputError as error:
         raise ConfigError(f"--link: {error}") from None
     with working("asking the hosts what they have"):
@@ -226,8 +230,9 @@ def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[Cluster
         hosts=rates if any(rate.is_priced or rate.watts for rate in rates) else (),
         currency=currency_of(found.hosts, None) or "",
     )
-    slowest = slowest_link(found.hosts) if between is None else between
-    return cluster_of(found.hosts, slowest), prices
+    if between is None and (rate := slowest_link(found.hosts)) is not None:
+        between = Link(up=rate, down=rate)
+    return cluster_of(found.hosts, between), prices
 
 
 def slowest_link(hosts: Sequence[Host]) -> float | None:

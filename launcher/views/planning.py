@@ -10,6 +10,7 @@ from rich.table import Table
 
 from launcher.views.tables import Column, table
 from trainer.planning.decision import Pick
+from trainer.planning.exchange_choice import Choice
 from trainer.planning.strategies import ROWS_EACH, Option, Request
 
 _GIB = 2**30
@@ -100,6 +101,11 @@ def explanation(option: Option) -> list[str]:
             f"    = {term.with_numbers}",
             f"    {term.source}",
         ]
+    if option.time is not None and option.time.choice is not None:
+        lines.append("of these the first is taken that adds at most 5 % to a step, else the least:")
+        for one in option.time.choice.candidates:
+            when = "each step" if one.every == 1 else f"once in {one.every} steps"
+            lines.append(f"    {one.codec} {when}: {one.exposed_ms:.3g} ms")
     return lines
 
 
@@ -140,5 +146,18 @@ def _option_tree(option: Option) -> dict[str, Any]:
             "exposed": time.exposed.value,
             "bubble": time.bubble.value,
         },
+        "exchange": None if time is None or time.choice is None else _choice_tree(time.choice),
         "cost": None if option.cost is None else asdict(option.cost),
+    }
+
+
+def _choice_tree(choice: Choice) -> dict[str, Any]:
+    return {
+        "codec": choice.codec,
+        "every": choice.every,
+        "within": choice.within,
+        "candidates": [
+            {"codec": one.codec, "every": one.every, "exposed_ms": one.exposed_ms}
+            for one in choice.candidates
+        ],
     }

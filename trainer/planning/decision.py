@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trainer.planning.exchange_choice import EACH_STEP, LAST, LEAST_ROUNDS
+from trainer.planning.exchange_choice import MOST_EXPOSED as MOST_ADDED
 from trainer.planning.strategies import Option, Request
 
 GIB = 2**30
@@ -155,6 +157,35 @@ def _hides(leaf: Leaf) -> Callable[[Facts], Verdict]:
     return ask
 
 
+def _codec_hides(facts: Facts) -> Verdict:
+    best = facts.family(MOTLEY)[0]
+    if best.time is None or best.time.choice is None:
+        return True, f"{best.title} fits; the devices' speed is not known"
+    choice = best.time.choice
+    return choice.within and choice.codec != LAST, _exchanged(best, "after each step")
+
+
+def _rounds_hide(facts: Facts) -> Verdict:
+    seldom, often = facts.family(DILOCO)[0], facts.family(MOTLEY)[0]
+    if seldom.fits and seldom.time is not None and seldom.time.choice is not None:
+        choice = seldom.time.choice
+        if choice.within:
+            return True, _exchanged(seldom, f"once in {choice.every} steps")
+    return False, _exchanged(often, "after each step") + "; no rounds fit the run"
+
+
+def _exchanged(option: Option, when: str) -> str:
+    assert option.time is not None
+    assert option.time.choice is not None
+    taken = option.time.choice.taken
+    seconds = option.time.compute.value
+    share = 100 * taken.exposed.value / seconds
+    return (
+        f"{taken.codec} {when} adds {taken.exposed_ms:.3g} ms to a step of {seconds:.3g} s,"
+        f" {share:.2g} %"
+    )
+
+
 def _as_fast(leaf: Leaf, others: Leaf) -> Callable[[Facts], Verdict]:
     def ask(facts: Facts) -> Verdict:
         best = facts.family(leaf)[0]
@@ -237,6 +268,19 @@ _THROUGHPUT = Rule(
 _SEVERAL = Rule(
     "whole_fits", "Does a device hold a whole replica?", _fits(DDP), _THROUGHPUT, _MEMORY
 )
+_STAR = Rule(
+    "codec_hides",
+    f"Does {', '.join(EACH_STEP[:-1])} or {EACH_STEP[-1]} add at most {MOST_ADDED:.0%} to a step?",
+    _codec_hides,
+    MOTLEY,
+    Rule(
+        "rounds_hide",
+        f"Do rounds of int4, at least {LEAST_ROUNDS} in the run?",
+        _rounds_hide,
+        DILOCO,
+        MOTLEY,
+    ),
+)
 ROOT = Rule(
     "equal",
     "Are all devices equal?",
@@ -248,7 +292,7 @@ ROOT = Rule(
         Rule("one_fits", "Does it hold the run?", _fits(ONE), ONE, _NF4),
         _SEVERAL,
     ),
-    Rule("least_fits", "Does the smallest device hold a replica?", _fits(MOTLEY), MOTLEY, _NF4),
+    Rule("least_fits", "Does the smallest device hold a replica?", _fits(MOTLEY), _STAR, _NF4),
 )
 
 

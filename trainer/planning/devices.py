@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -67,6 +68,44 @@ CORE_FLOPS = 64e9
 
 
 @dataclass(frozen=True, kw_only=True)
+class Link:
+    """Between two hosts, in bytes of payload a second.
+
+    Raises:
+        InputError: a rate is not positive, or the round trip is negative.
+    """
+
+    up: float
+    """Towards the coordinator."""
+    down: float
+    half_duplex: bool = False
+    """Both directions share one rate, as over Wi-Fi."""
+    round_trip: float = 0.0
+    """Seconds."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.up < math.inf and 0 < self.down < math.inf and self.round_trip >= 0):
+            raise InputError(
+                f"a link needs positive rates and a round trip of at least 0 s, not {self.up:g} and"
+                f" {self.down:g} bytes a second and {self.round_trip:g} s"
+            )
+
+    def seconds(self, up: float, down: float) -> float:
+        """Return how long so many bytes take in both directions."""
+        there, back = up / self.up, down / self.down
+        return there + back if self.half_duplex else max(there, back)
+
+    @property
+    def text(self) -> str:
+        """The link in words."""
+        rates = sorted({self.up, self.down})
+        words = ["/".join(f"{8 * rate / 1e9:g}" for rate in rates) + " Gbit/s"]
+        words += [f"{1000 * self.round_trip:g} ms"] if self.round_trip else []
+        words += ["half duplex"] if self.half_duplex else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostGroup:
     """Equal hosts with equal devices."""
 
@@ -83,8 +122,8 @@ class Cluster:
     """All devices of a run."""
 
     groups: tuple[HostGroup, ...]
-    between: float | None
-    """Bytes a second of a host's link to the others; None for one host."""
+    between: Link | None
+    """A host's link to the others; None for one host."""
     remarks: tuple[str, ...] = ()
     """What was guessed."""
 
@@ -117,8 +156,8 @@ class Cluster:
             else f"{group.devices} {group.device.name}"
             for group in self.groups
         ]
-        rate = "" if self.between is None else f", {8 * self.between / 1e9:g} Gbit/s between hosts"
-        return " + ".join(parts) + rate
+        link = "" if self.between is None else f", {self.between.text} between hosts"
+        return " + ".join(parts) + link
 
 
 def find_device(name: str) -> Device:
@@ -157,14 +196,12 @@ def parse_cluster(text: str) -> Cluster:
     Raises:
         InputError: a part cannot be read, a device is unknown, or hosts have no link.
     """
-    rates: list[float] = []
-    groups: list[HostGroup] = []
-    for words in text.split(";"):
-        group, rate = _parse_group(words, text)
-        groups.append(group)
-        rates += [] if rate is None else [rate]
-    cluster = Cluster(groups=tuple(groups), between=min(rates, default=None))
-    return linked(cluster)
+    parts = [[part.strip() for part in words.split(",")] for words in text.split(";")]
+    links = [part for group in parts for part in group if _is_of_link(part)]
+    groups = tuple(
+        _parse_group([part for part in group if not _is_of_link(part)], text) for group in parts
+    )
+    return linked(Cluster(groups=groups, between=parse_link(", ".join(links)) if links else None))
 
 
 def linked(cluster: Cluster) -> Cluster:
@@ -181,34 +218,46 @@ def linked(cluster: Cluster) -> Cluster:
 
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])bit(?:/s)?", re.IGNORECASE)
+_TRIP = re.compile(r"(\d+(?:\.\d+)?)\s*ms", re.IGNORECASE)
+_SHARED = re.compile(r"half[ -]duplex", re.IGNORECASE)
 
 
-def parse_rate(text: str) -> float:
-    """Return a rate such as `200gbit` in bytes a second.
+def _is_of_link(part: str) -> bool:
+    return any(kind.fullmatch(part) for kind in (_RATE, _TRIP, _SHARED))
+
+
+def parse_link(text: str) -> Link:
+    """Return a link such as `50mbit, 20ms, half duplex`; of several rates the lowest.
+
+    The milliseconds are of a round trip.
 
     Raises:
-        InputError: it is none, or zero.
+        InputError: it has no rate, or one of zero, or something else.
     """
-    found = _RATE.fullmatch(text.strip())
-    rate = 0.0
-    if found is not None:
-        rate = float(found[1]) * (1e9 if found[2].lower() == "g" else 1e6) / 8
-    if rate == 0:
-        raise InputError(f"{text!r} is no rate; write it as 200gbit or 100mbit")
-    return rate
+    rates, trip, shared = list[float](), 0.0, False
+    for part in (piece.strip() for piece in text.split(",")):
+        if match := _RATE.fullmatch(part):
+            rates.append(float(match[1]) * (1e9 if match[2].lower() == "g" else 1e6) / 8)
+        elif match := _TRIP.fullmatch(part):
+            trip = max(trip, float(match[1]) / 1000)
+        elif _SHARED.fullmatch(part):
+            shared = True
+        else:
+            rates.append(0.0)
+    if not min(rates, default=0.0):
+        raise InputError(f"{text!r} is no rate; write it as 200gbit, or 50mbit, 20ms, half duplex")
+    return Link(up=min(rates), down=min(rates), half_duplex=shared, round_trip=trip)
 
 
-def _parse_group(words: str, text: str) -> tuple[HostGroup, float | None]:
-    hosts, rate, found = 1, None, None
-    for part in (piece.strip() for piece in words.split(",")):
+def _parse_group(parts: list[str], text: str) -> HostGroup:
+    hosts, found = 1, None
+    for part in parts:
         if match := re.fullmatch(
             r"(\d+)\s*x\s*(\S+(?:\s+\d+GB?)?)(?:\s+(nvlink|pcie))?", part, re.I
         ):
             found = match
         elif match := re.fullmatch(r"(\d+)\s+hosts?", part, re.I):
             hosts = int(match[1])
-        elif _RATE.fullmatch(part):
-            rate = parse_rate(part)
         else:
             raise InputError(
                 f"--cluster: cannot read {part!r} in {text!r}; write it as"
@@ -222,4 +271,4 @@ def _parse_group(words: str, text: str) -> tuple[HostGroup, float | None]:
         if device.nvlink is None:
             raise InputError(f"--cluster: a {device.name} has no NVLink; write pcie")
         inside = device.nvlink
-    return HostGroup(hosts=hosts, devices=int(found[1]), device=device, inside=inside), rate
+    return HostGroup(hosts=hosts, devices=int(found[1]), device=device, inside=inside)

@@ -68,8 +68,12 @@ class Option:
 
     @property
     def title(self) -> str:
-        """The strategy's title, and QLoRA where another method is asked for."""
-        return self.strategy.title + (" QLoRA" if self.alternative else "")
+        """The strategy's title with the codec or the steps of a round, and another method."""
+        choice = None if self.time is None else self.time.choice
+        how = ""
+        if choice is not None:
+            how = f" H{choice.every}" if self.strategy.data == "diloco" else f" {choice.codec}"
+        return self.strategy.title + how + (" QLoRA" if self.alternative else "")
 
     @property
     def key(self) -> str:
@@ -126,7 +130,12 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
 def _option(request: Request, strategy: Strategy, training: Training) -> Option:
     memory = plan_memory_by_part(request.shape, training, strategy)
     time = plan_time(
-        request.shape, training, strategy, request.cluster, efficiency=request.efficiency
+        request.shape,
+        training,
+        strategy,
+        request.cluster,
+        total_tokens=request.tokens,
+        efficiency=request.efficiency,
     )
     cost = None
     if time is not None:

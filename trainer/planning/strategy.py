@@ -34,6 +34,8 @@ class Strategy:
     schedule: Schedule = "1f1b"
     microbatches: int = 1
     """Of one step; a pipeline has several in flight."""
+    codec: str = "auto"
+    """Of Motley's exchange; `auto`: the first that a step hides."""
 
     def __post_init__(self) -> None:
         if self.world < 1 or self.world % (self.tensor * self.stages):

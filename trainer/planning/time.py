@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trainer.planning.devices import Cluster
+from trainer.planning.devices import Cluster, Link
+from trainer.planning.exchange_choice import (
+    LEAST_ROUNDS,
+    Candidate,
+    Choice,
+    Exchange,
+    choose,
+    exposed,
+    first_within,
+    rounds_of,
+)
 from trainer.planning.memory import adapter_parameters
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import Strategy, Training
@@ -14,8 +24,6 @@ from trainer.planning.term import Term, term
 EFFICIENCY = 0.4
 """Share of a device's peak that products reach; Megatron-LM's models reach 0.41 to 0.56
 (arXiv 2205.05198, table 5). A measured rate replaces it."""
-INNER_STEPS = 500
-"""Steps of DiLoCo between two exchanges (arXiv 2311.08105)."""
 RING_BASE, INSIDE_HOP, BETWEEN_HOP = 6.6e-6, 3.4e-6, 14e-6
 """Seconds: start of a ring, and a hop over NVLink and over a network (NCCL, tuning.cc)."""
 
@@ -32,6 +40,8 @@ class StepTime:
     exposed: Term
     """Communication that no computation hides."""
     bubble: Term
+    choice: Choice | None = None
+    """Of the codec, where a star exchanges."""
 
     @property
     def total(self) -> float:
@@ -48,20 +58,22 @@ def flops_per_token(shape: ModelShape, training: Training) -> Term:
 
     Forward multiplies each weight once (2 operations) and the scores (`4 s q` a layer); backward
     takes twice that, and without gradients of frozen weights as much again for those alone.
-    Full recomputation repeats the layers' forward. For a GPT it is
+    Full recomputation repeats the layers' forward, selective the scores. For a GPT it is
     `72 L h^2 (1 + s/6h + V/12Lh)`, and with recomputation `96 L h^2 (1 + s/6h + V/16Lh)`.
     """
     weights = shape.linear_parameters(active=True)
     scores = 2 * shape.layers * shape.queries * training.length
     again = 1 if training.recompute == "full" else 0
+    scored = 3 if training.recompute == "none" else 4
     passes = 3 if training.method == "full" else 2
     new = adapter_parameters(shape, training) if training.method != "full" else 0
     head = shape.table_parameters if training.classes is None else 0
-    value = 2 * (passes + again) * weights + 2 * (3 + again) * scores + 2 * passes * head + 6 * new
+    value = 2 * (passes + again) * weights + 2 * scored * scores + 2 * passes * head + 6 * new
     return term(
         "operations a token", value,
-        "2 * (passes + again) * weights + 2 * (3 + again) * scores + 2 * passes * head + 6 * new",
-        NARAYANAN, passes=passes, again=again, weights=weights, scores=scores, head=head, new=new,
+        "2 * (passes + again) * weights + 2 * scored * scores + 2 * passes * head + 6 * new",
+        NARAYANAN, passes=passes, again=again, scored=scored, weights=weights,
+        scores=scores, head=head, new=new,
     )  # fmt: skip
 
 
@@ -127,11 +139,15 @@ def plan_time(
     strategy: Strategy,
     cluster: Cluster,
     *,
+    total_tokens: float,
     efficiency: float = EFFICIENCY,
 ) -> StepTime | None:
     """Return the time of a step; None where a device's speed is unknown.
 
     A step has `microbatches` micro-batches for each replica.
+
+    Args:
+        total_tokens: of the run; of its steps, rounds may take a twentieth each.
     """
     speeds = [
         group.device.flops for group in cluster.groups for _ in range(group.hosts * group.devices)
@@ -153,14 +169,46 @@ def plan_time(
         "bubble", seconds * share.value, f"compute * ({share.formula})", share.source,
         compute=seconds, **share.numbers,
     )  # fmt: skip
+    if strategy.data in ("motley", "diloco"):
+        steps = max(1, int(total_tokens / tokens))
+        asked = _star(shape, training, strategy, cluster, seconds, steps)
+        choice = _choice(strategy, asked)
+        return StepTime(compute, choice.taken.exposed, bubble, choice)
     return StepTime(compute, _exposed(shape, training, strategy, cluster, seconds), bubble)
+
+
+def _star(
+    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster,
+    compute: float, steps: int,
+) -> Exchange:  # fmt: skip
+    trained = shape.parameters
+    if training.method != "full":
+        trained = adapter_parameters(shape, training)
+    inside = cluster.groups[0].inside
+    return Exchange(
+        link=cluster.between or Link(up=inside, down=inside),
+        elements=trained, blocks=shape.layers, step_seconds=compute, total_steps=steps,
+        remotes=cluster.hosts - 1, microbatches=strategy.microbatches,
+    )  # fmt: skip
+
+
+def _choice(strategy: Strategy, asked: Exchange) -> Choice:
+    """Return the codec of an exchange after each step, or the length of rounds."""
+    if strategy.data == "diloco":
+        rounds = rounds_of(asked) or rounds_of(replace(asked, total_steps=LEAST_ROUNDS))
+        assert rounds is not None
+        return first_within(asked, [rounds])
+    if strategy.codec == "auto":
+        return choose(asked, rounds=False)
+    return first_within(asked, [Candidate(strategy.codec, 1, exposed(asked, strategy.codec))])
 
 
 def _exposed(
     shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster, compute: float
 ) -> Term:
     first = cluster.groups[0]
-    inside, between = first.inside, cluster.between or first.inside
+    inside = first.inside
+    between = first.inside if cluster.between is None else cluster.between.down
     trained = shape.parameters
     if training.method != "full":
         trained = adapter_parameters(shape, training)
@@ -180,7 +228,7 @@ def _exposed(
     if strategy.stages > 1:
         stages = 2 * (strategy.stages - 1) * (hop + layer_input / strategy.tensor / rate)
     data, hidden, source = _of_replicas(
-        shape, training, strategy, cluster, gradient, rate, hop, backward, compute
+        shape, training, strategy, gradient, rate, hop, backward, compute
     )
     value = max(0.0, data - hidden) + tensor + stages
     return term(
@@ -190,7 +238,7 @@ def _exposed(
 
 
 def _of_replicas(
-    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster,
+    shape: ModelShape, training: Training, strategy: Strategy,
     gradient: float, rate: float, hop: float, backward: float, compute: float,
 ) -> tuple[float, float, str]:  # fmt: skip
     """Return seconds of communication between replicas, those that computation hides, a source.
@@ -199,15 +247,8 @@ def _of_replicas(
     ZeRO-3 reduces after each micro-batch, which keeps the gradients sharded.
     """
     count = strategy.replicas
-    if strategy.data == "motley":
-        # A star: the coordinator's host has a stream to each host beside it, both ways at once.
-        remote = cluster.hosts - 1 if strategy.world > 1 else 0
-        return remote * gradient / rate, backward, "Motley: docs/protocol.md"
     if count == 1:
         return 0.0, 0.0, RINGS
-    if strategy.data == "diloco":
-        seconds = all_reduce(gradient, count, rate, hop) / INNER_STEPS
-        return seconds, 0.0, "Douillard et al., arXiv 2311.08105"
     if strategy.data == "fsdp":
         whole = shape.parameters / (strategy.tensor * strategy.stages)
         stored = 0.5625 if training.method == "qlora" else training.precision.activation

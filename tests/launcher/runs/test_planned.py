@@ -6,18 +6,20 @@ from launcher.errors import ConfigError
 from launcher.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.runs.planned import cluster_of
+from trainer.planning.devices import Link
 
 CARD = Device("cuda", "GPU-1", "NVIDIA GeForce RTX 4090", 24 << 30)
 CPU = Device("cpu", "cpu", threads=4)
+GIGABIT = Link(up=125e6, down=125e6)
 
 
 def test_equal_hosts_are_one_group_and_others_are_not() -> None:
     hosts = [Host(name=name, devices=(CARD, CARD)) for name in ("a", "b")]
-    cluster = cluster_of(hosts, 125e6)
+    cluster = cluster_of(hosts, GIGABIT)
     assert (cluster.world, cluster.is_equal, cluster.text) == (
         4, True, "2 x 2 RTX4090, 1 Gbit/s between hosts",
     )  # fmt: skip
-    mixed = cluster_of([*hosts, Host(name="c", devices=(CPU,), memory=8 << 30)], 125e6)
+    mixed = cluster_of([*hosts, Host(name="c", devices=(CPU,), memory=8 << 30)], GIGABIT)
     assert (mixed.world, mixed.is_equal) == (5, False)
     assert mixed.smallest.device.memory == 6 << 30
     assert any("assumed" in remark for remark in mixed.remarks)

@@ -4,18 +4,25 @@ import pytest
 
 from trainer.errors import InputError
 from trainer.planning.cost import Prices, plan_cost
-from trainer.planning.devices import GIB, find_device, parse_cluster
+from trainer.planning.devices import GIB, Link, find_device, parse_cluster, parse_link
 
 
 def test_a_cluster_in_one_line() -> None:
     cluster = parse_cluster("8xA100-80G nvlink, 2 hosts, 200gbit")
     assert (cluster.world, cluster.hosts, cluster.is_equal) == (16, 2, True)
-    assert cluster.between == 25e9
+    assert cluster.between == Link(up=25e9, down=25e9)
     assert cluster.groups[0].inside == 300e9
     assert cluster.text == "2 x 8 A100-80G, 200 Gbit/s between hosts"
     mixed = parse_cluster("1xRTX3090; 2xRTX4090, 1gbit")
     assert (mixed.world, mixed.is_equal, mixed.smallest.device.name) == (3, False, "RTX3090")
     assert parse_cluster("1xH200, 10gbit").between is None
+
+
+def test_a_slow_link_in_words() -> None:
+    cluster = parse_cluster("1xRTX3090; 1xRTX4090, 50mbit, 20ms, half duplex")
+    assert cluster.between == Link(up=6.25e6, down=6.25e6, half_duplex=True, round_trip=0.02)
+    assert cluster.text.endswith(", 0.05 Gbit/s, 20 ms, half duplex between hosts")
+    assert parse_cluster("2xT4, 1gbit; 1xL4, 100mbit").between == parse_link("100mbit")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from trainer.planning.strategy import Strategy, Training
 from trainer.planning.tensor_diagram import tensor_diagram
 
 RACK = "8xA100-80G nvlink, 2 hosts, 200gbit"
+SLOW = "50mbit, 20ms, half duplex"
 
 
 def request_of(shape: str, cluster: str, method: str = "lora", length: int = 2048) -> Request:
@@ -67,6 +68,7 @@ def test_what_is_sharded_shrinks(rack: list[Option]) -> None:
         ("13b", "1xRTX4090", "lora", "one-device-qlora"),
         ("405b", "1xRTX4090", "lora", None),
         ("qwen3-0.6b", "2xH200 nvlink, 2 hosts, 100mbit", "full", "diloco"),
+        ("qwen3-4b", f"1xRTX3090; 1xRTX4090, {SLOW}", "lora", "diloco"),
     ],
 )
 def test_the_pick(shape: str, cluster: str, method: str, picked: str | None) -> None:
@@ -77,6 +79,35 @@ def test_the_pick(shape: str, cluster: str, method: str, picked: str | None) -> 
     assert chosen.option is None or chosen.option.fits
     assert any(character.isdigit() for character in chosen.sentence)
     assert all(line.endswith(".") for line in chosen.lines)
+
+
+@pytest.mark.parametrize(
+    ("link", "tokens", "titles", "said"),
+    [
+        ("1gbit", 50e6, ("Motley bf16", "DiLoCo H1"), "Motley bf16: bf16 after each step adds"),
+        (SLOW, 50e6, ("Motley topk:0.01", "DiLoCo H17"), "DiLoCo H17: int4 once in 17 steps"),
+        (SLOW, 5e6, ("Motley topk:0.01", "DiLoCo H7"), "Motley topk:0.01: topk:0.01 after"),
+    ],
+)
+def test_the_exchange_follows_the_link(
+    link: str, tokens: float, titles: tuple[str, str], said: str
+) -> None:
+    """Adapters of 132 MB: what a step hides is taken, rounds where the run is long enough."""
+    asked = replace(request_of("qwen3-4b", f"1xRTX3090; 1xRTX4090, {link}"), tokens=tokens)
+    found = options(asked)
+    assert tuple(option.title for option in found[:2]) == titles
+    assert pick(asked, found).sentence.startswith(said)
+    for option in found[:2]:
+        assert option.time is not None
+        assert option.time.choice is not None
+        assert option.time.exposed == option.time.choice.taken.exposed
+
+
+def test_workers_of_one_host_exchange_as_they_are() -> None:
+    found = {option.key: option for option in options(request_of("qwen3-4b", "2xRTX4090"))}
+    assert (found["motley"].title, found["diloco"].title) == ("Motley fp32", "DiLoCo H1")
+    assert found["motley"].time is not None
+    assert found["motley"].time.exposed.value == 0
 
 
 def test_a_device_of_unknown_speed_is_planned_by_memory_alone() -> None:

@@ -1,0 +1,210 @@
+"""What a star's exchange adds to a step, by codec, and the choice `auto` between them.
+
+Pure arithmetic: the planner asks it before a run, the coordinator during one. A coordinator and
+remote hosts around it send a gradient up and its average down, a block after the other while
+backward computes the next. `docs/low-bandwidth.md` has the codecs.
+
+    choice = choose(Exchange(link=Link(up=6.25e6, down=6.25e6), elements=5_898_240, blocks=36,
+                             step_seconds=1.0, total_steps=2000))
+    choice.codec, choice.every        # ("topk:0.1", 1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.errors import InputError
+from trainer.planning.devices import Link
+from trainer.planning.term import Term, term
+
+EACH_STEP = ("bf16", "int8", "topk:0.1")
+"""Tried first, in this order: what costs least of a run's loss is before what is smaller."""
+ROUNDS_CODEC = "int4"
+"""Of the changes of weights that rounds send (arXiv 2501.18512 sends them in 4 bits)."""
+LAST = "topk:0.01"
+MOST_EXPOSED = 0.05
+"""Share of a step that an exchange may add."""
+LEAST_ROUNDS = 20
+"""A run has at least so many rounds, or its replicas meet too seldom to learn as one."""
+OVERLAP = 0.5
+"""Share of the last micro-batch's time during which finished blocks can travel."""
+
+STAR = "Motley: docs/low-bandwidth.md, a star around the coordinator"
+DILOCO = "Douillard et al., arXiv 2311.08105: one exchange in H steps, nothing overlaps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What is known of a run before its codec is chosen.
+
+    Raises:
+        InputError: a size is not positive, or the number of remote hosts is negative.
+    """
+
+    link: Link
+    """Of the remote host whose link is slowest."""
+    elements: float
+    """Of a gradient: the trained parameters."""
+    blocks: int
+    """Parts of a gradient that travel one after the other: the layers."""
+    step_seconds: float
+    """Of a step without its exchange."""
+    total_steps: int
+    remotes: int = 1
+    """Hosts beside the coordinator's; one stream comes from each."""
+    microbatches: int = 1
+    """Of a step; blocks travel during the backward of the last."""
+    coordinator: Link | None = None
+    """The coordinator's own link, with `up` towards it; None: as fast as `link`."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.elements, self.blocks, self.step_seconds, self.total_steps, self.microbatches)
+        if min(sizes) <= 0 or self.remotes < 0:
+            raise InputError(
+                "elements, blocks, step_seconds, total_steps and microbatches must be positive, and"
+                f" remotes at least 0; got {', '.join(f'{size:g}' for size in sizes)} and"
+                f" {self.remotes}"
+            )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to exchange, with what it costs."""
+
+    codec: str
+    every: int
+    """Steps from one exchange to the next; more than 1 are a round."""
+    exposed: Term
+    """Seconds that it adds to each step, on average."""
+
+    @property
+    def exposed_ms(self) -> float:
+        """The same in milliseconds."""
+        return 1000 * self.exposed.value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidate that is taken, and all of them."""
+
+    taken: Candidate
+    within: bool
+    """Whether it adds at most `MOST_EXPOSED`; if none does, the one that adds least is taken."""
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def codec(self) -> str:
+        """Its name in `exchange.codec`."""
+        return self.taken.codec
+
+    @property
+    def every(self) -> int:
+        """Steps from one exchange to the next."""
+        return self.taken.every
+
+
+def choose(exchange: Exchange, *, rounds: bool = True) -> Choice:
+    """Return the first of bf16, int8, top-k 10 %, rounds and top-k 1 % that a step can hide.
+
+    Rounds have as many steps as are needed for that, at most a twentieth of the run. Without a
+    remote host it is fp32: nothing crosses a network.
+
+    Args:
+        rounds: whether a run may exchange less often than after each step.
+    """
+    if not exchange.remotes:
+        return first_within(exchange, [Candidate("fp32", 1, exposed(exchange, "fp32"))])
+    found = [Candidate(codec, 1, exposed(exchange, codec)) for codec in (*EACH_STEP, LAST)]
+    seldom = rounds_of(exchange) if rounds else None
+    if seldom is not None:
+        found.insert(len(EACH_STEP), seldom)
+    return first_within(exchange, found)
+
+
+def first_within(exchange: Exchange, candidates: Sequence[Candidate]) -> Choice:
+    """Return the first candidate that adds at most 5 % to a step, else the one that adds least."""
+    most = MOST_EXPOSED * exchange.step_seconds * (1 + 1e-9)  # H* is made to meet it exactly
+    taken = next((one for one in candidates if one.exposed.value <= most), None)
+    least = min(candidates, key=lambda one: one.exposed.value)
+    return Choice(taken or least, taken is not None, tuple(candidates))
+
+
+def rounds_of(exchange: Exchange) -> Candidate | None:
+    """Return rounds of H* steps, or of the most that the run allows; None: it is too short."""
+    most = exchange.total_steps // LEAST_ROUNDS
+    if most < 1:
+        return None
+    allowed = MOST_EXPOSED * exchange.step_seconds
+    every = max(1, math.ceil(exposed_by_rounds(exchange, 1).value / allowed))
+    every = min(every, most)
+    return Candidate(ROUNDS_CODEC, every, exposed_by_rounds(exchange, every))
+
+
+def exposed(exchange: Exchange, codec: str) -> Term:
+    """Return the seconds that an exchange after each step adds.
+
+    `RTT + max(W - f t/m, (U + D)/(L B))`: what the last micro-batch's backward does not hide, but
+    at least the last block's way up and down.
+    """
+    each = element_bytes(codec)
+    round_trip, wire, block = _parts(exchange, each)
+    value = round_trip + max(wire - OVERLAP * exchange.step_seconds / exchange.microbatches, block)
+    return term(
+        "exposed communication", value,
+        "round_trip + max(wire - overlap * step / microbatches, block)", STAR,
+        round_trip=round_trip, wire=wire, overlap=OVERLAP, step=exchange.step_seconds,
+        microbatches=exchange.microbatches, block=block,
+    )  # fmt: skip
+
+
+def exposed_by_rounds(exchange: Exchange, every: int, codec: str = ROUNDS_CODEC) -> Term:
+    """Return the seconds that one exchange in `every` steps adds to each of them.
+
+    `(RTT + W + (U + D)/(L B)) / H`.
+    """
+    round_trip, wire, block = _parts(exchange, element_bytes(codec))
+    return term(
+        "exposed communication", (round_trip + wire + block) / every,
+        "(round_trip + wire + block) / every", DILOCO,
+        round_trip=round_trip, wire=wire, block=block, every=every,
+    )  # fmt: skip
+
+
+def _parts(exchange: Exchange, each: float) -> tuple[float, float, float]:
+    """Return the seconds of a round trip, of everything on the wire, and of the last block.
+
+    Both directions take the same bytes: the average is encoded once more on its way down. Workers
+    beside the coordinator cost nothing.
+    """
+    if not exchange.remotes:
+        return 0.0, 0.0, 0.0
+    link, size = exchange.link, each * exchange.elements
+    centre = exchange.coordinator or link
+    wire = max(link.seconds(size, size), centre.seconds(*(exchange.remotes * size,) * 2))
+    block = (size / link.up + size / link.down) / exchange.blocks
+    return link.round_trip, wire, block
+
+
+_WHOLE = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256, "int4": 0.5 + 1 / 32}
+
+
+def element_bytes(codec: str) -> float:
+    """Return the bytes that a codec needs for an element of a large tensor.
+
+    Top-k sends a bf16 for each value that it keeps, and a bitmap or 16-bit indices.
+
+    Raises:
+        InputError: its size does not follow from the number of elements alone.
+    """
+    if codec in _WHOLE:
+        return _WHOLE[codec]
+    name, _, density = codec.partition(":")
+    try:
+        kept = float(density)
+    except ValueError:
+        kept = 0.0
+    if name != "topk" or not 0 < kept <= 0.5:
+        raise InputError(f"codec {codec}: its size is not known; use one of {', '.join(_WHOLE)}")
+    return 2 * kept + min(1 / 8, 2 * kept)
