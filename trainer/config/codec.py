@@ -8,7 +8,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-NAMES = ("fp32", "bf16", "int8", "int4", "topk:0.1", "topk:0.01", "powersgd:4")
+AUTO = "auto"
+"""bf16 while a step hides its exchange, else int8: the coordinator measures it."""
+NAMES = (AUTO, "fp32", "bf16", "int8", "int4", "topk:0.1", "topk:0.01", "powersgd:4")
 """As users write them; top-k takes other densities and PowerSGD other ranks."""
 _PLAIN = ("fp32", "bf16")
 _TOP_K = re.compile(r"topk:(0?\.\d{1,6})")

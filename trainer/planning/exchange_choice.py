@@ -58,6 +58,8 @@ class Exchange:
     """Of a step; blocks travel during the backward of the last."""
     coordinator: Link | None = None
     """The coordinator's own link, with `up` towards it; None: as fast as `link`."""
+    hidden: float | None = None
+    """Seconds of an exchange beside backward, where they were measured; None: `OVERLAP` says it."""
 
     def __post_init__(self) -> None:
         sizes = (self.elements, self.blocks, self.step_seconds, self.total_steps, self.microbatches)
@@ -150,6 +152,12 @@ def exposed(exchange: Exchange, codec: str) -> Term:
     """
     each = element_bytes(codec)
     round_trip, wire, block = _parts(exchange, each)
+    if exchange.hidden is not None:
+        return term(
+            "exposed communication", round_trip + max(wire - exchange.hidden, block),
+            "round_trip + max(wire - hidden, block)", STAR,
+            round_trip=round_trip, wire=wire, hidden=exchange.hidden, block=block,
+        )  # fmt: skip
     value = round_trip + max(wire - OVERLAP * exchange.step_seconds / exchange.microbatches, block)
     return term(
         "exposed communication", value,

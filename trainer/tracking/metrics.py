@@ -33,6 +33,7 @@ EventKind = Literal[
     "refused",
     "redealt",
     "residual_lost",
+    "codec",
     "carried",
     "verified",
     "diverged",

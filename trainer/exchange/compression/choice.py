@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.config.codec import read_codec
+from trainer.config.codec import AUTO, read_codec
 from trainer.errors import InputError, ProtocolError
 from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.compression.powersgd import PowerSGD
@@ -81,6 +81,6 @@ def codecs_for(
             PowerSGD(chosen.rank, [tensor.shape for tensor in block.tensors])
             for block in layout.blocks
         )
-    quantized = {"int8": Int8, "int4": Int4}
+    quantized = {"int8": Int8, "int4": Int4, AUTO: Int8}
     codec = quantized[name]() if name in quantized else make_codec(name)
     return (codec,) * len(layout.blocks)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainer.config.codec import AUTO
 from trainer.config.run import ExchangeConfig
 from trainer.exchange.compression.choice import AgreedCodecs
+from trainer.exchange.coordinator.codec_choice import CodecChoice
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.protocol.members import Member
+from trainer.exchange.protocol.messages import SHARED_MEMORY
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import GradientLayout
 
@@ -21,6 +28,7 @@ class Residuals:
         self.codecs = AgreedCodecs(settings.codec, self.wire_layout)
         self.own = self.codecs.feedback()
         """What averages owe; None where the codec needs no feedback."""
+        self._choice = CodecChoice(layout, plan) if settings.codec == AUTO else None
         self._owed: dict[int, float] = {}
         self._layout = layout
         self._rounds = settings.in_rounds
@@ -33,7 +41,8 @@ class Residuals:
 
     def sums(self, step: int) -> GradientSum:
         """Return what takes the contributions to a step, and makes averages of them."""
-        settled = self._plan.settles(step)
+        in_bf16 = self._choice is not None and self._choice.codec == "bf16"
+        settled = in_bf16 or self._plan.settles(step)
         return GradientSum(
             self._layout,
             self.codecs,
@@ -42,6 +51,12 @@ class Residuals:
             settled=settled,
             second_moments=settled and self._rounds,
         )
+
+    def measured(self, step: Mapping[str, Any], members: Iterable[Member]) -> None:
+        """Note what a step took; where the codec is `auto`, that decides about the next ones."""
+        remote = any(member.request.transport != SHARED_MEMORY for member in members)
+        if self._choice and (found := self._choice.measured(step, remote=remote)):
+            self._outbox.emit("codec", **found)
 
     def reported(self, rank: int, norm: float) -> None:
         """Note what a member owes after a shard."""

@@ -243,8 +243,7 @@ class Training:
         if self.round is not None and now > self.round.deadline:
             reason = "its shard was not done within the step's deadline"
             owes = self.round.owes
-            slow = [(member, reason) for member in self._membership.ready() if owes(member.rank)]
-            if slow:
+            if slow := [(each, reason) for each in self._membership.ready() if owes(each.rank)]:
                 self.pace.missed()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
         return late
@@ -333,6 +332,7 @@ class Training:
                 ranks, due = self._dealer.ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
             details = step_event(round_, receivers, rate, now - round_.started)
+            self.residuals.measured(details, self._membership.ready())
             self._outbox.emit("step", generation=self._membership.generation, **details)
             training_goes_on = self.round is not None and self.round.kind == "train"
             if training_goes_on and done % self.config.checkpoint.every == 0:

@@ -33,6 +33,10 @@ class Message(BaseModel):
         return Frame(self.type, self.model_dump_json().encode(), generation, step, rank)
 
 
+SHARED_MEMORY = "shared memory"
+"""The transport of a worker on the coordinator's host."""
+
+
 class JoinRequest(Message):
     """A worker asks to be a member and proves that it runs the same job."""
 

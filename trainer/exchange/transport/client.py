@@ -246,7 +246,7 @@ class WorkerClient:
             self._end_link(refusal)
             return
         link.admit()
-        shared = link.transport == "shared memory"
+        shared = link.transport == messages.SHARED_MEMORY
         site = same_host.site() if self._neighbours and not shared else ""
         request = self._request.model_copy(update={"transport": link.transport, "site": site})
         self._session = Session(request, self._layout, self._codec, self._rounds)

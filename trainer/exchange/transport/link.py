@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from trainer.errors import ProtocolError
+from trainer.exchange.protocol.messages import SHARED_MEMORY
 from trainer.exchange.protocol.wire import (
     Frame,
     FrameDecoder,
@@ -97,7 +98,7 @@ class Link:
     def transport(self) -> str:
         """What carries the frames."""
         if self._shared:
-            return "shared memory"
+            return SHARED_MEMORY
         return "TLS" if self._encrypted else "TCP"
 
     @property
