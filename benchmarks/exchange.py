@@ -30,10 +30,14 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+from rig import synthetic
 from rig.cluster import Cluster, end_on_terminate, write_certificates
 from rig.member import Spec
 from rig.network import Network, missing
 from rig.report import Ratio, Report, skip
+
+from trainer.config.codec import NAMES
+from trainer.exchange.compression.choice import codecs_for
 
 HOSTS = 3
 WORKERS = 3
@@ -44,7 +48,9 @@ REST = 0.05
 """Seconds between steps with a common start: everyone, the coordinator too, has applied."""
 TARGET = 1.15
 TARGET_RATE = 200
-ITEM = {"fp32": 4, "bf16": 2}
+USUAL = ("fp32", "bf16")
+CODECS = tuple(name for name in NAMES if not name.startswith("powersgd"))
+"""All that adapters may take."""
 PLACEMENTS = {"2 local + 1 remote": (0, 0, 1), "1 local + 2 remote": (0, 1, 2)}
 """The host of each worker; the coordinator is on host 0."""
 
@@ -54,7 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rate", type=int, action="append", help="Mbit/s; may be repeated")
     parser.add_argument("--megabytes", type=float, action="append", help="of the fp32 gradient")
-    parser.add_argument("--codec", choices=ITEM, action="append")
+    parser.add_argument("--codec", choices=CODECS, action="append")
     parser.add_argument("--placement", choices=PLACEMENTS, action="append")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--busy", action="store_true", help="a busy loop beside it on each core")
@@ -67,7 +73,7 @@ def main() -> int:
         skip(reason)
     report = Report(options.result)
     sizes: list[float] = options.megabytes or [5.3, 23.6]
-    codecs: list[str] = options.codec or list(ITEM)
+    codecs: list[str] = options.codec or list(USUAL)
     for rate in options.rate or [200, 1000]:
         with (
             Network(HOSTS, rate * 10**6) as network,
@@ -85,7 +91,7 @@ def main() -> int:
                         plain = bench.measure(report, None)
                         name = f"{bench.name}, time with TLS"
                         report.add(Ratio(name, encrypted / plain, "the time without"))
-                if not options.no_ring:
+                if not options.no_ring and codec in USUAL:
                     measure_ring(report, network, rate, megabytes, codec, options.steps)
     return report.write()
 
@@ -123,13 +129,14 @@ class Star:
     def limit(self) -> float:
         """The seconds that the wire needs when the star is pipelined."""
         remote = sum(host != 0 for host in self._hosts)
-        return max(1, remote) * ITEM[self._codec] * self._spec.elements * 8 / (self._rate * 1e6)
+        bits = 8 * encoded_bytes(self._codec, self._spec.elements)
+        return max(1, remote) * bits / (self._rate * 1e6)
 
     @property
     def remote_gigabytes(self) -> float:
         """The gigabytes of a step that cross the coordinator's remote links, in and out."""
         remote = sum(host != 0 for host in self._hosts)
-        return 2 * remote * ITEM[self._codec] * self._spec.elements / 1e9
+        return 2 * remote * encoded_bytes(self._codec, self._spec.elements) / 1e9
 
     def measure(self, report: Report, certificates: Path | None) -> float:
         """Run all steps once, report the ratio, and return the median seconds."""
@@ -170,6 +177,13 @@ class Star:
             bucket_bytes=self._network.bucket,
         )
         return median
+
+
+def encoded_bytes(codec: str, elements: int) -> int:
+    """Return the bytes of one encoded gradient, by the codec's formula."""
+    of = synthetic.layout(elements)
+    blocks = zip(codecs_for(codec, of), of.blocks, strict=True)
+    return sum(codec.nbytes(block.size) for codec, block in blocks)
 
 
 def span(step: list[dict[str, float]], until: str) -> float:
@@ -220,7 +234,7 @@ def measure_ring(
         for _, event in cluster.events(timeout=120):
             result = event
     median = statistics.median(result["seconds"])
-    limit = 2 * (HOSTS - 1) / HOSTS * ITEM[codec] * elements * 8 / (rate * 1e6)
+    limit = 2 * (HOSTS - 1) / HOSTS * encoded_bytes(codec, elements) * 8 / (rate * 1e6)
     report.add(
         Ratio(
             f"{rate} Mbit/s, {megabytes:g} MB as {codec}, gloo's ring on {HOSTS} hosts",
@@ -234,7 +248,7 @@ def measure_ring(
 
 def elements_of(megabytes: float) -> int:
     """Return the elements of an fp32 gradient of that size, whole blocks of even size."""
-    per_block = int(megabytes * 1e6 / ITEM["fp32"]) // 72 * 2
+    per_block = int(megabytes * 1e6 / 4) // 72 * 2
     return 36 * per_block
 
 

@@ -26,7 +26,7 @@ from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.messages import JoinRequest, ShardAssignment
-from trainer.exchange.protocol.schedule import StepPlan
+from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.client import WorkerClient
@@ -170,7 +170,9 @@ def coordinate(spec: Spec) -> None:
         config=spec.config(),
         job=synthetic.job(of),
         layout=of,
-        plan=StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps),
+        plan=StepPlan(
+            spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_periods(spec.config())
+        ),
         validation_samples=0,
         state=TrainState.fresh(np.ones(of.size, np.float32)),
         expect_workers=spec.workers,

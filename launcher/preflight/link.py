@@ -130,7 +130,7 @@ def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: b
     )
     if min(crossing.up, crossing.down) < SLOW:
         return Finding(
-            "warn", f"{detail}: slow", "use a cable, or send less: --set exchange.codec=bf16"
+            "warn", f"{detail}: slow", "use a cable, or send less: --set exchange.codec=int8"
         )
     return Finding("ok", detail)
 

@@ -33,7 +33,7 @@ class LossyExchangeUnderFaults(ExchangeUnderFaults):
     """The same members and faults, with what each of them owes."""
 
     @initialize(
-        codec=st.sampled_from(["int8", "int4", "topk:0.1", "topk:0.4", "powersgd:1"]),
+        codec=st.sampled_from(["auto", "int8", "int4", "topk:0.1", "topk:0.4", "powersgd:1"]),
         shares=st.sampled_from(["equal", "measured"]),
         careless=st.booleans(),
         together=st.sampled_from([(), (1, 2), (0, 1, 2, 3)]),

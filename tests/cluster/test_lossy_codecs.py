@@ -1,0 +1,51 @@
+"""Lossy codecs between real processes: a worker and the coordinator die between settled commits."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.cluster.real_cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+BYTES = {"int8": 1.016, "topk:0.1": 0.325}
+"""An element."""
+
+
+@pytest.mark.parametrize(
+    ("codec", "certified"), [("int8", True), ("topk:0.1", False)], ids=["int8 TLS", "topk memory"]
+)
+def test_kill_9_between_settled_commits(cluster: Cluster, codec: str, certified: bool) -> None:
+    """All who are left hold the same weights, and what the dead owed is said."""
+    cluster.certified = certified
+    cluster.configure(
+        exchange__codec=codec,
+        exchange__shared_memory=not certified,
+        exchange__lost_after=5.0,
+        checkpoint__every=4,
+    )
+    gate = cluster.folder / "gate"
+    coordinator = cluster.coordinator(3)
+    dying = cluster.worker(1, "--die", "5:uploaded")  # the sixth step
+    others = [
+        cluster.worker(0, "--seconds", "0.01"),
+        cluster.worker(2, "--seconds", "0.01", "--gate", f"9:{gate}"),  # the tenth
+    ]
+    assert dying.wait() == -signal.SIGKILL
+    lost = cluster.wait_event("residual_lost", rank=1)
+    assert lost["norm"] > 0
+    assert 4 < lost["step"] < 8, "between two settled commits"
+    cluster.wait_event("checkpoint", step=8)
+    cluster.wait_step(9)
+    coordinator.kill()
+    coordinator = cluster.coordinator(2)
+    resumed = cluster.wait_event("resumed")
+    assert resumed["step"] == 8, "the last settled commit"
+    gate.touch()
+    assert [coordinator.wait(), *(worker.wait() for worker in others)] == [0, 0, 0]
+    cluster.check_contracts(ranks=[0, 2])
+    sizes = [step["exchange_bytes"] for step in cluster.records("step")]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert sizes[3] / sizes[0] == pytest.approx(2 / BYTES[codec], rel=0.03), "settled: bf16"
