@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,7 +33,7 @@ BYTES = st.one_of(st.none(), st.integers(0, 400))
 @cache
 def problem(codec: str, shares: str, schedule: str) -> ExactProblem:
     """Return a run of six steps, or of five rounds of two inner steps, two of them settled."""
-    settings = {"exchange__codec": codec, "exchange__shares": shares}
+    settings: dict[str, Any] = {"exchange__codec": codec, "exchange__shares": shares}
     if schedule == "rounds":
         settings |= {"exchange__schedule": schedule, "exchange__inner_steps": 2}
         settings |= {"training__batch_size": 4, "training__evaluate_every": 0}

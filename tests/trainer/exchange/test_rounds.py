@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.trainer.exchange.exact_problem import ExactProblem
@@ -19,7 +21,7 @@ from trainer.exchange.protocol.messages import HandIn
 pytestmark = pytest.mark.usefixtures("small_frames")
 
 
-def rounds(**settings: object) -> ExactProblem:
+def rounds(**settings: Any) -> ExactProblem:
     """Return two epochs of 24 samples: six rounds of two inner steps of four samples."""
     return ExactProblem(
         samples=24,
