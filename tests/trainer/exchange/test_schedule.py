@@ -1,12 +1,13 @@
 """The plan of steps covers every epoch exactly."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.exchange.protocol.schedule import StepPlan
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 3), st.integers(1, 9))
 def test_every_sample_of_every_epoch_once(
     samples: int, batch_size: int, epochs: int, inner_steps: int
@@ -27,6 +28,7 @@ def test_steps_win_over_epochs(max_steps: int | None, total: int):
     assert plan.at(total - 1).epoch == (total - 1) // 3
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 50),
     st.integers(1, 20),
