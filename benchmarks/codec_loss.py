@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rig.demo_model import DEMO, SHARES, open_demo, require_demo, shards, validate
 from rig.picture import TEXT, picture
-from rig.report import Ratio, Report, skip
+from rig.report import Ratio, Report
 
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.exchange.compression.choice import codecs_for
@@ -39,11 +40,8 @@ from trainer.model.initialization import initial_weights
 from trainer.optimizer import AdamW, TrainState, learning_rate_at
 from trainer.replica.base import OnBlock
 from trainer.replica.torch.replica import TorchReplica
-from trainer.run_inputs import RunInputs, read_inputs
+from trainer.run_inputs import RunInputs
 
-ROOT = Path(__file__).parents[1]
-SHARES = (0.4, 0.3, 0.2, 0.1)
-"""Of a step's samples, by worker."""
 GOALS = {"bf16": 0.2, "int8": 0.5, "topk:0.1": 1.0, "topk:0.01": 3.0}
 """Percent of the loss that error feedback may cost at most."""
 RATES = {"topk:0.1": (2.0, 4.0), "topk:0.01": (2.0, 4.0, 8.0), "fp32": (0.5, 2.0)}
@@ -82,7 +80,7 @@ class Case:
 def main() -> int:
     """Train all cases that are missing, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--demo", type=Path, default=ROOT / "demo")
+    parser.add_argument("--demo", type=Path, default=DEMO)
     parser.add_argument("--work", type=Path, help="default: codec-loss in the demo's folder")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
@@ -91,8 +89,7 @@ def main() -> int:
     parser.add_argument("--picture", action="store_true", help="draw docs/codec-loss.svg")
     parser.add_argument("--result", default="codec_loss")
     options = parser.parse_args()
-    if not (options.demo / "pretrain" / "checkpoints" / "latest").exists():
-        skip(f"{options.demo} has no model; make demo makes it")
+    require_demo(options.demo)
     work: Path = options.work or options.demo / "codec-loss"
     work.mkdir(exist_ok=True)
     wanted = cases(range(options.seeds))
@@ -132,15 +129,7 @@ _opened: tuple[RunInputs, TorchReplica] | None = None
 def _open(demo: Path, steps: int) -> None:
     """Read data and model once a process."""
     global _opened
-    changes = {
-        "model.path": str(demo / "pretrain" / "checkpoints" / "latest"),
-        "data.train": str(demo / "data" / "train.jsonl"),
-        "data.validation": str(demo / "data" / "validation.jsonl"),
-        "training.max_steps": steps,
-    }
-    inputs = read_inputs(load("quickstart", changes), "codec-loss")
-    replica = TorchReplica(inputs.model_dir, inputs.config, inputs.layout, threads=1)
-    _opened = inputs, replica
+    _opened = open_demo(demo, steps)
 
 
 def _train(case: Case) -> dict[str, Any]:
@@ -149,7 +138,6 @@ def _train(case: Case) -> dict[str, Any]:
     inputs, replica = _opened
     config, layout, plan = _config(inputs.config, case), inputs.layout, inputs.plan
     assert isinstance(inputs.train, Dataset)
-    assert inputs.validation is not None
     workers = [Sender(case, inputs) for _ in SHARES]
     down = Case("bf16", True, 1.0, case.seed) if case.one_way else case
     server = Sender(down, inputs)
@@ -177,13 +165,9 @@ def _train(case: Case) -> dict[str, Any]:
         optimizer.apply(state, average, rate, 1.0 if norm <= limit else limit / norm)
         replica.write_trainable(state.weights)
         losses.append(loss / weight)
-    score = replica.evaluate([inputs.validation[i] for i in range(len(inputs.validation))])
-    assert score.confusion is not None
-    right = sum(row[label] for label, row in enumerate(score.confusion))
     return {
         **asdict(case),
-        "loss": score.loss_sum / score.weight,
-        "accuracy": right / score.weight,
+        **validate(inputs, replica),
         "training_losses": [round(value, 5) for value in losses],
         "bytes_a_step_up": sum(worker.sent for worker in workers) / len(workers) / len(losses),
         "elements": layout.size,
@@ -193,12 +177,6 @@ def _train(case: Case) -> dict[str, Any]:
 def _config(config: RunConfig, case: Case) -> RunConfig:
     rate = config.optimizer.learning_rate * case.rate
     return config.with_settings({"training.seed": case.seed, "optimizer.learning_rate": rate})
-
-
-def shards(samples: int) -> list[tuple[int, int]]:
-    """Return each worker's range of a step's samples."""
-    ends = [round(samples * sum(SHARES[: index + 1])) for index in range(len(SHARES))]
-    return list(zip([0, *ends], ends, strict=False))
 
 
 class Sender:

@@ -67,6 +67,11 @@ def summed(moved: inner_steps.Moved, blocks: int) -> np.ndarray:
     return np.concatenate([moved.block(index) for index in range(blocks)])
 
 
+def mean(total: Any) -> Any:
+    """Return the mean over the 16 samples of a round, fp32."""
+    return total / np.float32(16)
+
+
 def plain_steps(steps: StepPlan, numbers: range) -> np.ndarray:
     """Return the weights after AdamW steps on consecutive batches, as one process takes them."""
     state, optimizer, replica = TrainState.fresh(START.copy()), AdamW(SETTINGS, LAYOUT), Quadratic()
@@ -96,7 +101,7 @@ def test_rounds_of_one_worker_are_plain_adamw_steps():
         at = steps.at(step)
         moved = inner.run(list(SAMPLES[at.start : at.stop]), step, 4)
         assert (moved.samples, moved.result.weight) == (16, 16)
-        outer.apply(state, summed(moved, 4) / np.float32(16), 0.0, 1.0)
+        outer.apply(state, mean(summed(moved, 4)), 0.0, 1.0)
         inner.committed(step)
     np.testing.assert_allclose(state.weights, plain_steps(steps, range(8)), rtol=0, atol=1e-6)
 
@@ -162,7 +167,7 @@ def test_two_workers_are_diloco_as_torch_does_it(shares: tuple[int, int]):
             total += summed(moved, 4)
             start += share
         for inner, state in workers:
-            outer.apply(state, total / np.float32(16), 0.0, 1.0)
+            outer.apply(state, mean(total), 0.0, 1.0)
             inner.committed(step)
     first, second = (state.weights for _, state in workers)
     np.testing.assert_array_equal(first, second)
@@ -180,7 +185,7 @@ def test_a_settled_round_leaves_nothing_private():
     ]
     for step in range(2):
         moved = inner.run(list(SAMPLES[:16]), step, 4)
-        average = summed(moved, 8 if steps.settles(step) else 4) / np.float32(16)
+        average = mean(summed(moved, 8 if steps.settles(step) else 4))
         outer.apply(state, average, 0.0, 1.0)
         inner.committed(step)
     arrays = (state.weights.copy(), state.first_moment.copy(), state.second_moment.copy())

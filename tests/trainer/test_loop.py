@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,15 @@ import pytest
 from tests.trainer.clock import Clock
 from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer import loop
+from trainer.config.run import OptimizerConfig
 from trainer.data.tokens import Encoded
-from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown
+from trainer.exchange.protocol.messages import HandIn, ShardAssignment, ShardResult, Shutdown
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.exchange.worker_session import Restored
+from trainer.inner_steps import InnerSteps
 from trainer.loop import Worker
+from trainer.optimizer import TrainState
+from trainer.outer_optimizer import OuterNesterov
 from trainer.replica.base import OnBlock, StepResult
 
 SHARD = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=0, stop=2)
@@ -69,3 +76,35 @@ def test_a_result_says_how_much_followed_the_first_gradient(
     (result,) = exchange.sent
     assert isinstance(result, ShardResult)
     assert (result.seconds, result.overlap) == (4.0, overlap)
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(None, 8), (0.0, 4)])
+def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
+    limit: float | None, taken: int
+):
+    """The message comes before the blocks: these are about the first samples alone."""
+    clock = Clock()
+    plan = StepPlan(8, 4, 1, None, 2)
+    sample = Encoded(np.arange(3, dtype=np.int32), 1)
+    shard = SHARD.model_copy(update={"step": 0, "stop": 8, "inner_batch": 4, "limit": limit})
+    state = TrainState.fresh(np.ones(tiny_layout().size, np.float32))
+    exchange = OneShard(shard)
+    exchange.sent = exchange.blocks = order = []  # both in one order
+    exchange._events.insert(0, Restored(0, state))
+    replica: Any = TimedReplica(clock)
+    replica.write_trainable = lambda flat: None
+    worker = Worker(
+        replica,
+        exchange,  # pyright: ignore[reportArgumentType]
+        OuterNesterov(0.7, 0.9, tiny_layout()),
+        [sample] * 8,  # pyright: ignore[reportArgumentType]
+        None,
+        seed=0,
+        rounds=partial(InnerSteps, replica, OptimizerConfig(), plan),
+    )
+    worker.run()
+    early = [HandIn(shard=4, samples=4)] if limit is not None else []
+    assert order[: len(early)] == early
+    # The only round is the last, and so settled: as many blocks again.
+    assert order[len(early) : -1] == [1, 0, 3, 2, 5, 4, 7, 6]
+    assert (order[-1].weight, order[-1].shard) == (taken, 4)

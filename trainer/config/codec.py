@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 AUTO = "auto"
 """bf16 while a step hides its exchange, else int8: the coordinator measures it."""
-NAMES = (AUTO, "fp32", "bf16", "int8", "int4", "topk:0.1", "topk:0.01", "powersgd:4")
+NAMES = ("fp32", "bf16", "int8", "int4", "topk:0.1", "topk:0.01", "powersgd:4")
 """As users write them; top-k takes other densities and PowerSGD other ranks."""
 _PLAIN = ("fp32", "bf16")
 _TOP_K = re.compile(r"topk:(0?\.\d{1,6})")
@@ -35,13 +35,13 @@ def read_codec(name: str, lora_rank: int | None = None) -> CodecName:
     """Return what a codec's name says.
 
     Args:
-        name: one of `NAMES`, `topk:DENSITY` above 0 and at most 0.5, or `powersgd:RANK`.
+        name: `AUTO`, one of `NAMES`, `topk:DENSITY` above 0 and at most 0.5, or `powersgd:RANK`.
         lora_rank: of the adapters that train; None for a full fine-tune.
 
     Raises:
         ValueError: there is no such codec, or it does not suit adapters.
     """
-    if name in NAMES and ":" not in name:
+    if name == AUTO or (name in NAMES and ":" not in name):
         return CodecName(name)
     if (found := _TOP_K.fullmatch(name)) and 0 < float(found[1]) <= 0.5:
         return CodecName("topk", density=float(found[1]))
@@ -54,7 +54,9 @@ def read_codec(name: str, lora_rank: int | None = None) -> CodecName:
                 " topk:0.1, or method full"
             )
         return CodecName("powersgd", rank=rank)
-    raise ValueError(f"codec {name}: there is none of that name; use one of {', '.join(NAMES)}")
+    raise ValueError(
+        f"codec {name}: there is none of that name; use one of {AUTO}, {', '.join(NAMES)}"
+    )
 
 
 def _known(name: str) -> str:

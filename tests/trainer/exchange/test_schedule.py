@@ -1,13 +1,14 @@
 """The plan of steps covers every epoch exactly."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config.run import load
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 3), st.integers(1, 9))
 def test_every_sample_of_every_epoch_once(
     samples: int, batch_size: int, epochs: int, inner_steps: int
@@ -32,17 +33,18 @@ def test_checkpoints_validations_and_the_end_are_settled():
     codec = {"exchange.codec": "int8"}
     ends = {"checkpoint.every": 6, "training.evaluate_every": 5}
     between = {"exchange.settle_every": 4}
-    for settings, settled in (
+    for changes, settled in (
         ({**ends, "exchange.codec": "bf16"}, set(range(11))),
         ({**ends, **codec}, {4, 5, 9, 10}),
         ({**ends, **codec, **between}, {3, 4, 5, 7, 9, 10}),
         ({"checkpoint.every": 100, **codec}, {10}),
     ):
-        config = load("quickstart", {"training.evaluate_every": 0, **settings})
+        config = load("quickstart", {"training.evaluate_every": 0, **changes})
         plan = StepPlan(20, 8, 2, 11, 1, settle_periods(config))
         assert {step for step in range(11) if plan.settles(step)} == settled
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 50),
     st.integers(1, 20),

@@ -29,6 +29,10 @@ def test_another_density_or_rank_keeps_its_name(name: str) -> None:
     assert codecs_for(name, LAYOUT)[0].name == name
 
 
+def test_auto_is_int8_where_it_is_not_bf16() -> None:
+    assert codecs_for("auto", LAYOUT)[0].name == "int8"
+
+
 def test_numbers_on_the_wire_differ() -> None:
     kinds = [name for name in NAMES if name != "topk:0.01"]
     assert len({codecs_for(name, LAYOUT)[0].id for name in kinds}) == len(kinds)

@@ -1,0 +1,49 @@
+"""The demo's model and data, for benchmarks that train it in one process: `make demo` first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rig.report import skip
+from trainer.config.run import load
+from trainer.replica.torch.replica import TorchReplica
+from trainer.run_inputs import RunInputs, read_inputs
+
+DEMO = Path(__file__).parents[2] / "demo"
+SHARES = (0.4, 0.3, 0.2, 0.1)
+"""Of a step's samples, by worker."""
+
+
+def require_demo(demo: Path) -> None:
+    """Leave if the demo's pre-trained model is not there."""
+    if not (demo / "pretrain" / "checkpoints" / "latest").exists():
+        skip(f"{demo} has no model; make demo makes it")
+
+
+def open_demo(demo: Path, steps: int, **changes: Any) -> tuple[RunInputs, TorchReplica]:
+    """Return what the preset `quickstart` reads, for so many steps, and a replica in one thread."""
+    settings = {
+        "model.path": str(demo / "pretrain" / "checkpoints" / "latest"),
+        "data.train": str(demo / "data" / "train.jsonl"),
+        "data.validation": str(demo / "data" / "validation.jsonl"),
+        "training.max_steps": steps,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    inputs = read_inputs(load("quickstart", settings), "benchmark")
+    return inputs, TorchReplica(inputs.model_dir, inputs.config, inputs.layout, threads=1)
+
+
+def shards(samples: int) -> list[tuple[int, int]]:
+    """Return each worker's range of a step's samples."""
+    ends = [round(samples * sum(SHARES[: index + 1])) for index in range(len(SHARES))]
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def validate(inputs: RunInputs, replica: TorchReplica) -> dict[str, float]:
+    """Return loss and accuracy on the validation samples."""
+    assert inputs.validation is not None
+    score = replica.evaluate([inputs.validation[i] for i in range(len(inputs.validation))])
+    assert score.confusion is not None
+    right = sum(row[label] for label, row in enumerate(score.confusion))
+    return {"loss": score.loss_sum / score.weight, "accuracy": right / score.weight}

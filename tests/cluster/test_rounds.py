@@ -1,0 +1,84 @@
+"""Rounds with real processes: equal weights after every commit, and what a kill -9 costs."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.cluster.real_cluster import BATCH, STEPS, Cluster
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.cluster
+
+INNER = 4
+ROUNDS = {
+    "exchange__schedule": "rounds",
+    "exchange__inner_steps": INNER,
+    "training__batch_size": BATCH // INNER,
+    "training__epochs": 2,
+}
+"""A round takes as many samples as an ordinary step of the other tests; every fourth is settled."""
+
+
+def test_kill_9_in_the_middle_of_a_round_between_settled_commits(cluster: Cluster) -> None:
+    """Its samples are dealt again and count once; it comes back and holds the same weights."""
+    cluster.configure(**ROUNDS)
+    coordinator = cluster.coordinator(3)
+    dying = cluster.worker(1, "--die", "5:block", "--seconds", "0.01")
+    gate = cluster.folder / "gate"
+    others = [cluster.worker(rank, "--gate", f"8:{gate}") for rank in (0, 2)]
+    assert dying.wait() == -signal.SIGKILL
+    assert cluster.wait_event("lost", rank=1)["step"] == 5
+    again = cluster.worker(1)
+    cluster.wait_event("rejoined", rank=1)
+    gate.touch()
+    assert [coordinator.wait(), *(worker.wait() for worker in (*others, again))] == [0, 0, 0, 0]
+    cluster.check_contracts([0, 1, 2])
+    assert {rank for rank, *_ in cluster.records("step")[5]["samples"]} == {0, 2}
+    assert [event["at"] for event in cluster.events("verified")] == list(range(1, 2 * STEPS + 1))
+
+
+def test_a_coordinator_that_dies_replays_from_the_last_settled_commit_bit_for_bit(
+    cluster: Cluster,
+) -> None:
+    """What the workers had kept to themselves since then did not matter to the settled state."""
+    cluster.configure(**ROUNDS)
+    coordinator = cluster.coordinator(2)
+    gate = cluster.folder / "gate"
+    workers = [cluster.worker(rank, "--gate", f"6:{gate}") for rank in (0, 1)]
+    cluster.wait_event("verified", at=6)
+    saved = cluster.output / "checkpoints" / "step-000004" / "manifest.json"
+    wait_for(saved.exists, "the settled checkpoint", cluster)
+    coordinator.signal(signal.SIGKILL)
+    coordinator.wait()
+    before = proofs(cluster)
+    coordinator = cluster.coordinator(2)
+    gate.touch()
+    assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
+    cluster.check_contracts([0, 1])
+    assert [event["step"] for event in cluster.events("resumed")] == [4]
+    after = proofs(cluster)
+    assert set(before) == {1, 2, 3, 4, 5, 6}
+    assert all(len(digests) == 1 for digests in after.values()), after
+    assert [len(after[step]) for step in before] == [1] * 6
+
+
+def proofs(cluster: Cluster) -> dict[int, set[str]]:
+    """Return by step all digests that were proved, also in a future that was abandoned."""
+    found: dict[int, set[str]] = {}
+    for line in (cluster.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record.get("event") == "verified":
+            found.setdefault(record["at"], set()).add(record["digest"])
+    return found
+
+
+def test_rounds_that_are_too_long_are_refused_before_anything_is_made(cluster: Cluster) -> None:
+    cluster.configure(**ROUNDS | {"exchange__inner_steps": 5})
+    coordinator = cluster.coordinator(2, listening=False)
+    assert coordinator.wait() == 2
+    assert "5 of the run's 96 steps leave fewer than 20 rounds" in coordinator.text
+    assert "Traceback" not in coordinator.text
+    assert not cluster.output.exists()
