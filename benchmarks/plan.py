@@ -2,7 +2,8 @@
 
 Each case runs in a process of its own. Of the torch replica the peak is that of the process's own
 resident pages above what its libraries took before the model was loaded; large
-blocks go back to the kernel when they are freed, so that pages are tensors.
+blocks go back to the kernel when they are freed, so that pages are tensors. JSON:
+benchmarks/results/plan-ENGINE.json.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ def main() -> int:
     if arguments.case:
         print(json.dumps(measure(**json.loads(arguments.case))))
         return 0
-    report = Report("plan")
+    missed = 0
     for engine in arguments.engine or ["torch", "wgpu"]:
+        report = Report(f"plan-{engine}")
         for shape in arguments.shape or SHAPES:
             for method in METHODS:
                 case = json.dumps({"engine": engine, "shape": shape, "method": method})
@@ -88,7 +90,8 @@ def main() -> int:
                 worse = max(found["planned"] / found["peak"], found["peak"] / found["planned"])
                 name = f"{engine}, {shape}, {method}: planned and measured"
                 report.add(Ratio(name, worse, "the lesser of both", target=WITHIN), **found)
-    return report.write()
+        missed |= report.write()
+    return missed
 
 
 def measure(engine: str, shape: str, method: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import device
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from trainer.budget.watch import open_watch
 from trainer.checkpoint.reader import SHARDED, Resumed, RunProgress, read_progress, step_of
 from trainer.checkpoint.resume import (
     checkpoint_path,
@@ -191,8 +192,10 @@ def _open(inputs: RunInputs, expect_workers: int) -> _Opened:
             refuse_changes(parts, read_progress(parts), config, job.data)
         else:
             restored = continue_run(store, job.run_id, config, job.data)
+        every, total = config.checkpoint.every, inputs.plan.total_steps
+        watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
         write_run_file(config, job.run_id)
-        journal = RunRecorder(output, store, config, job, inputs.plan, expect_workers, held)
+        journal = RunRecorder(output, store, config, job, inputs.plan, expect_workers, held, watch)
         until_made.pop_all()
     return _Opened(journal, store, restored, sharded, whole)
 

@@ -156,8 +156,6 @@ def run_distributed(
 ) -> int:
     """Train as one of equal processes, without a coordinator; for `notes` see `run_local`."""
     config.parallel.copies(environment.world_size)
-    if config.budget is not None:
-        raise InputError("budget: --distributed has no guard; use launch budget -- torchrun ...")
     if config.distillation is not None:
         raise InputError(
             "distillation: --distributed trains on samples, not on a teacher's logits; leave it"

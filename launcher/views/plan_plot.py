@@ -1,5 +1,7 @@
 """A plan as a picture: memory by part, speed by number of devices, and pipelines over time."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# matplotlib is typed in part.
 from __future__ import annotations
 
 import io

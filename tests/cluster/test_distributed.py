@@ -93,6 +93,41 @@ def test_sigterm_on_one_rank_saves_and_ends_all_and_the_run_goes_on(hands: Hands
     )
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+def test_the_budget_guard_ends_all_ranks_and_a_higher_ceiling_goes_on(
+    hands: Hands, sharded: bool
+) -> None:
+    """Its next checkpoint is a million steps away, which after two steps is seen to cost more."""
+    host = {"name": "here", "price_hour": 3.6}
+    budget = {"ceiling": 2.0, "currency": "EUR", "hosts": [host]}
+    saves = {"every": 1_000_000, "sharded": sharded}
+    config = hands.folder / "run.yaml"
+    config.write_text(json.dumps({"budget": budget, "checkpoint": saves}))
+    steps = ("--config", str(config), "--max-steps", "1000000", "--batch-size", "4")
+    both = [hands.rank(number, *steps) for number in range(2)]
+    assert [process.wait() for process in both] == [9, 9], both[0].text + both[1].text
+    status = hands.status
+    assert (status["state"], status["exit_code"]) == ("stopped", 9)
+    assert "the checkpoint of step 1000000 would make it" in status["reason"]
+    assert status["checkpoint"]["step"] == status["step"] >= 2
+    assert status["budget"]["spent"] < 1
+    assert "Traceback" not in both[0].text + both[1].text
+
+    hands.port = free_port()
+    more = (*steps, "--set", "budget.ceiling=1000000")
+    again = [hands.rank(number, *more) for number in range(2)]
+    wait_for(lambda: hands.status["step"] > status["step"], "a further step")
+    again[0].signal(signal.SIGTERM)
+    assert [process.wait() for process in again] == [0, 0], again[0].text + again[1].text
+    lines = (hands.output / "spend.jsonl").read_text().splitlines()
+    spent = [json.loads(line) for line in lines]
+    assert sum(line["money"] for line in spent) == pytest.approx(
+        hands.status["budget"]["spent"], abs=1e-5
+    )
+    assert [line["step"] for line in spent if line["end"]] == [status["step"], hands.status["step"]]
+    assert hands.status["budget"]["spent"] > status["budget"]["spent"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_that_is_gone_or_hangs_ends_the_others_in_one_line(
     hands: Hands, number: signal.Signals

@@ -16,7 +16,7 @@ from trainer.data.metrics import accuracy, matthews, mean_loss
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded
 from trainer.distributed.optimizer import ParallelAdamW
-from trainer.errors import NonFiniteError, StorageError
+from trainer.errors import BudgetError, NonFiniteError, StorageError
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer import learning_rate_at
 from trainer.process.stopping import Stop
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PORTION = 64
 """Validation samples of a copy between two checks for a stop."""
-_GO_ON, _STOP, _FAILED = range(3)
+_GO_ON, _STOP, _SPENT, _FAILED = range(4)
 
 
 class Checkpoints(Protocol):
@@ -48,7 +48,10 @@ class Checkpoints(Protocol):
 
 @dataclass(kw_only=True)
 class DistributedRun:
-    """One rank of a run; `stop` on any rank ends it on all after the current step."""
+    """One rank of a run; `stop` on any rank ends it on all after the current step.
+
+    So does the budget guard of rank 0, with an exit code of its own.
+    """
 
     config: RunConfig
     plan: StepPlan
@@ -70,44 +73,50 @@ class DistributedRun:
     def __post_init__(self) -> None:
         self._saved = self.step
 
-    def run(self) -> str:
-        """Train until the run is over or stopped, and return how it ended.
+    def run(self) -> tuple[str, int]:
+        """Train until the run is over or stopped, and return how it ended, with its exit code.
 
         Raises:
             NonFiniteError: NaN or Inf in a loss or gradient; the last checkpoint stays.
             StorageError: two saves in a row have failed.
         """
         try:
-            reason = self._train_until_stopped()
+            ended = self._train_until_stopped()
             self._save()
             self.checkpoints.finish(self.step)
         except BaseException as error:
             self.checkpoints.give_up(error)
             raise
-        return reason
+        return ended
 
-    def _train_until_stopped(self) -> str:
-        """Apply all updates that are left, and return why these were the last."""
+    def _train_until_stopped(self) -> tuple[str, int]:
+        """Apply all updates that are left; return why these were the last, and the exit code."""
         while self.step < self.plan.total_steps:
-            if self._stops():
-                return self.stop.reason or "stopped by another rank"
+            if ended := self._stops():
+                return ended
             self._train()
             self._look_up()
-        return "all steps are done"
+        return "all steps are done", 0
 
-    def _stops(self) -> bool:
-        """Return whether any rank was asked to stop.
+    def _stops(self) -> tuple[str, int] | None:
+        """Return why all ranks stop now, with the exit code; None if none has a reason.
 
         Raises:
             StorageError: rank 0 cannot save any more.
         """
         failure = self.journal and self.journal.failure
-        mine = _FAILED if failure else _STOP if self.stop else _GO_ON
+        ending = self.journal and self.journal.ending
+        mine = _FAILED if failure else _SPENT if ending else _STOP if self.stop else _GO_ON
         worst = torch.tensor(mine)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         if int(worst) == _FAILED:
             raise failure or StorageError("rank 0 cannot save any more")
-        return int(worst) == _STOP
+        if int(worst) == _SPENT:
+            reason = ending.reason if ending else "the budget guard of rank 0 stopped the run"
+            return reason, BudgetError.exit_code
+        if int(worst) == _STOP:
+            return self.stop.reason or "stopped by another rank", 0
+        return None
 
     def _train(self) -> None:
         """Forward, backward and update over one batch."""

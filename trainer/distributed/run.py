@@ -68,7 +68,7 @@ def run(
         made = make(store, members, device, stop, watch.explaining)
         try:
             with watch.explaining():
-                reason, code = made.run(), 0
+                reason, code = made.run()
         except TrainerError as error:
             if made.journal is not None:
                 if isinstance(error, NonFiniteError):
@@ -78,7 +78,7 @@ def run(
                 return error.exit_code
             raise
         if made.journal is not None:
-            code = made.journal.close(0, reason)
+            code = made.journal.close(code, reason)
         # A rank that leaves ends the job's store, or under torchrun the others' grace.
         verdict = torch.tensor(code)
         dist.broadcast(verdict, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -49,7 +50,8 @@ class ShardedSaves:
             if self._journal is not None:
                 self._journal.not_saved(step, str(error))
         else:
-            saving.add_done_callback(lambda done: self._record(step, done))
+            began = time.monotonic()
+            saving.add_done_callback(lambda done: self._record(step, began, done))
 
     def finish(self, step: int) -> None:
         """Wait for the last save, then gather the state and write it on rank 0."""
@@ -68,12 +70,13 @@ class ShardedSaves:
         self._journal = None
         self._sharded.give_up()
 
-    def _record(self, step: int, done: Future[None]) -> None:
+    def _record(self, step: int, began: float, done: Future[None]) -> None:
         """Run in the writer's thread."""
         journal, error = self._journal, done.exception()
         if journal is None:
             return
         if error is None:
-            journal.saved(step, self._sharded.folder / f"step-{step:06d}")
+            path, seconds = self._sharded.folder / f"step-{step:06d}", time.monotonic() - began
+            journal.saved(step, path, seconds)
         else:
             journal.not_saved(step, str(error))

@@ -143,8 +143,10 @@ class RunRecorder:
             self._say_saving(True)
         self._writer.submit(self._save_next)
 
-    def saved(self, step: int, path: Path) -> None:
-        """Record a checkpoint that is complete."""
+    def saved(self, step: int, path: Path, seconds: float) -> None:
+        """Record a checkpoint that is complete, and took so long."""
+        if self._budget:
+            self._budget.saved(seconds)
         self._failed_save = None
         self._metrics.event("checkpoint", step, path=str(path))
         self._status["checkpoint"] = {"step": step, "path": str(path)}
@@ -313,9 +315,7 @@ class RunRecorder:
         except StorageError as error:
             self.not_saved(step, str(error))
             return
-        if self._budget:
-            self._budget.saved(time.monotonic() - began)
-        self.saved(step, path)
+        self.saved(step, path, time.monotonic() - began)
 
     def _failed(self, reason: str) -> None:
         if self._failed_save is not None and self._failure is None:
