@@ -164,7 +164,7 @@ def on_vulkan(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
 
     device = Device(select("", allow_software=True))
     before = device.allocated
-    replica = WgpuReplica(folder, config, layout, device, gradient_checkpointing=False)
+    replica = WgpuReplica(folder, config, layout, device)
     replica.write_trainable(initial_weights(layout, folder, config))
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
     replica.forward_backward(samples(vocab), lambda *_: None)
