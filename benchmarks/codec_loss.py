@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rig.picture import TEXT, picture
+from rig.picture import picture
 from rig.report import Ratio, Report, skip
 
+from trainer.compare.picture import TEXT
 from trainer.config.run import RunConfig, load
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset

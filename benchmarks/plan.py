@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rig.random_model import write_model
 from rig.report import Ratio, Report
+
+from trainer.compare.random_model import write_model
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3, hidden 512": {

@@ -306,15 +306,7 @@ def _buffers(
     precision, found = training.precision, list[Term]()
     if training.method == "lora" and precision.activation < precision.frozen:
         layers = math.ceil(shape.layers / strategy.stages)
-        held_at_once = 1 if training.recompute == "full" else layers
-        found.append(
-            term(
-                "frozen linears in the format of the products, kept for backward",
-                precision.activation * kept.linears * held_at_once / layers,
-                "element * linears * held / layers", OWN, element=precision.activation,
-                linears=kept.linears, held=held_at_once, layers=layers,
-            )
-        )  # fmt: skip
+        found.append(activations.of_frozen_linears(training, kept.linears, layers))
     gathers = strategy.data == "fsdp" and strategy.replicas > 1
     if training.method == "qlora":
         found.append(
