@@ -28,9 +28,10 @@ from typing import Any
 
 import numpy as np
 from rig.demo_model import DEMO, SHARES, open_demo, require_demo, shards, validate
-from rig.picture import TEXT, picture
+from rig.picture import picture
 from rig.report import Ratio, Report
 
+from trainer.compare.picture import TEXT
 from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset

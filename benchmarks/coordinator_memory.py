@@ -18,9 +18,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rig.cluster import Cluster, end_on_terminate, write_certificates
-from rig.member import Spec
+from rig.certificates import end_on_terminate, write_certificates
 from rig.report import Ratio, Report, skip
+
+from trainer.compare.cluster import Cluster
+from trainer.compare.member import Spec
 
 WORKERS = 3
 CHECKPOINT_EVERY = 4

@@ -28,14 +28,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
-from rig import synthetic
-from rig.cluster import Cluster, end_on_terminate, write_certificates
-from rig.member import Spec
-from rig.network import Network, missing
+from rig.certificates import end_on_terminate, write_certificates
 from rig.report import Ratio, Report, skip
 
+from trainer.compare import collective, synthetic
+from trainer.compare.cluster import Cluster
+from trainer.compare.comparison import run_ranks
+from trainer.compare.member import Spec
+from trainer.compare.network import Network, missing
 from trainer.config.codec import NAMES
 from trainer.exchange.compression.choice import codecs_for
 
@@ -225,15 +226,23 @@ def measure_ring(
         print("gloo's ring: skipped: no torch here")
         return
     elements = elements_of(megabytes)
-    result: dict[str, Any] = {}
-    with Cluster() as cluster:
-        for rank in range(HOSTS):
-            words = [rank, HOSTS, f"{network.address(0)}:29611", elements, codec, steps]
-            command = [sys.executable, "-m", "rig.ring", *map(str, words)]
-            cluster.start(f"ring {rank}", command, network.inside(rank))
-        for _, event in cluster.events(timeout=120):
-            result = event
-    median = statistics.median(result["seconds"])
+    with Cluster() as cluster, tempfile.TemporaryDirectory() as results:
+        spec = collective.Spec(
+            kind="gloo",
+            world=HOSTS,
+            address=f"{network.address(0)}:29611",
+            interface="eth0",
+            model="",
+            elements=elements,
+            steps=WARM_UP + steps,
+            batch=HOSTS,
+            results=results,
+            trains=False,
+            codec="bf16" if codec == "bf16" else "fp32",
+        )
+        found = run_ranks(cluster, spec, [network.inside(rank) for rank in range(HOSTS)])
+    together = list(zip(*(rank["stamps"] for rank in found), strict=True))[WARM_UP:]
+    median = statistics.median(span(list(step), "last_average") for step in together)
     limit = 2 * (HOSTS - 1) / HOSTS * encoded_bytes(codec, elements) * 8 / (rate * 1e6)
     report.add(
         Ratio(

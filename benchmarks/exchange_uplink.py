@@ -19,10 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from exchange import CODECS, USUAL, elements_of, encoded_bytes
-from rig.cluster import COORDINATOR, Cluster, end_on_terminate, write_certificates
-from rig.member import Spec
-from rig.network import Network, missing
+from rig.certificates import end_on_terminate, write_certificates
 from rig.report import Ratio, Report, skip
+
+from trainer.compare.cluster import COORDINATOR, Cluster
+from trainer.compare.member import Spec
+from trainer.compare.network import Network, missing
 
 WARM_UP = 5
 TARGET = 1.02

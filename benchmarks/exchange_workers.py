@@ -16,9 +16,11 @@ import statistics
 import sys
 
 from exchange import FREE, REST, WARM_UP, elements_of, span
-from rig.cluster import Cluster, end_on_terminate
-from rig.member import Spec
+from rig.certificates import end_on_terminate
 from rig.report import Ratio, Report
+
+from trainer.compare.cluster import Cluster
+from trainer.compare.member import Spec
 
 WORKERS = (1, 2, 4, 8, 16)
 TARGET_WORKERS = 16

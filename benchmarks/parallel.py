@@ -48,8 +48,10 @@ from rig.parallel_models import (
     rows,
     write_model,
 )
-from rig.picture import FIRST, SECOND, TEXT, picture
+from rig.picture import picture
 from rig.report import Ratio, Report, skip
+
+from trainer.compare.picture import FIRST, SECOND, TEXT
 
 PARTS = ("steps", "memory", "files", "overlap", "generate")
 LIMIT, WITHIN = 1.05, 0.1

@@ -27,8 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rig.picture import FIRST, GROUND, SECOND, STYLE
 from rig.report import Ratio, Report, skip
+
+from trainer.compare.picture import FIRST, GROUND, SECOND, STYLE
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pipeline-schedules.svg"

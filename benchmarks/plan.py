@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rig.random_model import write_model
 from rig.report import Ratio, Report
+
+from trainer.compare.random_model import write_model
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3, hidden 512": {
@@ -167,7 +168,7 @@ def on_vulkan(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
 
     device = Device(select("", allow_software=True))
     before = device.allocated
-    replica = WgpuReplica(folder, config, layout, device, gradient_checkpointing=False)
+    replica = WgpuReplica(folder, config, layout, device)
     replica.write_trainable(initial_weights(layout, folder, config))
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
     replica.forward_backward(samples(vocab), lambda *_: None)

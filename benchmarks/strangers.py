@@ -21,10 +21,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rig.cluster import COORDINATOR, Cluster, end_on_terminate, write_certificates
+from rig.certificates import end_on_terminate, write_certificates
 from rig.crowd import Crowd, resident
-from rig.member import Spec
 from rig.report import Ratio, Report, skip
+
+from trainer.compare.cluster import COORDINATOR, Cluster
+from trainer.compare.member import Spec
 
 WORKERS = 3
 ELEMENTS = 100_000

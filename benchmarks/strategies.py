@@ -27,10 +27,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rig.random_model import write_model
 from rig.report import Ratio, Report
 from wgpu_step import SHAPES as QWEN3
 
+from trainer.compare.random_model import write_model
 from trainer.errors import InputError
 
 SHAPES: dict[str, dict[str, Any]] = {

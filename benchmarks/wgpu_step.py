@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rig.random_model import write_model
 
+from trainer.compare.random_model import write_model
 from trainer.config.run import LINEARS, RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded

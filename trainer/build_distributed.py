@@ -35,6 +35,7 @@ from trainer.optimizer import TrainState
 from trainer.process.stopping import Stop
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
+from trainer.replica.torch.recomputation import recomputes_together
 from trainer.run_inputs import RunInputs
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
@@ -79,7 +80,7 @@ def make_distributed(
             layout,
             make_mesh(config.parallel, world, device.type),
             device,
-            recompute=device.type == "cuda",
+            recompute=recomputes_together(config, inputs.model_dir, device),
         )
         optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
         if step:

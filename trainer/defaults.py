@@ -258,6 +258,8 @@ def _fit(
         return all(job.fits(room, busy=not least) for room in set(rooms))
 
     own = {"model.dtype": settled.model.dtype, "model.quantization": settled.model.quantization}
+    if settled.training.precision == "fp32":
+        given = {*given, "model.dtype"}  # products would not be fp32
     ways = [own, *(own | {key: way[key] for key in way.keys() - given} for way in _STORED)]
     ways = [way for way in ways if settled.method == "lora" or way == own]
     stored = next((way for way in ways if is_enough(way, least=False)), ways[-1])

@@ -63,6 +63,20 @@ class _Count(click.ParamType[float]):
 @click.option(
     "--rank", type=click.IntRange(min=1), default=16, show_default=True, help="LoRA's rank."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
+    default="auto",
+    show_default=True,
+    help="Of products; auto: 16 bits on accelerators.",
+)
+@click.option(
+    "--gradient-checkpointing",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="Compute layers twice; auto: what is fastest of what fits.",
+)
 @click.option("--price-kwh", type=click.FloatRange(min=0), help="Price of a kWh.")
 @click.option("--price-hour", type=click.FloatRange(min=0), help="Price of a device for an hour.")
 @click.option("--currency", default="", metavar="CODE", help="Of both prices, e.g. EUR.")
@@ -79,6 +93,7 @@ class _Count(click.ParamType[float]):
 def plan(
     model: str | None, shape: str | None, inventory: Path | None, text: str | None,
     link: str | None, tokens: float, method: Any, length: int, rank: int,
+    precision: Any, gradient_checkpointing: str,
     price_kwh: float | None, price_hour: float | None, currency: str,
     explain: str | None, diagram: str | None, picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -108,7 +123,8 @@ def plan(
         prices = own if price_kwh is None and price_hour is None else prices
     request = Request(
         shape=found, cluster=cluster, method=method, rank=rank, length=length, tokens=tokens,
-        prices=prices,
+        precision=precision, prices=prices,
+        recompute={"auto": None, "on": True, "off": False}[gradient_checkpointing],
     )  # fmt: skip
     if diagram is not None:
         _draw(found, cluster)

@@ -121,6 +121,7 @@ def plan_tree(request: Request, options: Sequence[Option], pick: Pick) -> dict[s
         },
         "cluster": request.cluster.text,
         "method": request.method,
+        "precision": request.precision,
         "options": [_option_tree(option) for option in options],
         "pick": pick.option.key if pick.option is not None else None,
         "reasons": pick.lines,

@@ -10,8 +10,7 @@ from tests import ROOT
 from trainer.config.run import RunConfig, load, presets
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.model_config import named_shape
-from trainer.planning.replica import USABLE, training_of
-from trainer.planning.strategy import Strategy
+from trainer.planning.replica import USABLE, strategy_of, training_of
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
@@ -29,15 +28,7 @@ def test_every_preset_survives_yaml(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ddp-qlora", "fsdp-lora", "tp-sp-lora", "pp-lora"])
 def test_presets_for_two_cards_say_the_memory_that_is_planned(name: str) -> None:
     config, parallel = load(name), load(name).parallel
-    strategy = Strategy(
-        world=2,
-        data=parallel.data,
-        tensor=parallel.tensor,
-        sequence=parallel.sequence,
-        stages=parallel.pipeline.stages,
-        schedule=parallel.pipeline.schedule,
-        microbatches=parallel.pipeline.parts,
-    )
+    strategy = strategy_of(parallel, 2)
     assert parallel.copies(2) == strategy.replicas
     planned: list[float] = []
     for recompute in (False, True):

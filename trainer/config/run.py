@@ -23,13 +23,13 @@ from trainer.config.codec import KnownCodec, read_codec
 from trainer.config.parallel import ParallelConfig
 from trainer.config.rounds import RoundSettings
 from trainer.config.section import Section, load_settings
+from trainer.config.training import Positive, Precision, TrainingConfig
 from trainer.errors import InputError
 
 Task = Literal["classify", "causal-lm"]
 Method = Literal["lora", "full"]
 Backend = Literal["auto", "cuda", "wgpu", "cpu"]
 Divergence = Literal["forward", "reverse", "jsd"]
-Positive = Annotated[int, Field(gt=0)]
 
 Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LINEARS: tuple[Linear, ...] = get_args(Linear)
@@ -112,23 +112,6 @@ class OptimizerConfig(Section):
     epsilon: float = Field(default=1e-8, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global norm above which the gradient is scaled down."""
-
-
-class TrainingConfig(Section):
-    """Duration and batches."""
-
-    epochs: Positive = 1
-    max_steps: Positive | None = None
-    """Number of steps, over as many epochs as they take; null: `epochs` decides."""
-    batch_size: Positive = 16
-    """Samples in one step, over all workers together."""
-    micro_batch_size: Positive | Literal["auto"] = "auto"
-    """Samples in one forward; `auto` finds the largest that fits the device."""
-    pack: bool = False
-    """Put several short samples of a causal-lm run into one row instead of padding each."""
-    seed: int = Field(default=0, ge=0)
-    evaluate_every: int = Field(default=0, ge=0)
-    """Steps between validations; 0 validates once at the end."""
 
 
 class ExchangeConfig(RoundSettings):
@@ -219,7 +202,17 @@ class RunConfig(Section):
             )
         if self.training.pack and self.task != "causal-lm":
             raise ValueError("training.pack needs task causal-lm: a row has one class")
+        if self.training.precision == "fp32" and self.model.dtype != "float32":
+            raise ValueError(
+                "training.precision fp32 needs model.dtype float32: products take the stored format"
+            )
         return self
+
+    def precision_on(self, *, accelerator: bool) -> Precision:
+        """Return the format of products by torch on a device."""
+        if self.training.precision != "auto":
+            return self.training.precision
+        return "bf16" if accelerator or self.model.dtype == "bfloat16" else "fp32"
 
     def check_one_process(self) -> None:
         """Check that one process, or a worker, can follow the settings.
@@ -271,6 +264,7 @@ class RunConfig(Section):
             "distillation": self.distillation and self.distillation.model_dump(),
             "optimizer": self.optimizer.model_dump(),
             "training.batch_size": self.training.batch_size,
+            "training.precision": self.training.precision,
             "training.seed": self.training.seed,
             "exchange.codec": self.exchange.codec,
             "exchange.rounds": self.exchange.agreed(*self.saved_every),

@@ -98,7 +98,8 @@ def _load(trained: Trained, compute: Compute) -> Any:
         import transformers
 
         from trainer.replica.backend import UnusableError, cuda_device, first_usable
-        from trainer.replica.torch.model import compute_dtype, flatten
+        from trainer.replica.torch.model import flatten
+        from trainer.replica.torch.precision import compute_dtype
         from trainer.replica.torch.published import load_published
 
     def on(name: str) -> Any:
@@ -107,12 +108,12 @@ def _load(trained: Trained, compute: Compute) -> Any:
             torch.set_num_threads(compute.threads)
         model: Any = load_published(trained.base_dir, trained.config, device)
         flatten(model, trained.layout, device).copy_(torch.from_numpy(trained.weights))
-        mixed = compute_dtype(trained.config, device) == torch.bfloat16
+        dtype = compute_dtype(trained.config, device)
         return _import("lm_eval.models.huggingface").HFLM(
             pretrained=model.eval(),
             tokenizer=transformers.AutoTokenizer.from_pretrained(trained.base_dir),
             batch_size=_BATCH,
-            mixed_precision_dtype="bfloat16" if mixed else None,
+            mixed_precision_dtype=None if dtype == torch.float32 else str(dtype)[6:],
         )
 
     def on_vulkan() -> Any:

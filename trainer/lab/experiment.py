@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Value = str | int | float | None
-"""None where this machine could not measure it."""
+from trainer.commandline.table import Value, table
+
 Row = dict[str, Value]
 
 
@@ -34,15 +34,7 @@ class Experiment:
         """Yield the experiment as text for people."""
         yield self.title
         yield ""
-        columns = list(self.rows[0])
-        table = [columns, *([_shown(row[column]) for column in columns] for row in self.rows)]
-        widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-        for cells in table:
-            first, *rest = (
-                cell.ljust(width) if index == 0 else cell.rjust(width)
-                for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            )
-            yield "  ".join([first, *rest]).rstrip()
+        yield from table(self.rows)
         yield ""
         for formula in self.formulas:
             yield f"{formula.text}   [{formula.source}]"
@@ -57,11 +49,3 @@ class Experiment:
             "formulas": [vars(formula) for formula in self.formulas],
             "notes": list(self.notes),
         }
-
-
-def _shown(value: Value) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else value

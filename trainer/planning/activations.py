@@ -165,6 +165,25 @@ def of_head(shape: ModelShape, training: Training) -> Term:
     )
 
 
+def of_frozen_linears(training: Training, linears: float, layers: int) -> Term:
+    """Return the bytes of frozen weights in the format of the products, kept for backward.
+
+    Recomputation has those of one layer at a time.
+    """
+    held = 1 if training.recompute == "full" else layers
+    element = training.precision.activation
+    return term(
+        "frozen linears in the format of the products",
+        element * linears * held / layers,
+        "element * linears * held / layers",
+        COUNTED,
+        element=element,
+        linears=linears,
+        held=held,
+        layers=layers,
+    )
+
+
 def in_flight(strategy: Strategy) -> Term:
     """Return the micro-batches whose activations the first stage holds, by schedule.
 

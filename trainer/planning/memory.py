@@ -128,10 +128,10 @@ def _of_stage(shape: ModelShape, training: Training, strategy: Strategy, stage: 
             _sharded("trained weights", trained, precision.weight, weights),
         ),
         gradients=_gradients(kept, training, strategy, trained, gradients, worked[0].value),
-        optimizer=optimizer_state(trained, precision, strategy, states),
+        optimizer=optimizer_state(trained, training, strategy, states),
         activations=worked,
         logits=(logit_bytes(shape, training, strategy),) if is_last else (),
-        buffers=tuple(_buffers(shape, training, strategy, trained)),
+        buffers=tuple(_buffers(shape, training, strategy, kept, trained)),
     )
 
 
@@ -187,7 +187,7 @@ def frozen(kept: Held, training: Training, shards: int) -> tuple[Term, ...]:
 
 
 def optimizer_state(
-    trained: float, precision: Precision, strategy: Strategy, shards: int
+    trained: float, training: Training, strategy: Strategy, shards: int
 ) -> tuple[Term, ...]:
     """Return the optimizer's part: none where the coordinator has it and the device is a card.
 
@@ -195,10 +195,11 @@ def optimizer_state(
     gradient. DiLoCo adds an anchor of the weights and a momentum, fp32.
     """
     if strategy.data == "motley":
-        if precision.activation == 2:
+        if not training.on_host:
             return ()
         return (_sharded("the exchange's vectors", trained, 16, 1),)
-    state = _sharded("moments and master weights", trained, precision.optimizer, shards)
+    size = training.precision.optimizer
+    state = _sharded("moments and master weights", trained, size, shards)
     if strategy.data != "diloco":
         return (state,)
     outer = term(
@@ -300,9 +301,12 @@ def logit_bytes(shape: ModelShape, training: Training, strategy: Strategy) -> Te
 
 
 def _buffers(
-    shape: ModelShape, training: Training, strategy: Strategy, trained: float
+    shape: ModelShape, training: Training, strategy: Strategy, kept: Held, trained: float
 ) -> list[Term]:
     precision, found = training.precision, list[Term]()
+    if training.method == "lora" and precision.activation < precision.frozen:
+        layers = math.ceil(shape.layers / strategy.stages)
+        found.append(activations.of_frozen_linears(training, kept.linears, layers))
     gathers = strategy.data == "fsdp" and strategy.replicas > 1
     if training.method == "qlora":
         found.append(

@@ -7,9 +7,10 @@ loads the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.architecture import Architecture
@@ -45,6 +46,8 @@ class MemoryPlan:
     """Activations kept for backward, for each token of a micro-batch."""
     sample_tokens: int
     """Tokens of the longest sample: the minimum that must fit."""
+    recompute: bool
+    """Layers are computed twice, and of their activations one layer's are there at a time."""
 
     @property
     def fixed(self) -> int:
@@ -59,15 +62,16 @@ class MemoryPlan:
 
 def training_of(config: RunConfig, *, accelerator: bool, recompute: bool) -> Training:
     """Return what a run config trains, on one sample at a time."""
-    bf16 = config.model.dtype == "bfloat16"
-    narrow = accelerator or bf16
+    narrow = config.precision_on(accelerator=accelerator) != "fp32"
+    frozen = 2 if config.model.dtype == "bfloat16" else 4
     return Training(
         method="qlora" if config.model.quantization == "nf4" else config.method,
         rank=config.lora.lora_rank,
         targets=config.lora.target_modules,
         length=config.data.max_seq_len,
         recompute="full" if recompute else "none",
-        precision=replace(AUTOCAST if narrow else FP32, frozen=2 if bf16 else 4),
+        precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),
+        on_host=not accelerator,
         packed=config.training.pack,
         classes=config.num_classes,
         taught=config.distillation is not None,
@@ -87,7 +91,7 @@ def plan_memory(
     """Return the plan of one replica.
 
     Args:
-        accelerator: the device has its own memory and computes in bf16; else it is the host.
+        accelerator: the device has its own memory; else it is the host.
         recompute: gradient checkpointing.
         moments: the optimizer runs on the accelerator too, with its moments.
     """
@@ -108,6 +112,7 @@ def plan_memory(
         workspace=size["logits"] + size["buffers"],
         per_token=math.ceil(size["activations"] / training.tokens),
         sample_tokens=config.data.max_seq_len,
+        recompute=recompute,
     )
 
 
@@ -117,13 +122,79 @@ def fitting_tokens(plan: MemoryPlan, available: int) -> int:
     return max(1, int(spare) // plan.per_token)
 
 
-def must_recompute(plan: MemoryPlan, available: int) -> bool:
-    """Return whether keeping a device busy requires recomputing activations.
+def busy_tokens(config: RunConfig, *, accelerator: bool) -> int:
+    """Return the tokens of the micro-batch that a device should have room for.
+
+    A processor is as busy with one sample as with several.
+    """
+    rows, length = config.training.micro_batch_size, config.data.max_seq_len
+    if rows != "auto":
+        return rows * length
+    return max(BUSY_TOKENS, length) if accelerator else length
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """Whether layers are computed twice to save memory."""
+
+    on: bool
+    reason: str
+    """One line for people, if memory decided."""
+
+
+def choose_recomputation(
+    config: RunConfig, needed: Callable[[], int], available: int, *, accelerator: bool
+) -> Recomputation:
+    """Return what `training.gradient_checkpointing` comes to on a device.
 
     Args:
-        plan: of a replica that keeps them, before loading.
+        needed: returns the bytes of a process that keeps all activations of `busy_tokens`.
+        available: bytes before loading.
     """
-    return not fits(plan, available, max(BUSY_TOKENS, plan.sample_tokens))
+    if config.training.recompute is not None:
+        return Recomputation(config.training.recompute, "")
+    size, tokens = needed(), busy_tokens(config, accelerator=accelerator)
+    on = size > available * USABLE
+    return Recomputation(
+        on,
+        f"gradient checkpointing {'on' if on else 'off'}: with all activations of {tokens:,} tokens"
+        f" the run needs {_gib(size)} GiB, {_gib(available)} are free",
+    )
+
+
+def shared_memory_needed(
+    model: Architecture,
+    headers: Mapping[str, TensorHeader],
+    config: RunConfig,
+    world: int,
+    *,
+    accelerator: bool,
+    recompute: bool,
+) -> int:
+    """Return the bytes of the process that needs most of those that share a model.
+
+    Each takes micro-batches of `busy_tokens`.
+    """
+    training = training_of(config, accelerator=accelerator, recompute=recompute)
+    rows = -(-busy_tokens(config, accelerator=accelerator) // training.length)
+    return plan_memory_by_part(
+        replace(shape_of(model), counted=_counted(headers, config)),
+        replace(training, rows=rows),
+        strategy_of(config.parallel, world),
+    ).total
+
+
+def strategy_of(parallel: ParallelConfig, world: int) -> Strategy:
+    """Return the section `parallel` of a number of processes as a strategy."""
+    return Strategy(
+        world=world,
+        data=parallel.data,
+        tensor=parallel.tensor,
+        sequence=parallel.sequence,
+        stages=parallel.pipeline.stages,
+        schedule=parallel.pipeline.schedule,
+        microbatches=parallel.pipeline.parts,
+    )
 
 
 def fits(plan: MemoryPlan, available: int, tokens: int) -> bool:
@@ -138,11 +209,13 @@ def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
         InputError: names the needed and the available memory.
     """
     if not fits(plan, available, plan.sample_tokens):
+        again = "" if plan.recompute else ", or training.gradient_checkpointing on"
         raise InputError(
             f"{device}: the run needs {_gib(plan.least)} GiB (base {_gib(plan.frozen)}, trainable"
             f" {_gib(plan.trainable + plan.gradients + plan.state)}, one sample"
             f" {_gib(plan.least - plan.fixed + plan.workspace)}), {_gib(available)} are free; use"
             " method lora, model.quantization nf4 or a smaller data.max_seq_len"
+            f"{again}"
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trainer.config.training import Precision
 from trainer.planning.cost import NO_PRICES, Cost, Prices, plan_cost
 from trainer.planning.devices import Cluster
 from trainer.planning.memory import Parts, plan_memory_by_part
@@ -37,6 +38,10 @@ class Request:
     method: Method = "lora"
     rank: int = 16
     length: int = 2048
+    precision: Literal["auto"] | Precision = "auto"
+    """Of products; `auto`: 16 bits on accelerators, fp32 on processors."""
+    recompute: bool | None = None
+    """Gradient checkpointing; None: what is fastest of what fits."""
     tokens: float = 50e6
     prices: Prices = NO_PRICES
     efficiency: float = EFFICIENCY
@@ -110,18 +115,21 @@ def plan(request: Request, strategy: Strategy, method: Method) -> Option:
 
 def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[Option]:
     device = request.cluster.smallest.device
-    precision = FP32 if device.name.startswith("CPU") else AUTOCAST
+    on_host = device.name.startswith("CPU")
+    narrow = not on_host if request.precision == "auto" else request.precision != "fp32"
+    precision = AUTOCAST if narrow else FP32
+    tried = _RECOMPUTE if request.recompute is None else ("full" if request.recompute else "none",)
     each = max(1, request.rows // strategy.replicas)
     rows = 1
     while rows <= max(1, each // max(1, strategy.stages)) and rows <= 32:
         if each % rows == 0:
             spread = replace(strategy, microbatches=each // rows)
-            for recompute in _RECOMPUTE:
+            for recompute in tried:
                 if recompute == "selective" and request.shape.gated:
                     continue  # fused attention keeps no scores
                 training = Training(
                     method=method, rank=request.rank, length=request.length, rows=rows,
-                    recompute=recompute, precision=precision,
+                    recompute=recompute, precision=precision, on_host=on_host,
                 )  # fmt: skip
                 yield _option(request, spread, training)
         rows *= 2
@@ -129,14 +137,16 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
 
 def _option(request: Request, strategy: Strategy, training: Training) -> Option:
     memory = plan_memory_by_part(request.shape, training, strategy)
-    time = plan_time(
-        request.shape,
-        training,
-        strategy,
-        request.cluster,
-        total_tokens=request.tokens,
-        efficiency=request.efficiency,
-    )
+    time = None
+    if training.on_host == (training.precision.activation == 4):  # the format of known speeds
+        time = plan_time(
+            request.shape,
+            training,
+            strategy,
+            request.cluster,
+            total_tokens=request.tokens,
+            efficiency=request.efficiency,
+        )
     cost = None
     if time is not None:
         steps = request.tokens / (training.tokens * strategy.microbatches * strategy.replicas)

@@ -101,9 +101,9 @@ MIXED = Precision(weight=2, gradient=2, optimizer=12, activation=2)
 MEGATRON = Precision(weight=2, gradient=4, optimizer=12, activation=2)
 """The same with gradients added up in fp32: 18 bytes (Megatron-LM, docs of its optimizer)."""
 AUTOCAST = Precision(weight=4, gradient=4, optimizer=8, activation=2, copies=2)
-"""Motley on an accelerator: fp32 weights, products in bf16."""
+"""Products in bf16 or fp16, weights that train in fp32: Motley on an accelerator."""
 FP32 = Precision(weight=4, gradient=4, optimizer=8, activation=4, frozen=4)
-"""Motley on a CPU."""
+"""Products in fp32: Motley on a CPU."""
 
 EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -123,6 +123,8 @@ class Training:
     precision: Precision = AUTOCAST
     packed: bool = False
     """Rows hold several samples and have a mask."""
+    on_host: bool = False
+    """The device's memory is the host's, where the exchange has vectors of its own."""
     classes: int | None = None
     """Of a classifier; None for a language model."""
     taught: bool = False

@@ -46,19 +46,20 @@ class Job:
     def needed(self, backend: Backend, tokens: int = 0) -> int:
         """Return the bytes that a worker needs for micro-batches of `tokens`.
 
-        One sample is the least. Accelerators recompute activations, as their workers do where
-        memory is short.
+        One sample is the least. Activations are recomputed, as workers do where memory is short,
+        unless the config forbids it.
         """
+        recompute = self.config.training.recompute is not False
         if backend == "wgpu":
             samples = max(1, -(-tokens // padded_length(self.config.data.max_seq_len)))
             parts = vulkan.plan_vulkan_memory(
-                self.model, self.layout, self.config, samples, recompute=True
+                self.model, self.layout, self.config, samples, recompute=recompute
             )
             return sum(parts.values())
         is_card = backend == "cuda"
         plan = plan_memory(
             self.model, self.headers, self.layout, self.config,
-            accelerator=is_card, recompute=is_card,
+            accelerator=is_card, recompute=recompute,
         )  # fmt: skip
         return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
 

@@ -117,3 +117,11 @@ def test_an_offline_machine_does_not_ask_the_hub(
     tree = json.loads((make_model(snapshot) / "config.json").read_text())
     assert tree["model_type"] == "qwen3"
     assert run(["plan", "--model", "owner/name", *CARDS]) == 0
+
+
+def test_precision_and_checkpointing_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--precision", "fp32", "--gradient-checkpointing", "on", "--json")
+    run(["plan", "--shape", "1b", *CARDS, *flags])
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["precision"] == "fp32"
+    assert {option["recompute"] for option in tree["options"]} == {"full"}

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import pytest
 
-from benchmarks.rig.network import Network, missing
 from tests import ROOT
 from tests.launcher.sshd import make_key
 from tests.waiting import wait_for
+from trainer.compare.network import Network, missing
 
 PROGRAMS = Path(sys.executable).parent
 MEGABIT = 10**6

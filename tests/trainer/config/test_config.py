@@ -125,9 +125,12 @@ def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
     base = config()
     same = config(**{"output": "elsewhere", "model.path": "other/place", "checkpoint.every": 7})
     assert same.agreement() == base.agreement()
+    again = config(**{"training.gradient_checkpointing": "on"})
+    assert again.agreement() == base.agreement()
     for change in (
         {"training.batch_size": 8},
         {"training.seed": 1},
+        {"training.precision": "fp16"},
         {"data.max_seq_len": 64},
         {"data.validation_fraction": 0.1},
         {"lora.lora_rank": 8},
@@ -181,3 +184,32 @@ def test_codecs_take_other_densities_and_ranks():
     for codec in ("int4", "topk:0.025"):
         assert config(**{"exchange.codec": codec}).exchange.codec == codec
     assert config(**{"exchange.codec": "powersgd:2", "method": "full"})
+
+
+@pytest.mark.parametrize(("word", "setting"), [("on", "on"), ("off", "off"), ("'on'", "on")])
+def test_checkpointing_is_on_or_off_also_without_quotes(
+    tmp_path: Path, word: str, setting: str
+) -> None:
+    """YAML 1.1 reads an unquoted `on` as true."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: {path: m}\ndata: {train: t}\nnum_classes: 2\n"
+        f"training: {{gradient_checkpointing: {word}}}\n"
+    )
+    found = load(path)
+    assert found.training.gradient_checkpointing == setting
+    assert found.training.recompute == (setting == "on")
+    path.write_text(found.to_yaml())
+    assert load(path) == found
+
+
+def test_the_precision_of_a_device() -> None:
+    assert config().precision_on(accelerator=False) == "fp32"
+    assert config().precision_on(accelerator=True) == "bf16"
+    narrow = {"model.dtype": "bfloat16"}
+    assert config(**narrow).precision_on(accelerator=False) == "bf16"
+    for word in ("bf16", "fp16"):
+        fixed = config(**narrow, **{"training.precision": word})
+        assert fixed.precision_on(accelerator=False) == word
+    with pytest.raises(InputError, match="precision fp32 needs"):
+        config(**narrow, **{"training.precision": "fp32"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,14 +10,24 @@ import pytest
 import torch
 
 from trainer.data.tokens import Encoded
+from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout, read_headers
 from trainer.planning.activations import of_head, of_layer, of_layer_input
-from trainer.planning.replica import BUSY_TOKENS, must_recompute, plan_memory, training_of
+from trainer.planning.replica import (
+    BUSY_TOKENS,
+    USABLE,
+    Recomputation,
+    busy_tokens,
+    choose_recomputation,
+    plan_memory,
+    training_of,
+)
 from trainer.planning.shapes import shape_of
 from trainer.planning.strategy import Strategy
 from trainer.replica.microbatch import Limit, split
+from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.replica import TorchReplica
 
 if TYPE_CHECKING:
@@ -39,7 +50,9 @@ def plan_of(folder: Path, config: RunConfig, **settings: bool) -> MemoryPlan:
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
 @pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [("float32", "auto"), ("bfloat16", "auto"), ("float32", "fp16")]
+)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_activations_are_counted(
     tiny_model: TinyModel,
@@ -47,14 +60,21 @@ def test_activations_are_counted(
     model_type: str,
     method: str,
     dtype: str,
+    precision: str,
     recompute: bool,
 ) -> None:
     """Counts the bytes that autograd saves for each further sample."""
     # Wide enough that the terms of the estimate carry their real weight.
     folder = tiny_model(model_type, hidden_size=256, intermediate_size=768)
-    config = make_config(folder, method=method, model__dtype=dtype)
+    config = make_config(
+        folder,
+        method=method,
+        model__dtype=dtype,
+        training__precision=precision,
+        training__gradient_checkpointing=recompute,
+    )
     layout = build_layout(folder, config)
-    replica = TorchReplica(folder, config, layout, threads=1, gradient_checkpointing=recompute)
+    replica = TorchReplica(folder, config, layout, threads=1)
     replica.write_trainable(initial_weights(layout, folder, config))
     length = 64
 
@@ -117,15 +137,88 @@ def test_split_keeps_every_sample_once_within_the_limit() -> None:
     assert split([], Limit(1, 1)) == []
 
 
-def test_a_student_keeps_activations_where_a_busy_gpu_has_room(
-    tiny_model: TinyModel, make_config: MakeConfig
+def test_memory_decides_on_recomputation(
+    tiny_model: TinyModel, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """`auto` recomputes on either side of the same line that refuses a plan."""
     folder = tiny_model("qwen3")
-    config = make_config(folder, method="full")
+    config = make_config(folder, method="full", training__micro_batch_size="auto")
     plan = plan_of(folder, config, accelerator=True, moments=True)
     size = build_layout(folder, config).size
     assert plan.state == 2 * 4 * size
     assert plan_of(folder, config, accelerator=True).state == 0
+    assert busy_tokens(config, accelerator=True) == BUSY_TOKENS
     enough = plan.fixed + BUSY_TOKENS * plan.per_token
-    assert not must_recompute(plan, int(enough / 0.9) + 10)
-    assert must_recompute(plan, int(enough / 0.9) - 10)
+
+    def chosen(config: RunConfig, free: float) -> Recomputation:
+        return choose_recomputation(config, lambda: enough, int(free), accelerator=True)
+
+    kept, again = chosen(config, enough / USABLE + 10), chosen(config, enough / USABLE - 10)
+    assert not kept.on
+    assert again.on
+    assert again.reason.startswith("gradient checkpointing on: with all activations of 4,096 token")
+    for word in ("on", "off"):
+        fixed = make_config(folder, training__gradient_checkpointing=word)
+        assert chosen(fixed, 1) == Recomputation(word == "on", "")
+    with caplog.at_level(logging.INFO):
+        TorchReplica(folder, config, build_layout(folder, config), threads=1)
+    assert any("cpu: gradient checkpointing off: with all" in line for line in caplog.messages)
+
+
+def test_a_cpu_with_little_memory_recomputes_before_it_refuses(
+    tiny_model: TinyModel, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model("qwen3", num_hidden_layers=8)
+    settings = {"data__max_seq_len": 256, "training__micro_batch_size": "auto"}
+    config = make_config(folder, **settings)
+    kept, again = (plan_of(folder, config, recompute=word).least for word in (False, True))
+    free = int((kept + again) / 2 / USABLE)
+    monkeypatch.setattr(torch_replica, "available_bytes", lambda _device: free)
+    TorchReplica(folder, config, build_layout(folder, config), threads=1)
+    fixed = make_config(folder, **settings, training__gradient_checkpointing="off")
+    with pytest.raises(InputError, match=r"free; use .* or training.gradient_checkpointing on"):
+        TorchReplica(folder, fixed, build_layout(folder, fixed), threads=1)
+
+
+def test_memory_follows_the_precision(tiny_model: TinyModel, make_config: MakeConfig) -> None:
+    """Also of a processor, whose memory holds the exchange's vectors in any format."""
+    folder = tiny_model("qwen3")
+    wide, narrow = (
+        plan_of(folder, make_config(folder, training__precision=word)) for word in ("fp32", "fp16")
+    )
+    assert narrow.per_token < wide.per_token
+    assert narrow.state == wide.state == 4 * wide.trainable
+    # Backward needs the frozen linears in fp16; recomputation, those of one layer.
+    shape = shape_of(read_architecture(folder))
+    copies = 2 * shape.linear_parameters()
+    config = make_config(folder, training__precision="fp16")
+    once = plan_of(folder, config, recompute=True)
+    assert narrow.workspace - once.workspace == copies * (1 - 1 / shape.layers)
+    on_card = plan_of(folder, make_config(folder, training__precision="fp32"), accelerator=True)
+    assert on_card.per_token == wide.per_token
+
+
+def test_frozen_linears_are_kept_in_the_format_of_products(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    """Counts what autograd saves of a model of fp32 that computes in bf16."""
+    folder = tiny_model("qwen3")
+    config = make_config(folder, training__precision="bf16", training__gradient_checkpointing="off")
+    layout, shape = build_layout(folder, config), shape_of(read_architecture(folder))
+    replica = TorchReplica(folder, config, layout, threads=1)
+    replica.write_trainable(initial_weights(layout, folder, config))
+    saved: dict[int, torch.Tensor] = {}
+    linears = {tuple(sorted(sides)) for sides in shape.linears().values()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in linears:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        replica.forward_backward([Encoded(np.arange(9, dtype=np.int32), 0)], lambda *_: None)
+    found = sum(tensor.numel() for tensor in saved.values())
+    # The first layer's attention has no gradient to its input, a frozen embedding's.
+    sizes = {name: rows * columns for name, (rows, columns) in shape.linears().items()}
+    first = sum(sizes[name] for name in ("q_proj", "k_proj", "v_proj"))
+    assert found == shape.linear_parameters() - first

@@ -155,3 +155,16 @@ def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() 
     assert gradients(data="fsdp") == pytest.approx(every - activations[0].value)
     assert gradients(tensor=2) < gradients(tensor=2, microbatches=2)
     assert gradients(data="ddp") == gradients(data="ddp", microbatches=2)  # buckets stay
+
+
+def test_precision_and_recomputation_are_planned() -> None:
+    plain = request_of("7b", "1xRTX4090")
+    wide, narrow = (
+        options(replace(plain, precision=word, recompute=False))[0] for word in ("fp32", "fp16")
+    )
+    assert wide.memory.total > 1.7 * narrow.memory.total
+    assert narrow.time is not None
+    assert wide.time is None, "the table of devices has no speed of fp32"
+    for again in (True, False):
+        for option in options(replace(plain, recompute=again)):
+            assert option.training.recompute == ("full" if again else "none")

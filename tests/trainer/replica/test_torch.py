@@ -99,9 +99,11 @@ def test_recomputing_activations_and_repeating_give_the_same(
     quantization: str,
 ) -> None:
     folder = tiny_model()
-    config = make_config(folder, method=method, model__quantization=quantization)
-    plain, _ = start(folder, config)
-    recomputing, _ = start(folder, config, gradient_checkpointing=True)
+    settings = {"method": method, "model__quantization": quantization}
+    plain, recomputing = (
+        start(folder, make_config(folder, **settings, training__gradient_checkpointing=word))[0]
+        for word in ("off", "on")
+    )
     batch = make_batch(6)
     first = gradient(plain, batch)[0]
     assert np.array_equal(first, gradient(plain, batch)[0])

@@ -29,6 +29,7 @@ from trainer.errors import InputError
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.replica.backend import UnusableError, cuda_device
 from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.replica.torch.recomputation import recomputes_together
 from trainer.replica.torch.replica import TorchReplica
 
 if TYPE_CHECKING:
@@ -147,13 +148,14 @@ class ShardedPart:
             torch.set_num_threads(setup.threads)
         self._layout, self._is_leader = layout, rank == 0
         place = torch.device(device)
+        config = setup.config.model_copy(update={"parallel": setup.parallel})
         self._replica = ParallelReplica(
             setup.model_dir,
-            setup.config.model_copy(update={"parallel": setup.parallel}),
+            config,
             layout,
             make_mesh(setup.parallel, len(setup.devices), place.type),
             place,
-            recompute=place.type == "cuda",
+            recompute=recomputes_together(config, setup.model_dir, place),
         )
 
     def train(

@@ -19,7 +19,8 @@ from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch.model import compute_dtype, flatten
+from trainer.replica.torch.model import flatten
+from trainer.replica.torch.precision import autocast
 from trainer.replica.torch.published import load_published
 
 
@@ -57,10 +58,7 @@ class TorchGenerator:
         flatten(self._model, layout, self._device).copy_(torch.tensor(weights))
         # Without the folder's settings, such as a repetition penalty.
         self._model.generation_config = transformers.GenerationConfig()
-        dtype = compute_dtype(config, self._device)
-        self._autocast = torch.autocast(
-            self._device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
-        )
+        self._autocast = autocast(config, self._device)
 
     def generate(
         self,

@@ -111,7 +111,7 @@ class _TokenLosses(torch.autograd.Function):
             if hidden_gradient is not None:
                 hidden_gradient[part] = torch.mm(gradient, weight)
             if head_gradient is not None:
-                _add_product(head_gradient, gradient.T, rows)
+                add_product(head_gradient, gradient.T, rows)
         ctx.gradients = hidden_gradient, head_gradient
         ctx.mark_non_differentiable(ce, kl)
         return _mixed(ce, kl, mix), ce, kl
@@ -126,7 +126,13 @@ class _TokenLosses(torch.autograd.Function):
         return *found, None, None, None, None, None
 
 
-def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the product of two factors.
+
+    It sums over tokens before any loss scale counts, so fp16 would overflow whatever the scale is.
+    """
+    if left.dtype == torch.float16:
+        left, right = left.to(to.dtype), right.to(to.dtype)
     if to.dtype == left.dtype:
         to.addmm_(left, right)
     else:  # the sum is more precise than the factors

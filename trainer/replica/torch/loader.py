@@ -17,7 +17,8 @@ from trainer.process.announcement import announced
 from trainer.replica.torch import decoder
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
-from trainer.replica.torch.model import compute_dtype, prepare, reading
+from trainer.replica.torch.model import prepare, reading
+from trainer.replica.torch.precision import compute_dtype
 
 
 def load_model(

@@ -77,13 +77,6 @@ def compile_layers(model: Any) -> None:
         layer.compile()
 
 
-def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype of matmuls: bf16 on CUDA, else that of the stored base."""
-    if device.type == "cuda" or config.model.dtype == "bfloat16":
-        return torch.bfloat16
-    return torch.float32
-
-
 def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield trainable parameters by their layout names: PEFT's saved ones under LoRA."""
     adapted = any(".lora_A." in name for name, _ in model.named_parameters())

@@ -14,7 +14,8 @@ import transformers
 from torch import nn
 
 from trainer.config.run import RunConfig
-from trainer.replica.torch.model import compute_dtype, prepare, reading
+from trainer.replica.torch.model import prepare, reading
+from trainer.replica.torch.precision import compute_dtype
 
 _HEADS = ("score", "lm_head")
 

@@ -19,9 +19,9 @@ from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout, read_headers
 from trainer.planning.replica import (
     CPU_TOKENS,
+    busy_tokens,
     check_fits,
     fitting_tokens,
-    must_recompute,
     plan_memory,
 )
 from trainer.replica.base import EvalResult, OnBlock, StepResult
@@ -34,12 +34,13 @@ from trainer.replica.torch.kd_loss import KDWeights, Sums
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import (
     compile_layers,
-    compute_dtype,
     flatten,
     recompute_activations,
     trainable_parameters,
 )
+from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, autocast
 from trainer.replica.torch.processors import Processors, SpeedWatch
+from trainer.replica.torch.recomputation import recomputes
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -59,8 +60,6 @@ class TorchReplica:
         device: `cpu` or `cuda:N`.
         threads: intra-op threads of torch in this process; None takes, at every step, as many of
             torch's default as there are otherwise idle processors.
-        gradient_checkpointing: keep layer inputs only and compute the rest twice; None means on
-            CUDA, but with `moments` only if memory is too small for a busy GPU.
         moments: a caller that uses `weights` and `gradient` keeps the optimizer's moments itself.
 
     Raises:
@@ -74,7 +73,6 @@ class TorchReplica:
         layout: GradientLayout,
         device: str = "cpu",
         threads: int | None = None,
-        gradient_checkpointing: bool | None = None,
         *,
         moments: bool = False,
     ) -> None:
@@ -100,9 +98,12 @@ class TorchReplica:
             moments=moments,
         )
         free = available_bytes(self._device)
-        recompute = gradient_checkpointing
-        if recompute is None:
-            recompute = cuda and (not moments or must_recompute(plan(recompute=False), free))
+
+        def kept() -> int:
+            whole, tokens = plan(recompute=False), busy_tokens(config, accelerator=cuda)
+            return whole.fixed + tokens * whole.per_token
+
+        recompute = recomputes(config, self._device, kept, free)
         self._plan = plan(recompute=recompute)
         check_fits(self._plan, free, device)
         model = load_model(model_dir, config, self._device)
@@ -111,10 +112,8 @@ class TorchReplica:
         self._model: Any = model
         self._weights = flatten(model, layout, self._device)
         self._gradients: GradientStream | None = None
-        dtype = compute_dtype(config, self._device)
-        self._autocast = torch.autocast(
-            self._device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16
-        )
+        self._autocast = autocast(config, self._device)
+        self._scale = LossScale(config, self._device, SCALE_OF_SUM)
         self.limit = self._first_limit()
         """The limit of a micro-batch; shrinks if the device runs out of memory."""
         self._tried = (0, 0)  # samples and tokens of the micro-batch in flight
@@ -210,19 +209,24 @@ class TorchReplica:
         return KDWeights(alpha, settings.temperature, settings.divergence) if alpha else None
 
     def _train(self, batch: Sequence[Encoded], mix: KDWeights | None) -> tuple[Tensor, int]:
-        """Return a batch's `Sums` `[3]` and weight; its gradients go to the stream."""
+        """Return a batch's `Sums` `[3]` and weight; its gradients go to the stream.
+
+        With a loss scale they are final, and leave, when all of them are known to be finite.
+        """
         gradients = self._stream()
-        gradients.restart()
-        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
-        weight = 0
-        for micro, is_last in self._micro_batches(batch, mix):
-            if is_last:
-                gradients.last()
-            found, count, _ = self._loss(micro, mix)
-            found.loss.backward()
-            sums += torch.stack([part.detach() for part in found])
-            weight += count
-        return sums, weight
+        while True:
+            gradients.restart()
+            sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+            weight, scale = 0, self._scale.value
+            for micro, is_last in self._micro_batches(batch, mix):
+                if is_last and not self._scale.on:
+                    gradients.last()
+                found, count, _ = self._loss(micro, mix)
+                (found.loss * scale if self._scale.on else found.loss).backward()
+                sums += torch.stack([part.detach() for part in found])
+                weight += count
+            if self._scale.settle([gradients.flat], sums):
+                return sums, weight
 
     def _score(self, batch: Sequence[Encoded]) -> EvalResult:
         classes = self._config.num_classes

@@ -37,14 +37,14 @@ def plan(
     config: RunConfig,
     layout: GradientLayout,
     device: Device,
-    recompute: bool | None = None,
 ) -> Plan:
-    """Return the plan of a model on a device; `recompute` None: only if necessary.
+    """Return the plan of a model on a device.
 
     Raises:
         InputError: one sample does not fit.
     """
     there = available(device.adapter)
+    recompute = config.training.recompute
     choices = (False, True) if recompute is None else (recompute,)
     for again in choices:
         needed = budget(model_dir, config, layout, 1, recompute=again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,15 +29,17 @@ from trainer.replica.wgpu.soft_target_tables import check_supported
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
+log = logging.getLogger(__name__)
+
 
 class WgpuReplica:
     """A Replica of `trainer.replica.base`.
 
     Weights are undefined until the first `write_trainable`.
 
-    Args:
-        gradient_checkpointing: keep layer inputs only and compute the rest twice; None: only if
-            one sample does not fit otherwise.
+    Products have fp32 factors and sums, whatever `training.precision` says. Layers are computed
+    twice as `training.gradient_checkpointing` says; `auto`: only if one sample does not fit
+    otherwise.
 
     Raises:
         InputError: the engine does not compute the model, or it does not fit.
@@ -49,7 +52,6 @@ class WgpuReplica:
         config: RunConfig,
         layout: GradientLayout,
         device: Device,
-        gradient_checkpointing: bool | None = None,
     ) -> None:
         self.layout = layout
         self.device = f"wgpu:{device.adapter.index}"
@@ -57,7 +59,13 @@ class WgpuReplica:
         self._device = device
         if config.distillation:
             check_supported(config.distillation)
-        planned = plan(model_dir, config, layout, device, gradient_checkpointing)
+        if config.training.precision in ("bf16", "fp16"):
+            log.info(
+                "%s computes in fp32: training.precision %s is for CUDA and CPUs",
+                self.device,
+                config.training.precision,
+            )
+        planned = plan(model_dir, config, layout, device)
         self._loaded = load(model_dir, config, layout, device)
         self._engine = Engine(device, self._loaded.decoder, keep=not planned.recompute)
         self._readback = Readback(device, self._loaded.slots, self._loaded.gradients)

@@ -101,13 +101,12 @@ def test_recomputing_activations_gives_the_same_bits(
     method: str,
 ) -> None:
     folder = tiny_model()
-    config = make_config(folder, method=method)
-    weights = driving.drawn_weights(folder, config)
+    weights = driving.drawn_weights(folder, make_config(folder, method=method))
     batch = make_batch(6)
-    found = [
-        gradient(start(folder, config, device, weights, gradient_checkpointing=again), batch)[0]
-        for again in (False, True)
-    ]
+    found: list[np.ndarray] = []
+    for word in ("off", "on"):
+        config = make_config(folder, method=method, training__gradient_checkpointing=word)
+        found.append(gradient(start(folder, config, device, weights), batch)[0])
     assert np.array_equal(found[0], found[1])
 
 

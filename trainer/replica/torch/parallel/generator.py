@@ -25,9 +25,10 @@ from trainer.replica.torch.cache import Cache
 from trainer.replica.torch.decoder import is_computed_here
 from trainer.replica.torch.linear import own
 from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import compute_dtype, trainable_parameters
+from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.tensor import TensorParallel
+from trainer.replica.torch.precision import autocast
 
 
 class ParallelGenerator:
@@ -70,8 +71,7 @@ class ParallelGenerator:
         parameters = dict(trainable_parameters(model))
         flat.scatter(layout, lambda slot: weights[slot.start : slot.stop], parameters)
         self._model = model.requires_grad_(False)
-        bf16 = compute_dtype(config, device) == torch.bfloat16
-        self._autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+        self._autocast = autocast(config, device)
 
     @torch.no_grad()
     def generate(

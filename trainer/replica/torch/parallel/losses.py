@@ -12,7 +12,7 @@ from trainer.config.run import RunConfig
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch
 from trainer.replica.torch.kd_loss import Sums, token_losses
-from trainer.replica.torch.model import compute_dtype
+from trainer.replica.torch.precision import autocast
 
 
 class Losses(nn.Module):
@@ -33,8 +33,7 @@ class Losses(nn.Module):
         self.model: Any = model
         self._losses = losses
         self._classifies = config.task == "classify"
-        bf16 = compute_dtype(config, device) == torch.bfloat16
-        self._autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+        self._autocast = autocast(config, device)
 
     def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor | None]:
         """Return the loss `[]`, summed over samples or target tokens, and a classifier's logits."""

@@ -27,11 +27,7 @@ from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.kd_loss import token_losses
 from trainer.replica.torch.loader import base_dtype, load_model
-from trainer.replica.torch.model import (
-    compute_dtype,
-    recompute_activations,
-    trainable_parameters,
-)
+from trainer.replica.torch.model import recompute_activations, trainable_parameters
 from trainer.replica.torch.parallel.stages import (
     SCHEDULES,
     Stage,
@@ -39,6 +35,7 @@ from trainer.replica.torch.parallel.stages import (
     placement,
     split_layers,
 )
+from trainer.replica.torch.precision import autocast
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -71,8 +68,7 @@ class Pipeline:
         self._kind, self._microbatches = SCHEDULES[settings.schedule], settings.parts
         self._group, self._copies = mesh.get_group("pipeline"), mesh.get_group("data")
         self._device, self._width = device, architecture.hidden_size
-        bf16 = compute_dtype(config, device) == torch.bfloat16
-        self._autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+        self._autocast = autocast(config, device)
         holders = placement(settings)
         self._count, self._last_rank = len(holders), holders[-1]
         layers = split_layers(layout.num_layers, self._count)

@@ -33,6 +33,7 @@ from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.parallelize import parallelize
 from trainer.replica.torch.parallel.pipeline import Pipeline
 from trainer.replica.torch.parallel.tensor import sum_gradients
+from trainer.replica.torch.precision import SCALE_OF_MEAN, LossScale
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -68,6 +69,7 @@ class ParallelReplica:
         self._config, self._device, self._mesh = config, device, mesh
         self.copies = mesh["data"].size()
         """Of the model, which work on different samples."""
+        self._scale = LossScale(config, device, SCALE_OF_MEAN, dist.group.WORLD)
         self._pipeline = None
         if not is_computed_here(read_config(model_dir)):
             raise InputError(
@@ -131,10 +133,16 @@ class ParallelReplica:
         # Every rank runs as many micro-batches as the longest, since they gather and reduce
         # together, and knows what the mean divides by before its first backward.
         weight, rounds = self._agree(_weight(micros), len(micros))
-        if self._pipeline is None:
-            loss_sum = self._train(micros, rounds, 1 / max(weight, 1))
-        else:
-            loss_sum = self._pipeline.train(micros, 1 / max(weight, 1))
+        while True:
+            factor = self._scale.value / max(weight, 1)
+            if self._pipeline is None:
+                loss_sum = self._train(micros, rounds, factor)
+            else:
+                loss_sum = self._pipeline.train(micros, factor)
+            gradients = (part.grad for part in self.parameters.values())
+            mine = [flat.local(part) for part in gradients if part is not None]
+            if self._scale.settle(mine, loss_sum):
+                break
         tokens = loss_sum.new_tensor(sum(len(sample.input_ids) for sample in batch))
         sums = torch.stack([loss_sum, tokens])
         dist.all_reduce(sums, group=self._mesh.get_group("data"))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.planning.memory import LOGIT_ELEMENTS
-from trainer.replica.torch.kd_loss import Sums
+from trainer.replica.torch.kd_loss import Sums, add_product
 from trainer.replica.torch.linear import own
 
 
@@ -97,7 +97,7 @@ class _TokenLosses(torch.autograd.Function):
             if hidden_gradient is not None:
                 hidden_gradient[part] = torch.mm(gradient, weight)
             if head_gradient is not None:
-                head_gradient += torch.mm(gradient.T, taken)
+                add_product(head_gradient, gradient.T, taken)
         ctx.gradients = hidden_gradient, head_gradient
         return loss
 

@@ -82,12 +82,18 @@ def parallel_replica(
     return replica, config
 
 
-def alone(folder: str, settings: dict[str, Any], batch: list[Encoded]) -> tuple[float, np.ndarray]:
-    """Return the mean loss and gradient of a batch by a `TorchReplica`."""
+def alone(
+    folder: str,
+    settings: dict[str, Any],
+    batch: list[Encoded],
+    weights: np.ndarray | None = None,
+) -> tuple[float, np.ndarray]:
+    """Return the mean loss and gradient of a batch by a `TorchReplica`, by default drawn."""
     config = run_config(folder, settings)
     layout = build_layout(Path(folder), config)
     replica = TorchReplica(Path(folder), config, layout, str(device()), threads=1)
-    replica.write_trainable(drawn_weights(Path(folder), config))
+    drawn = drawn_weights(Path(folder), config) if weights is None else weights
+    replica.write_trainable(drawn)
     flat, result, _ = gradient(replica, batch)
     return result.loss_sum / result.weight, flat / result.weight
 

@@ -8,27 +8,35 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.certificates.authority import Authority, identity_of
-from rig.member import Spec
-from rig.synthetic import RUN_ID
+from trainer.compare.member import Spec
+from trainer.errors import UnreachableError
 
-_HERE = Path(__file__).parents[1]
 COORDINATOR = "coordinator"
 
 
-class MemberFailedError(Exception):
-    """A member ended in a way that the benchmark did not expect."""
+class MemberFailedError(UnreachableError):
+    """A member ended in a way that the measurement did not expect."""
 
 
 class Cluster:
-    """The processes of one measurement; use as a context."""
+    """The processes of one measurement; use as a context.
 
-    def __init__(self) -> None:
+    Args:
+        logs: folder for what members write to standard error, of which an error has the last line;
+            None lets it through.
+        patience: seconds without a word after which the measurement has failed.
+    """
+
+    def __init__(self, logs: Path | None = None, patience: float = 60.0) -> None:
+        self._logs, self._patience = logs, patience
+        self.last_loss: float | None = None
+        """Of the last step that the coordinator has told of."""
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._lines: queue.SimpleQueue[tuple[str, dict[str, Any] | subprocess.Popen[str]]]
         self._lines = queue.SimpleQueue()
@@ -55,17 +63,28 @@ class Cluster:
             except BrokenPipeError:
                 continue
 
-    def start(self, name: str, command: Sequence[str], inside: Sequence[str] = ()) -> None:
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        inside: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a process as a member; `inside` is put before its command."""
-        process = subprocess.Popen(
-            [*inside, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=_HERE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its members
-        )
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with ExitStack() as stack:
+            log = None
+            if self._logs is not None:
+                log = stack.enter_context((self._logs / f"{name}.log").open("wb"))
+            process = subprocess.Popen(
+                [*inside, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, **threads, **(environment or {})},
+                start_new_session=True,  # Ctrl-C is for the caller, which then ends its members
+            )
         self._processes[name] = process
         self._open += 1
         threading.Thread(target=self._read, args=(name, process), daemon=True).start()
@@ -73,7 +92,7 @@ class Cluster:
     def start_coordinator(self, spec: Spec, inside: Sequence[str] = ()) -> int:
         """Start the coordinator and return its port once it listens."""
         self.start(COORDINATOR, spec.arguments(), inside)
-        for _, event in self.events(timeout=60):
+        for _, event in self.events():
             if event["event"] == "listening":
                 return int(event["address"].rpartition(":")[2])
         raise MemberFailedError("the coordinator did not listen")
@@ -100,23 +119,24 @@ class Cluster:
         process.send_signal(signal.SIGKILL)
         process.wait(10)
 
-    def events(self, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    def events(self, timeout: float | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what members say until all of them ended.
 
         Raises:
             MemberFailedError: one ended with an error, or nobody said anything for too long.
         """
+        timeout = timeout or self._patience
         while self._open:
             try:
                 name, event = self._lines.get(timeout=timeout)
             except queue.Empty:
-                raise MemberFailedError(f"silence for {timeout:g} s") from None
+                raise MemberFailedError(f"no member said anything for {timeout:g} s") from None
             if isinstance(event, dict):
                 yield name, event
                 continue
             self._open -= 1
             if (code := event.wait(10)) and event.pid not in self._killed:
-                raise MemberFailedError(f"{name} ended with {code}")
+                raise MemberFailedError(f"{name} ended with {code}{self._last_line(name)}")
 
     def run_gated(self, workers: int) -> tuple[list[list[dict[str, float]]], list[float]]:
         """Release the gated workers together, step by step, until all members ended.
@@ -127,7 +147,7 @@ class Cluster:
         stamps: dict[int, list[dict[str, float]]] = {}
         waiting: set[int] = set()
         seconds: list[float] = []
-        for _, event in self.events(timeout=60):
+        for _, event in self.events():
             if event["event"] == "ready":
                 waiting.add(event["rank"])
                 if len(waiting) == workers:
@@ -136,33 +156,20 @@ class Cluster:
                     waiting.clear()
             elif event["event"] == "step":
                 seconds.append(event["cpu"])
+                self.last_loss = event["loss"]
             elif event["event"] == "stamps":
                 stamps[event["rank"]] = event["stamps"]
         return [list(step) for step in zip(*stamps.values(), strict=True)], seconds
+
+    def _last_line(self, name: str) -> str:
+        """Return the last line of a member's log, after a colon."""
+        if self._logs is None:
+            return ""
+        lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return f": {lines[-1].strip()}" if lines else ""
 
     def _read(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             self._lines.put((name, json.loads(line)))
         self._lines.put((name, process))
-
-
-def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None:
-    """Make a CA and a folder of certificates for the coordinator and every rank."""
-    authority = Authority.create()
-    roles = {COORDINATOR: identity_of(RUN_ID, None)}
-    roles |= {f"rank-{rank}": identity_of(RUN_ID, rank) for rank in range(workers)}
-    for role, identity in roles.items():
-        target = folder / role
-        target.mkdir(parents=True)
-        for name, content in authority.issue(identity, names).files().items():
-            (target / name).write_bytes(content)
-
-
-def end_on_terminate() -> None:
-    """Let SIGTERM unwind the benchmark as Ctrl-C does, so that it cleans up."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)

@@ -1,4 +1,4 @@
-"""A real coordinator or worker process around a synthetic job: `python -m rig.member SPEC`.
+"""A coordinator or worker of a measurement: `python -m trainer.compare.member SPEC`.
 
 It prints JSON lines on standard output and takes commands on standard input: `go` opens the gate
 that a gated worker waits at, `cost X` changes its seconds a sample. When standard input closes it
@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rig import synthetic
 from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.compare import synthetic, training
+from trainer.compare.interface import counted
 from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
@@ -34,6 +35,8 @@ from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.server import GradientServer
 from trainer.exchange.worker_session import Committed, Event
 from trainer.loop import Worker
+from trainer.model.initialization import initial_weights
+from trainer.model.layout import GradientLayout, build_layout
 from trainer.optimizer import AdamW, TrainState
 
 _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
@@ -63,6 +66,8 @@ class Spec:
     """Seconds that a gated step rests before it waits, so that the others are done applying."""
     checkpoints: str | None = None
     """Where the coordinator saves; None for nowhere."""
+    model: str | None = None
+    """Folder of a model that trains; None for gradients out of thin air, of `elements`."""
 
     def as_coordinator(self) -> Spec:
         """Return the spec of the coordinator of the same cluster."""
@@ -75,13 +80,22 @@ class Spec:
 
     def arguments(self) -> list[str]:
         """Return the command line of the member."""
-        return [sys.executable, "-m", "rig.member", json.dumps(asdict(self))]
+        return [sys.executable, "-m", "trainer.compare.member", json.dumps(asdict(self))]
 
     def config(self) -> RunConfig:
         """Return the run config that all members share."""
         defaults = {"checkpoint.every": 10**6, "exchange.hash_every": 10**6}
         run = {"training.batch_size": self.batch, "training.max_steps": self.steps}
-        return synthetic.config(defaults | run | self.settings)
+        settings = defaults | run | self.settings
+        if self.model is not None:
+            return training.config(Path(self.model), settings)
+        return synthetic.config(settings)
+
+    def layout(self) -> GradientLayout:
+        """Return the layout of the gradients."""
+        if self.model is not None:
+            return build_layout(Path(self.model), self.config())
+        return synthetic.layout(self.elements)
 
 
 def main() -> None:
@@ -96,8 +110,9 @@ def main() -> None:
 
 
 def say(**details: Any) -> None:
-    """Print one line for the benchmark."""
-    print(json.dumps({**details, "at": time.monotonic()}), flush=True)
+    """Print one line for the program that measures."""
+    sys.stdout.write(json.dumps({**details, "at": time.monotonic()}) + "\n")
+    sys.stdout.flush()
 
 
 class Commands:
@@ -121,7 +136,7 @@ class Commands:
 class PrintingKeeper:
     """A Recorder that prints events; with a store it saves in a thread, as a run's does."""
 
-    def __init__(self, spec: Spec, of: synthetic.GradientLayout) -> None:
+    def __init__(self, spec: Spec, of: GradientLayout) -> None:
         self._spec = spec
         self._store: CheckpointStore | None = None
         if spec.checkpoints:
@@ -164,17 +179,21 @@ def coordinate(spec: Spec) -> None:
     Commands()
     reset_peak()
     before = memory("VmRSS")
-    of = synthetic.layout(spec.elements)
+    of = spec.layout()
     keeper = PrintingKeeper(spec, of)
     coordinator = Coordinator(
         config=spec.config(),
         job=synthetic.job(of),
         layout=of,
         plan=StepPlan(
-            spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_periods(spec.config())
+            spec.batch * spec.steps,
+            spec.batch,
+            1,
+            spec.steps,
+            settle_every=settle_periods(spec.config()),
         ),
         validation_samples=0,
-        state=TrainState.fresh(np.ones(of.size, np.float32)),
+        state=TrainState.fresh(_weights(spec, of)),
         expect_workers=spec.workers,
         score=lambda _table: {},
         now=time.monotonic(),
@@ -188,10 +207,17 @@ def coordinate(spec: Spec) -> None:
 def work(spec: Spec) -> None:
     """Be a worker, and say at the end when its steps began and ended."""
     commands = Commands()
-    of = synthetic.layout(spec.elements)
+    of = spec.layout()
     job = synthetic.job(of)
-    replica = synthetic.SleepingReplica(of, spec.rank, spec.cost)
-    commands.on_cost = lambda cost: setattr(replica, "cost", cost)
+    replica: Any
+    samples: Any
+    if spec.model is None:
+        replica = synthetic.SleepingReplica(of, spec.rank, spec.cost)
+        samples = synthetic.Samples(spec.batch * spec.steps)
+        commands.on_cost = lambda cost: setattr(replica, "cost", cost)
+    else:
+        replica = training.open_replica(Path(spec.model), spec.config(), of, spec.rank)
+        samples = training.Samples(spec.batch * spec.steps)
     gated = iter(range(spec.gated))
 
     def pass_gate() -> None:
@@ -200,7 +226,8 @@ def work(spec: Spec) -> None:
             say(event="ready", rank=spec.rank)
             commands.gate.acquire()
 
-    replica.before_blocks = pass_gate
+    if spec.gated:
+        replica.before_blocks = pass_gate
     client = StampingClient(
         spec.address,
         JoinRequest(
@@ -222,10 +249,16 @@ def work(spec: Spec) -> None:
         sum_on_host=spec.config().exchange.sum_on_host,
     )
     optimizer = AdamW(spec.config().optimizer, of)
-    samples: Any = synthetic.Samples(spec.batch * spec.steps)
     end = Worker(replica, client, optimizer, samples, None, seed=0).run()
     say(event="stamps", rank=spec.rank, stamps=client.stamps)
     sys.exit(end.exit_code)
+
+
+def _weights(spec: Spec, of: GradientLayout) -> NDArray[np.float32]:
+    """Return the weights to start from."""
+    if spec.model is None:
+        return np.ones(of.size, np.float32)
+    return initial_weights(of, Path(spec.model), spec.config())
 
 
 class StampingClient(WorkerClient):
@@ -233,7 +266,8 @@ class StampingClient(WorkerClient):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.stamps: list[dict[str, float]] = []
-        """A dict a step: `first_send`, `last_average`, `committed`; `cpu` seconds so far."""
+        """A dict a step: `first_send`, `last_average`, `committed`; so far `cpu` seconds, and bytes
+        `sent` and `received` by the host's interface, if it has one of its own."""
         self._first_send: dict[int, float] = {}
         self._last_average = 0.0
         super().__init__(*arguments, **named)
@@ -258,6 +292,7 @@ class StampingClient(WorkerClient):
                     "last_average": self._last_average,
                     "committed": now,
                     "cpu": time.process_time(),
+                    **counted(),
                 }
             )
         return event

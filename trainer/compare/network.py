@@ -12,9 +12,10 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from trainer.compare.interface import INTERFACE, counted
 
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 _SUBNET = "10.77.91"
@@ -54,13 +55,14 @@ class Network:
             self._run(switch, "ip link set bridge0 up")
             for index in range(self._count):
                 host, port = self._hold(), f"port{index}"
-                self._run(switch, f"ip link add name {port} type veth peer name eth0 netns {host}")
+                ends = f"name {port} type veth peer name {INTERFACE}"
+                self._run(switch, f"ip link add {ends} netns {host}")
                 self._run(switch, f"ip link set {port} master bridge0 up")
-                self._run(host, f"ip addr add {self.address(index)}/24 dev eth0")
-                self._run(host, "ip link set eth0 up")
+                self._run(host, f"ip addr add {self.address(index)}/24 dev {INTERFACE}")
+                self._run(host, f"ip link set {INTERFACE} up")
                 self._run(host, "ip link set lo up")
                 self._shape(switch, port)
-                self._shape(host, "eth0")
+                self._shape(host, INTERFACE)
                 self._holders.append(host)
         except BaseException:
             self._stack.close()
@@ -81,19 +83,17 @@ class Network:
 
     def inside(self, host: int) -> list[str]:
         """Return what to put before a command so that it runs on a host."""
-        return ["nsenter", f"--net=/proc/{self._holders[host]}/ns/net", "--"]
+        return _entering(self._holders[host])
 
     def counted(self, host: int) -> tuple[int, int]:
         """Return the bytes that a host's interface has sent and received so far."""
-        table = Path(f"/proc/{self._holders[host]}/net/dev").read_text(encoding="ascii")
-        line = next(line for line in table.splitlines() if line.strip().startswith("eth0:"))
-        figures = line.partition(":")[2].split()
-        return int(figures[8]), int(figures[0])
+        bytes_so_far = counted(self._holders[host])
+        return bytes_so_far["sent"], bytes_so_far["received"]
 
     def _hold(self) -> int:
         """Return the process id of a new namespace's holder."""
         holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "echo here; exec cat >/dev/null"],
+            [_path("unshare"), "--net", "sh", "-c", "echo here; exec cat >/dev/null"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -120,8 +120,16 @@ class Network:
     def _run(self, holder: int, command: str) -> None:
         words: Sequence[str] = command.split()
         subprocess.run(
-            ["nsenter", f"--net=/proc/{holder}/ns/net", "--", *words],
+            [*_entering(holder), *words],
             check=True,
             capture_output=True,
             text=True,
         )
+
+
+def _entering(holder: int) -> list[str]:
+    return [_path("nsenter"), f"--net=/proc/{holder}/ns/net", "--"]
+
+
+def _path(tool: str) -> str:
+    return shutil.which(tool) or tool

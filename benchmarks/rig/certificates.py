@@ -1,0 +1,32 @@
+"""Certificates of a benchmark's members, and its end by a signal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.certificates.authority import Authority, identity_of
+from trainer.compare.cluster import COORDINATOR
+from trainer.compare.synthetic import RUN_ID
+
+
+def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None:
+    """Make a CA and a folder of certificates for the coordinator and every rank."""
+    authority = Authority.create()
+    roles = {COORDINATOR: identity_of(RUN_ID, None)}
+    roles |= {f"rank-{rank}": identity_of(RUN_ID, rank) for rank in range(workers)}
+    for role, identity in roles.items():
+        target = folder / role
+        target.mkdir(parents=True)
+        for name, content in authority.issue(identity, names).files().items():
+            (target / name).write_bytes(content)
+
+
+def end_on_terminate() -> None:
+    """Let SIGTERM unwind the benchmark as Ctrl-C does, so that it cleans up."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)

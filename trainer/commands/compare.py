@@ -1,0 +1,88 @@
+"""`trainer compare`: Motley's exchange beside other ways to sum gradients, on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from trainer.compare.comparison import Comparison
+
+
+@click.group("compare")
+def compare() -> None:
+    """Measure Motley beside other programs."""
+
+
+@compare.command("backends")
+@click.option(
+    "--backend",
+    "names",
+    type=click.Choice(["ours", "gloo", "nccl", "mpi"]),
+    multiple=True,
+    help="May be repeated; default: all.",
+)
+@click.option(
+    "--megabytes",
+    type=click.FloatRange(0.01, 10_000),
+    multiple=True,
+    default=[5.3],
+    show_default=True,
+    help="Of the fp32 gradient; may be repeated.",
+)
+@click.option(
+    "--rate",
+    "rates",
+    type=click.IntRange(1, 100_000),
+    multiple=True,
+    metavar="MBIT",
+    help="Mbit/s of every link between simulated hosts, may be repeated; default: loopback.",
+)
+@click.option("--workers", type=click.IntRange(2, 16), default=3, show_default=True)
+@click.option("--steps", type=click.IntRange(2, 1000), default=10, show_default=True)
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def backends(
+    names: tuple[Any, ...],
+    megabytes: tuple[float, ...],
+    rates: tuple[int, ...],
+    workers: int,
+    steps: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Sum the same gradient, and train the same steps, by Motley's star, gloo, NCCL and MPI."""
+    from trainer.compare import comparison
+    from trainer.compare.backends import BACKENDS
+    from trainer.compare.picture import check_picture
+
+    comparison.check_network(rates)
+    if plot is not None:
+        check_picture(plot)
+    rows: list[comparison.Row] = []
+    for row in comparison.compare(names or list(BACKENDS), megabytes, rates, workers, steps):
+        rows.append(row)
+        click.echo(f"measured {len(rows)}: {BACKENDS[row.backend].title}", err=True)
+    found = comparison.Comparison(workers, steps, rows)
+    if plot is not None:
+        from trainer.compare.bars import draw
+
+        draw(plot, found)
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        _print(found)
+
+
+def _print(found: Comparison) -> None:
+    from trainer.commandline.table import table
+
+    measured = [row.cells() for row in found.rows if row.absent is None]
+    click.echo(f"{found.workers} workers, medians of {found.steps} sums and {found.steps} steps")
+    for line in table(measured) if measured else ():
+        click.echo(line)
+    for reason in dict.fromkeys(row.absent for row in found.rows if row.absent is not None):
+        click.echo(f"not measured: {reason}")

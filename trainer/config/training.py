@@ -1,0 +1,44 @@
+"""The section `training`: duration, batches, and how a step is computed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from trainer.config.section import Section
+
+Positive = Annotated[int, Field(gt=0)]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class TrainingConfig(Section):
+    """Duration, batches, precision and memory of a step."""
+
+    epochs: Positive = 1
+    max_steps: Positive | None = None
+    """Number of steps, over as many epochs as they take; null: `epochs` decides."""
+    batch_size: Positive = 16
+    """Samples in one step, over all workers together."""
+    micro_batch_size: Positive | Literal["auto"] = "auto"
+    """Samples in one forward; `auto` finds the largest that fits the device."""
+    pack: bool = False
+    """Put several short samples of a causal-lm run into one row instead of padding each."""
+    precision: Literal["auto"] | Precision = "auto"
+    """Of products in forward and backward by torch; `auto`: bf16 on CUDA, `model.dtype` on CPUs."""
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """Keep layer inputs alone and compute layers twice; `auto`: if memory is short."""
+    seed: int = Field(default=0, ge=0)
+    evaluate_every: int = Field(default=0, ge=0)
+    """Steps between validations; 0 validates once at the end."""
+
+    @field_validator("gradient_checkpointing", mode="before")
+    @classmethod
+    def _is_word(cls, value: object) -> object:
+        """Return the word for what YAML 1.1 makes of an unquoted `on` or `off`."""
+        return ("on" if value else "off") if isinstance(value, bool) else value
+
+    @property
+    def recompute(self) -> bool | None:
+        """Whether layers are computed twice; None if memory decides."""
+        return {"auto": None, "on": True, "off": False}[self.gradient_checkpointing]
