@@ -9,10 +9,12 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests import ROOT, passed_elsewhere
 
@@ -161,6 +163,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(passed_elsewhere.Notes(Path(path)))
     if path := os.environ.get(passed_elsewhere.LEAVE_OUT):
         config.pluginmanager.register(passed_elsewhere.LeavesOut(Path(path)))
+
+
+class OneParentOfRanks(LoadFileScheduling):
+    """By file, but all that use the fixture `ranks` in one process.
+
+    Each process that uses it would import torch for its ranks, and fork worlds of 2 and 4.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "ranks" if _uses_ranks(file) else file
+
+
+@cache
+def _uses_ranks(file: str) -> bool:
+    return "ranks: Ranks" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return OneParentOfRanks(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -243,15 +243,15 @@ def test_draws_give_the_full_gradient_on_average(scheme: Scheme) -> None:
     (expected,) = torch.autograd.grad(kl, student)
 
     rng = np.random.default_rng(14)
-    found = torch.empty(repeats, positions, VOCABULARY, dtype=torch.float64)
-    values = torch.empty(repeats, dtype=torch.float64)
-    ids = np.zeros(positions + 1, np.int32)
+    every = repeats * positions
+    ids = np.zeros(every + 1, np.int32)
     labels = np.array([IGNORED, *ids[1:]], np.int32)
-    for number in range(repeats):
-        soft = targets(score(theirs.numpy(), scheme, rng), scheme, 1.0, "forward")
-        rows = soft_rows([Encoded(ids, labels, soft)])
-        losses = row_losses(mine.clone(), wanted, rows.chunk(slice(0, positions), mine), mix)
-        found[number], values[number] = losses.gradient, losses.kl.sum()
+    soft = targets(score(theirs.repeat(repeats, 1).numpy(), scheme, rng), scheme, 1.0, "forward")
+    logits = mine.repeat(repeats, 1)
+    rows = soft_rows([Encoded(ids, labels, soft)]).chunk(slice(0, every), logits)
+    losses = row_losses(logits, wanted.repeat(repeats), rows, mix)
+    found = losses.gradient.view(repeats, positions, VOCABULARY)
+    values = losses.kl.view(repeats, positions).sum(1)
     # A draw lowers a token's gradient; a token that hardly ever is drawn says nothing.
     drawn = (found < found.amax(0) - 1e-5).sum(0) >= 20
     error = found.mean(0) - expected

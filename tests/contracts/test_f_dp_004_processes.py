@@ -16,7 +16,11 @@ from tests import ROOT
 from tests.cluster.real_cluster import Cluster
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("vulkan")]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.usefixtures("vulkan"),
+    pytest.mark.timeout(900),  # it waits twice for a worker that compiles its kernels
+]
 
 FAULT = Path(__file__).parent / "lost_gpu"
 """Holds the code that Python runs in every process of the coordinator, before its own."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.project.command_blocks import DOCUMENTS, ROOT, command_blocks
 
@@ -43,15 +41,14 @@ COMMANDS = documented()
 
 @pytest.mark.parametrize("words", sorted(COMMANDS))
 def test_documented_commands_exist(words: str) -> None:
-    program, *arguments = words.split()
-    result = subprocess.run(
-        [Path(sys.executable).with_name(program), *arguments, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    missing = [option for option in COMMANDS[words] if option not in result.stdout]
+    from launcher.cli import cli
+    from trainer.cli import trainer
+
+    name, *arguments = words.split()
+    program = {"launch": cli, "trainer": trainer}[name]
+    result = CliRunner().invoke(program, [*arguments, "--help"], prog_name=name)
+    assert result.exit_code == 0, result.output
+    missing = [option for option in COMMANDS[words] if option not in result.output]
     assert not missing, f"{words} has no {', '.join(missing)}"
 
 

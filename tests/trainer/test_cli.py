@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import warm_command
 from tests.trainer.small_model import write_data, write_model
-from trainer.cli import COMMANDS, trainer
+from tests.waiting import PATIENCE
+from trainer.cli import COMMANDS, main, trainer
 from trainer.config.run import load
+
+TRAINER = (sys.executable, "-m", "trainer.cli")
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainer.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
+    return subprocess.run(
+        [*TRAINER, *arguments], capture_output=True, text=True, cwd=cwd, timeout=PATIENCE
+    )
 
 
 def test_help_lists_every_command_and_loads_nothing_heavy():
@@ -28,7 +34,9 @@ def test_help_lists_every_command_and_loads_nothing_heavy():
         "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in COMMANDS)
 
@@ -40,6 +48,15 @@ def test_every_command_can_be_asked_for_help(name: str):
     assert command.name == name
 
 
+def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the program in this process, for what ends before it changes anything."""
+    monkeypatch.setattr(sys, "argv", ["trainer", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
 @pytest.mark.parametrize("path", [[], ["distill"]])
 def test_a_group_alone_prints_its_help(path: list[str]):
     alone, asked = run(*path), run(*path, "-h")
@@ -49,12 +66,16 @@ def test_a_group_alone_prints_its_help(path: list[str]):
     assert "Commands:" in alone.stdout
 
 
-def test_settings_follow_from_data_and_model_and_are_said(tmp_path: Path):
+@pytest.mark.cluster
+def test_settings_follow_from_data_and_model_and_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
     data = write_data(tmp_path / "labels.jsonl", 100)
     write_model(tmp_path / "model", data)
     words = ["finetune", "model", "--data", "labels.jsonl", "--gpu-backend", "cpu"]
     words += ["--threads", "1", "-o", "out"]
-    done = run(*words, "--epochs", "1", cwd=tmp_path)
+    done = warm_command.run([*TRAINER, *words, "--epochs", "1"], os.environ)
     assert done.returncode == 0, done.stderr
     said = done.stderr.split("settings by data and model, all of them in out/run.yaml:")[1]
     assert "num_classes" in said
@@ -65,7 +86,9 @@ def test_settings_follow_from_data_and_model_and_are_said(tmp_path: Path):
     status = json.loads((tmp_path / "out/status.json").read_bytes())
     assert status["step"] == status["total_steps"] == 12  # of 90 samples, 8 in each
     assert status["validation"]["accuracy"] is not None
-    again = run("finetune", "--config", "out/run.yaml", "-o", "again", cwd=tmp_path)
+    again = warm_command.run(
+        [*TRAINER, "finetune", "--config", "out/run.yaml", "-o", "again"], os.environ
+    )
     assert again.returncode == 0, again.stderr
     assert "settings by data" not in again.stderr
     other = json.loads((tmp_path / "again/status.json").read_bytes())
@@ -106,10 +129,20 @@ def test_what_is_wrong_with_the_data_is_all_that_is_said(tmp_path: Path):
         (["evaluate", "nope", "--data", "d"], "nope"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(arguments: list[str], message: str, tmp_path: Path):
-    done = run(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert not done.stdout
+def test_bad_input_is_one_line_and_code_2(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO")
+    assert run_here(monkeypatch, *arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1, said.err
+    assert not said.out
+    assert not caplog.records
     assert not list(tmp_path.iterdir()), "nothing is written"

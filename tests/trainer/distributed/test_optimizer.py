@@ -11,9 +11,7 @@ import torch.distributed as dist
 
 from tests.trainer.replica.torch.parallel.conftest import drawn_model
 from tests.trainer.replica.torch.parallel.one_process import parallel_replica, samples
-from trainer.distributed.optimizer import ParallelAdamW
 from trainer.errors import NonFiniteError
-from trainer.replica.torch.parallel import flat
 
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
@@ -36,6 +34,9 @@ def norms(folder: str, settings: dict[str, Any], spoiled: int | None) -> list[An
     Args:
         spoiled: a rank whose first gradient has a NaN; then return the error.
     """
+    from trainer.distributed.optimizer import ParallelAdamW
+    from trainer.replica.torch.parallel import flat
+
     replica, config = parallel_replica(folder, {"method": "full", **settings})
     optimizer = ParallelAdamW(
         config.optimizer, replica.layout, replica.parameters, replica.copies_of

@@ -12,7 +12,6 @@ import pytest
 import torch.distributed as dist
 from safetensors.numpy import load_file
 
-from tests.trainer.distributed.small_training import Training, progress
 from trainer.distributed.rank_file import choose_writers
 from trainer.errors import InputError, StorageError
 
@@ -39,6 +38,8 @@ def run(
     model: str, output: str, settings: dict[str, Any], steps: int, save_at: list[int]
 ) -> dict[str, Any]:
     """Resume if there is something to, and train."""
+    from tests.trainer.distributed.small_training import Training
+
     training = Training(model, output, settings)
     began = training.resume()
     return {"began": began, "losses": training.train(steps, tuple(save_at))}
@@ -65,6 +66,8 @@ def test_four_ranks_are_resumed_by_two_and_by_one_with_another_strategy(
 
 def file_bytes(model: str, output: str, settings: dict[str, Any]) -> list[str]:
     """Save while the weights move on at once; return what each rank's file holds."""
+    from tests.trainer.distributed.small_training import Training, progress
+
     training = Training(model, output, settings)
     training.train(1)
     training = Training(model, output, settings)
@@ -93,6 +96,8 @@ def test_ranks_share_the_writing_of_what_was_there_when_the_save_began(
 
 def damaged(model: str, output: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Damage the newest of three checkpoints, and resume."""
+    from tests.trainer.distributed.small_training import Training
+
     training = Training(model, output, settings)
     training.train(3, (1, 2, 3))
     kept = sorted(path.name for path in Path(output).glob("step-*"))
@@ -135,11 +140,12 @@ def test_a_damaged_one_is_left_out_by_all_ranks(
 
 def unwritable(model: str, output: str, settings: dict[str, Any]) -> list[str]:
     """Fail to write on rank 1, then save again."""
+    from tests.trainer.distributed.small_training import Training, progress
+    from trainer.distributed import rank_file
+
     training = Training(model, output, settings)
     training.train(1, (1,))
     training = Training(model, output, settings)
-    from trainer.distributed import rank_file
-
     write = rank_file.RankWriter.write_data
 
     def refuse(self: Any, *arguments: Any) -> Any:

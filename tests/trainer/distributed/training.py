@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from tests.trainer.replica.torch.parallel.one_process import device
 from trainer import roles
-from trainer.build_distributed import make_distributed
 from trainer.config.run import RunConfig, load
 from trainer.distributed.environment import Environment
-from trainer.distributed.loop import DistributedRun
 from trainer.distributed.roll_call import Member
 from trainer.process.stopping import Stop
 from trainer.run_inputs import read_inputs
+
+if TYPE_CHECKING:
+    from trainer.distributed.loop import DistributedRun
 
 
 def run_config(folder: str, data: str, output: str, settings: dict[str, Any]) -> RunConfig:
@@ -45,6 +46,8 @@ def together(
     Args:
         until: the last rank asks for a stop once so many steps are done.
     """
+    from trainer.build_distributed import make_distributed  # in ranks alone: it takes a second
+
     config = run_config(folder, data, output, settings)
     rank, world = dist.get_rank(), dist.get_world_size()
     here = Environment(rank, world, rank, "127.0.0.1", 1, "a test")

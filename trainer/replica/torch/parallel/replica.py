@@ -31,7 +31,6 @@ from trainer.replica.torch.decoder import is_computed_here
 from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.parallelize import parallelize
-from trainer.replica.torch.parallel.pipeline import Pipeline
 from trainer.replica.torch.parallel.tensor import sum_gradients
 from trainer.replica.torch.precision import SCALE_OF_MEAN, LossScale
 
@@ -77,6 +76,8 @@ class ParallelReplica:
                 " --distributed does not use; train it without"
             )
         if config.parallel.pipeline.stages > 1:
+            from trainer.replica.torch.parallel.pipeline import Pipeline  # takes a second
+
             self._pipeline = Pipeline(model_dir, config, layout, mesh, device, recompute=recompute)
             self.parameters = self._pipeline.parameters
         else:

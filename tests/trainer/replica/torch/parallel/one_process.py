@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from tests.trainer.replica.driving import drawn_weights, gradient
 from trainer.config.parallel import ParallelConfig, PipelineConfig
@@ -17,9 +16,14 @@ from trainer.config.run import RunConfig, load
 from trainer.data.tokens import Encoded
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.replica.torch.batch import IGNORED
-from trainer.replica.torch.parallel.mesh import make_mesh
-from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.replica import TorchReplica
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from trainer.replica.torch.parallel.replica import ParallelReplica
+
+# Only ranks import the rest: every process that collects tests imports this module.
 
 CLASSES = 5
 
@@ -53,6 +57,8 @@ def samples(config: RunConfig, count: int, vocabulary: int, seed: int = 0) -> li
 @cache
 def mesh_of(stages: int, tensor: int) -> DeviceMesh:
     """Return a mesh over the default group; it opens connections, so one for all tests."""
+    from trainer.replica.torch.parallel.mesh import make_mesh
+
     data = "ddp" if stages > 1 else "fsdp"
     parallel = ParallelConfig(data=data, tensor=tensor, pipeline=PipelineConfig(stages=stages))
     return make_mesh(parallel, dist.get_world_size(), device().type)
@@ -69,6 +75,8 @@ def parallel_replica(
     folder: str, settings: dict[str, Any], *, recompute: bool = False
 ) -> tuple[ParallelReplica, RunConfig]:
     """Return this rank's part of a model with drawn weights."""
+    from trainer.replica.torch.parallel.replica import ParallelReplica
+
     config = run_config(folder, settings)
     replica = ParallelReplica(
         Path(folder),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
@@ -21,18 +21,17 @@ from tests.trainer.replica.torch.parallel.one_process import (
     samples,
 )
 from tests.trainer.replica.torch.parallel.test_exactness import METHODS, check
-from trainer.config.parallel import PipelineConfig
+from trainer.config.parallel import PipelineConfig, Schedule
 from trainer.model.architecture import read_architecture
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import Linear
-from trainer.replica.torch.parallel.replica import ParallelReplica
-from trainer.replica.torch.parallel.stages import SCHEDULES, placement, split_layers
 from trainer.replica.torch.replica import TorchReplica
 
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
     from tests.trainer.replica.torch.parallel.conftest import DrawnModel
+    from trainer.replica.torch.parallel.replica import ParallelReplica
 
 HERE = "tests.trainer.replica.torch.parallel.test_pipeline"
 EXACTNESS = "tests.trainer.replica.torch.parallel.test_exactness"
@@ -67,6 +66,7 @@ def pipeline(schedule: str, microbatches: int = 4, stages: int = 2) -> dict[str,
 
 
 def test_every_pair_of_properties_occurs() -> None:
+    assert {case[0] for case in CASES} == set(get_args(Schedule))
     for one, other in combinations(zip(*CASES, strict=True), 2):
         assert len(set(zip(one, other, strict=True))) == len(set(one)) * len(set(other))
 
@@ -103,7 +103,7 @@ def test_copies_of_a_pipeline_and_more_stages(
     check(ranks.run(f"{EXACTNESS}:first_step", folder, settings, False, count, world=4))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", get_args(Schedule))
 def test_a_step_is_the_same_after_other_shapes_and_an_evaluation(
     ranks: Ranks, drawn_model: DrawnModel, schedule: str
 ) -> None:
@@ -254,6 +254,8 @@ class Recorded:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_stage_reads_its_own_weights_alone(drawn_model: DrawnModel, tied: bool) -> None:
+    from trainer.replica.torch.parallel.stages import split_layers
+
     folder = Path(drawn_model("qwen2", num_hidden_layers=5, tie_word_embeddings=tied))
     architecture, tree = read_architecture(folder), read_config(folder)
     read: list[str] = []
@@ -285,12 +287,16 @@ def test_a_stage_reads_its_own_weights_alone(drawn_model: DrawnModel, tied: bool
     ],
 )
 def test_layers_are_split_evenly(layers: int, stages: int, wanted: list[int]) -> None:
+    from trainer.replica.torch.parallel.stages import split_layers
+
     found = split_layers(layers, stages)
     assert [len(part) for part in found] == wanted
     assert [layer for part in found for layer in part] == list(range(layers))
 
 
 def test_a_v_gives_the_first_process_the_first_stage_and_the_last() -> None:
+    from trainer.replica.torch.parallel.stages import placement
+
     assert placement(PipelineConfig(stages=3, schedule="zbv")) == [0, 1, 2, 2, 1, 0]
     assert placement(PipelineConfig(stages=2, schedule="interleaved")) == [0, 1, 0, 1]
     assert placement(PipelineConfig(stages=3)) == [0, 1, 2]
