@@ -30,9 +30,10 @@ from typing import Any
 
 import numpy as np
 from rig.demo_model import DEMO, open_demo, require_demo, shards, validate
-from rig.picture import TEXT, picture
+from rig.picture import picture
 from rig.report import Ratio, Report
 
+from trainer.compare.picture import TEXT
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.exchange.protocol.schedule import StepPlan
