@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.cluster.proxy import FaultProxy
 from tests.cluster.real_cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -49,3 +50,20 @@ def test_kill_9_between_settled_commits(cluster: Cluster, codec: str, certified:
     sizes = [step["exchange_bytes"] for step in cluster.records("step")]
     assert sizes[0] == sizes[1] == sizes[2]
     assert sizes[3] / sizes[0] == pytest.approx(2 / BYTES[codec], rel=0.03), "settled: bf16"
+
+
+def test_auto_follows_the_line(cluster: Cluster) -> None:
+    """int8 over a slow line, bf16 again over a fast one, and the same weights all the time."""
+    cluster.configure(exchange__codec="auto", exchange__shared_memory=False, training__epochs=20)
+    with FaultProxy(cluster.port) as proxy:
+        proxy.rate = 1e6
+        coordinator = cluster.coordinator(2)
+        workers = [cluster.worker(rank, address=proxy.address) for rank in (0, 1)]
+        slow = cluster.wait_event("codec")
+        assert (slow["codec"], slow["step"]) == ("int8", 13)
+        assert slow["exposed_ms"]["bf16"] > slow["exposed_ms"]["int8"] > 0
+        proxy.rate = 0.0
+        assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
+    cluster.check_contracts([0, 1])
+    sizes = [step["exchange_bytes"] for step in cluster.records("step")]
+    assert sizes[15] / sizes[0] == pytest.approx(BYTES["int8"] / 2, rel=0.03)

@@ -332,8 +332,8 @@ class Training:
                 ranks, due = self._dealer.ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
             details = step_event(round_, receivers, rate, now - round_.started)
-            self.residuals.measured(details, self._membership.ready())
             self._outbox.emit("step", generation=self._membership.generation, **details)
+            self.residuals.measured(details, self._membership.ready())
             training_goes_on = self.round is not None and self.round.kind == "train"
             if training_goes_on and done % self.config.checkpoint.every == 0:
                 self.save()
