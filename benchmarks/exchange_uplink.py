@@ -5,8 +5,8 @@
 The coordinator and the workers run in two network namespaces, as real processes with mutual TLS.
 Counted are the bytes that the remote host's interface sends and receives in so many steps, with all
 headers, acknowledgements and heartbeats: of one worker, and of two with and without
-`exchange.sum_on_host`. Averages still go to each worker. Of a lossy codec the last step is settled,
-and so in bf16. Needs root.
+`exchange.sum_on_host`. Averages still go to each worker. The last step, which is settled, and so in
+bf16 with a lossy codec, is not counted. Needs root.
 JSON: benchmarks/results/exchange_uplink.json.
 """
 
@@ -40,11 +40,12 @@ def main() -> int:
     parser.add_argument("--megabytes", type=float, default=5.3, help="of the fp32 gradient")
     parser.add_argument("--codec", choices=CODECS, action="append")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--result", default="exchange_uplink", help="name of the JSON file")
     options = parser.parse_args()
     end_on_terminate()
     if reason := missing():
         skip(reason)
-    report = Report("exchange_uplink")
+    report = Report(options.result)
     with Network(2, options.rate * 10**6) as network, tempfile.TemporaryDirectory() as scratch:
         write_certificates(Path(scratch), 2, [network.address(NEAR), network.address(FAR)])
         for codec in options.codec or list(USUAL):
@@ -53,7 +54,7 @@ def main() -> int:
                 elements=elements_of(options.megabytes),
                 workers=1,
                 batch=2,
-                steps=WARM_UP + options.steps,
+                steps=WARM_UP + options.steps + 1,
                 address=(network.address(NEAR), 0),
                 tls=scratch,
                 settings={"exchange.codec": codec, "exchange.shares": "equal"},
@@ -83,14 +84,12 @@ def main() -> int:
 
 
 def due(spec: Spec, codec: str) -> int:
-    """Return the bytes of the gradients of all steps after WARM_UP; the last one is settled."""
-    steps = spec.steps - WARM_UP
-    last = codec if codec in USUAL else "bf16"
-    return (steps - 1) * encoded_bytes(codec, spec.elements) + encoded_bytes(last, spec.elements)
+    """Return the bytes of the gradients of all steps that are counted."""
+    return (spec.steps - WARM_UP - 1) * encoded_bytes(codec, spec.elements)
 
 
 def traffic(network: Network, spec: Spec, workers: int, *, together: bool) -> tuple[int, int]:
-    """Return the bytes that the remote host sent and received in all steps after WARM_UP."""
+    """Return the bytes that the remote host sent and received, of all steps that are counted."""
     settings = spec.settings | {"exchange.sum_on_host": together}
     spec = replace(spec, workers=workers, settings=settings)
     before = after = (0, 0)
@@ -102,7 +101,7 @@ def traffic(network: Network, spec: Spec, workers: int, *, together: bool) -> tu
             if name == COORDINATOR and event["event"] == "step":
                 if event["step"] == WARM_UP:
                     before = network.counted(FAR)
-                elif event["step"] == spec.steps:
+                elif event["step"] == spec.steps - 1:
                     after = network.counted(FAR)
     return after[0] - before[0], after[1] - before[1]
 

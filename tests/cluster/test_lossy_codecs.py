@@ -66,4 +66,4 @@ def test_auto_follows_the_line(cluster: Cluster) -> None:
         assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
     cluster.check_contracts([0, 1])
     sizes = [step["exchange_bytes"] for step in cluster.records("step")]
-    assert sizes[15] / sizes[0] == pytest.approx(BYTES["int8"] / 2, rel=0.03)
+    assert sizes[14] / sizes[0] == pytest.approx(BYTES["int8"] / 2, rel=0.03)

@@ -186,6 +186,8 @@ class LossyCluster(SimulatedCluster):
         def voided(shard: int, blocks: tuple[int, ...]) -> None:
             debtor.was_voided = True
             void(shard, blocks)
+            for block in blocks:  # part of it is in what was dealt again
+                assert not debtor.feedback._residuals[block].any()
 
         session._owed = watched  # type: ignore[method-assign]
         session._void = voided  # type: ignore[method-assign]
