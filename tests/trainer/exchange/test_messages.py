@@ -74,6 +74,7 @@ ALL: list[Message] = [
     ),
     CarryRequest(rank=2, generation=9),
     CarryAccepted(rank=1, generation=3),
+    HandIn(shard=5, samples=12),
     Heartbeat(),
     Leave(reason="SIGTERM"),
     Shutdown(reason="done", exit_code=0),
