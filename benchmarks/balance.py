@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from rig.certificates import end_on_terminate
 from rig.report import Ratio, Report
 
-from trainer.compare.cluster import Cluster
+from trainer.compare.cluster import Cluster, end_on_terminate
 from trainer.compare.member import Spec
 from trainer.exchange.coordinator.shares import Speed, slowest, split
 

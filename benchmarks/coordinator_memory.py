@@ -18,10 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rig.certificates import end_on_terminate, write_certificates
+from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.cluster import Cluster
+from trainer.compare.cluster import Cluster, end_on_terminate
 from trainer.compare.member import Spec
 
 WORKERS = 3

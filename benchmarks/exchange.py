@@ -29,11 +29,11 @@ from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
-from rig.certificates import end_on_terminate, write_certificates
+from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
 from trainer.compare import collective, synthetic
-from trainer.compare.cluster import Cluster
+from trainer.compare.cluster import Cluster, end_on_terminate
 from trainer.compare.comparison import run_ranks
 from trainer.compare.member import Spec
 from trainer.compare.network import Network, missing

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from exchange import CODECS, USUAL, elements_of, encoded_bytes
-from rig.certificates import end_on_terminate, write_certificates
+from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.cluster import COORDINATOR, Cluster
+from trainer.compare.cluster import COORDINATOR, Cluster, end_on_terminate
 from trainer.compare.member import Spec
 from trainer.compare.network import Network, missing
 

@@ -16,10 +16,9 @@ import statistics
 import sys
 
 from exchange import FREE, REST, WARM_UP, elements_of, span
-from rig.certificates import end_on_terminate
 from rig.report import Ratio, Report
 
-from trainer.compare.cluster import Cluster
+from trainer.compare.cluster import Cluster, end_on_terminate
 from trainer.compare.member import Spec
 
 WORKERS = (1, 2, 4, 8, 16)

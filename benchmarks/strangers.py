@@ -21,11 +21,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rig.certificates import end_on_terminate, write_certificates
+from rig.certificates import write_certificates
 from rig.crowd import Crowd, resident
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.cluster import COORDINATOR, Cluster
+from trainer.compare.cluster import COORDINATOR, Cluster, end_on_terminate
 from trainer.compare.member import Spec
 
 WORKERS = 3

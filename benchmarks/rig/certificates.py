@@ -1,8 +1,7 @@
-"""Certificates of a benchmark's members, and its end by a signal."""
+"""Certificates of a benchmark's members."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,12 +20,3 @@ def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None
         target.mkdir(parents=True)
         for name, content in authority.issue(identity, names).files().items():
             (target / name).write_bytes(content)
-
-
-def end_on_terminate() -> None:
-    """Let SIGTERM unwind the benchmark as Ctrl-C does, so that it cleans up."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)

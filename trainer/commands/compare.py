@@ -57,8 +57,10 @@ def backends(
     """Sum the same gradient, and train the same steps, by Motley's star, gloo, NCCL and MPI."""
     from trainer.compare import comparison
     from trainer.compare.backends import BACKENDS
+    from trainer.compare.cluster import end_on_terminate
     from trainer.compare.picture import check_picture
 
+    end_on_terminate()
     comparison.check_network(rates)
     if plot is not None:
         check_picture(plot)

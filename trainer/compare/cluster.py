@@ -170,6 +170,16 @@ class Cluster:
 
     def _read(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self._lines.put((name, json.loads(line)))
+        with process.stdout as lines:
+            for line in lines:
+                self._lines.put((name, json.loads(line)))
         self._lines.put((name, process))
+
+
+def end_on_terminate() -> None:
+    """Let SIGTERM unwind this program as Ctrl-C does, so that it cleans up."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trainer.compare import training
 from trainer.compare.interface import counted
+from trainer.compare.member import Commands
 from trainer.data.order import epoch_order
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.initialization import initial_weights
@@ -155,7 +156,11 @@ class MpiGroup:
 def main() -> None:
     """Be the rank that the command line describes."""
     spec = Spec(**json.loads(sys.argv[1]))
-    group = MpiGroup(spec) if spec.kind == "mpi" else TorchGroup(spec)
+    if spec.kind == "mpi":
+        group: Group = MpiGroup(spec)  # ends with mpiexec
+    else:
+        Commands()  # ends this process when the one that measures has ended
+        group = TorchGroup(spec)
     found = train(spec, group) if spec.trains else reduce(spec, group)
     spec.result(spec.rank).write_text(json.dumps(found), encoding="utf-8")
     group.close()

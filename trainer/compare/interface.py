@@ -9,7 +9,7 @@ INTERFACE = "eth0"
 
 
 def counted(process: int | str = "self") -> dict[str, int]:
-    """Return the bytes `sent` and `received` so far in a process's network; empty without eth0."""
+    """Return the bytes `sent` and `received` so far by a process's network; empty without eth0."""
     table = Path(f"/proc/{process}/net/dev").read_text(encoding="ascii")
     for line in table.splitlines():
         name, _, figures = line.partition(":")

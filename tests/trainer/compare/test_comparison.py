@@ -6,17 +6,33 @@ import json
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests import ROOT
-from trainer.cli import run
-from trainer.compare import backends, comparison
+from trainer.cli import main
+from trainer.compare import backends, cluster, comparison
 from trainer.compare.backends import BACKENDS
 from trainer.compare.bars import draw
 from trainer.compare.cluster import Cluster
 from trainer.compare.comparison import Comparison, Row
 from trainer.errors import UnreachableError
+
+
+@pytest.fixture(autouse=True)
+def _own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command changes what SIGTERM does, which here is pytest's."""
+    monkeypatch.setattr(cluster, "end_on_terminate", lambda: None)
+
+
+def run(words: list[str]) -> int:
+    """Run `trainer` and return its exit code."""
+    with mock.patch.object(sys, "argv", ["trainer", *words]), pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
 
 ROWS = [
     Row("ours", 5.3, 200, 430.0, 424.0, 10_700_000, 450.0, 10_800_000, 5.5, 5.51),
@@ -39,7 +55,6 @@ def test_bytes_are_of_the_busiest_interface_and_direction() -> None:
         for step in range(4)
     ]
     assert comparison._moved(steps) == 70
-    assert comparison._moved([[{}], [{}]]) is None
 
 
 def test_a_time_is_from_the_first_start_to_the_last_end() -> None:
@@ -112,11 +127,11 @@ def test_the_picture_has_a_bar_for_each_sum(tmp_path: Path) -> None:
 
 
 def test_a_member_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    with Cluster(tmp_path) as cluster:
+    with Cluster(tmp_path) as members:
         code = "import sys; sys.stderr.write('one\\nthe cable is out\\n'); sys.exit(7)"
-        cluster.start("gloo 1", [sys.executable, "-c", code])
+        members.start("gloo 1", [sys.executable, "-c", code])
         with pytest.raises(UnreachableError, match=r"^gloo 1 ended with 7: the cable is out$"):
-            list(cluster.events())
+            list(members.events())
 
 
 def test_a_row_for_people() -> None:
