@@ -62,7 +62,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "qlora": {"model.quantization": "nf4"},
     "full": {"method": "full"},
 }
-ROWS, LENGTH = 2, 512
+ROWS = 2
+LENGTHS = {"torch": 512, "wgpu": 128}
+"""Tokens of a row; a software device computes fewer in the same time."""
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 WITHIN = 1.10
 
@@ -108,7 +110,7 @@ def measure(engine: str, shape: str, method: str) -> dict[str, Any]:
                 "model.path": str(folder),
                 "data.train": "none",
                 "task": "causal-lm",
-                "data.max_seq_len": LENGTH,
+                "data.max_seq_len": LENGTHS[engine],
                 "training.micro_batch_size": ROWS,
                 **METHODS[method],
             },
@@ -118,14 +120,14 @@ def measure(engine: str, shape: str, method: str) -> dict[str, Any]:
         return run(folder, config, layout)
 
 
-def samples(vocab: int) -> list[Any]:
+def samples(vocab: int, length: int) -> list[Any]:
     """Return one micro-batch of the longest samples."""
     import numpy as np
 
     from trainer.data.tokens import Encoded
 
     draw = np.random.default_rng(0)
-    ids = [draw.integers(1, vocab, LENGTH).astype(np.int32) for _ in range(ROWS)]
+    ids = [draw.integers(1, vocab, length).astype(np.int32) for _ in range(ROWS)]
     return [Encoded(each, each.astype(np.int32)) for each in ids]
 
 
@@ -144,7 +146,7 @@ def on_torch(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
 
     shape = shape_of(read_architecture(folder))
     weights = initial_weights(layout, folder, config)
-    batch = samples(shape.vocab)
+    batch = samples(shape.vocab, config.data.max_seq_len)
     torch.nn.functional.silu(torch.ones(64, 64, requires_grad=True)).sum().backward()
     before = own_bytes()
     replica = TorchReplica(folder, config, layout, threads=1)
@@ -171,7 +173,7 @@ def on_vulkan(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
     replica = WgpuReplica(folder, config, layout, device)
     replica.write_trainable(initial_weights(layout, folder, config))
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
-    replica.forward_backward(samples(vocab), lambda *_: None)
+    replica.forward_backward(samples(vocab, config.data.max_seq_len), lambda *_: None)
     staging = sum(4 * replica._loaded.slots.padded_size(block.index) for block in layout.blocks)
     planned = budget(folder, config, layout, ROWS, recompute=False)
     return {
