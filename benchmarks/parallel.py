@@ -4,9 +4,10 @@
 
 Two processes with one thread each and gloo between them train one small Llama, all weights.
 `steps`: forward, backward and every reduction of a step, beside the same strategy by hand
-(benchmarks/rig/plain.py), one step of either in turn. A step takes as long as its slowest rank; the
+(benchmarks/rig/plain.py, plain_pipeline.py) and by `accelerate` (DDP and FSDP2, skipped where it is
+not installed), one step of each in turn. A step takes as long as its slowest rank; the
 ratio is that of medians, and `of_processor_time` that of the busier rank's processor time, which
-other load changes less. The losses of both are compared first.
+other load changes less. Losses are compared first.
 `memory`: the most bytes that torch's allocator holds on a rank from the loading of the model to the
 end of a step, against the plan.
 `files`: resident memory of rank 0 above that before, while it loads a model, and while the ranks'
@@ -35,26 +36,25 @@ from plan import EXACT
 from rig.parallel_files import report_files, weigh_files
 from rig.parallel_generation import report_generation, time_generation
 from rig.parallel_models import (
+    MICROBATCHES,
     RANKS,
     ROWS,
     STRATEGIES,
     TOKENS,
-    TREE,
-    WEIGHED,
     encoded,
     meshes,
     ours,
-    pipeline_mesh,
     rows,
     write_model,
 )
+from rig.parallel_steps import report_steps, time_steps
 from rig.picture import picture
 from rig.report import Ratio, Report, skip
 
 from trainer.compare.picture import FIRST, SECOND, TEXT
 
 PARTS = ("steps", "memory", "files", "overlap", "generate")
-LIMIT, WITHIN = 1.05, 0.1
+WITHIN = 0.1
 
 
 def main() -> int:
@@ -109,63 +109,6 @@ def be_rank(part: str, rank: int, folder: Path, rounds: int) -> None:
     dist.destroy_process_group()
 
 
-def time_steps(folder: Path, rounds: int) -> dict[str, Any]:
-    """Return this rank's seconds of each step, ours and by hand in turn."""
-    import torch.distributed as dist
-    from rig.plain import Plain, plain_step
-    from safetensors.torch import load_file
-
-    path, found = write_model(folder), {}
-    for strategy, mesh in meshes().items():
-        replica = ours(path, strategy, mesh)
-        plain = Plain(TREE)
-        plain.load_state_dict(load_file(path / "model.safetensors"))
-        dimension = "tensor" if strategy.startswith("tp") else "data"
-        step = plain_step(plain, strategy, mesh[dimension])
-        share = replica.share(ROWS)
-        mine = rows()[share.start : share.stop]
-        batch = encoded(mine)
-        losses = replica.accumulate(batch), step(mine)
-        mean = losses[0].loss_sum / losses[0].weight
-        assert abs(mean / losses[1] - 1) < 1e-4, f"{strategy}: {mean} is not {losses[1]}"
-        times: dict[str, list[float]] = {
-            name: [] for name in ("ours", "plain", "cpu ours", "cpu plain")
-        }
-        for number in range(rounds + 1):
-            for name in ("ours", "plain") if number % 2 else ("plain", "ours"):
-                dist.barrier()
-                began, used = time.perf_counter(), time.process_time()
-                if name == "ours":
-                    replica.accumulate(batch)
-                else:
-                    step(mine)
-                times[name].append(time.perf_counter() - began)
-                times[f"cpu {name}"].append(time.process_time() - used)
-        found[strategy] = {name: seconds[1:] for name, seconds in times.items()}
-    return found
-
-
-def report_steps(report: Report, ranks: list[Any]) -> None:
-    """Report the ratio of each strategy."""
-    for strategy in STRATEGIES:
-        seconds = {
-            name: list(map(max, *(rank[strategy][name] for rank in ranks)))
-            for name in ("ours", "plain", "cpu ours", "cpu plain")
-        }
-        medians = {name: statistics.median(every) for name, every in seconds.items()}
-        report.add(
-            Ratio(
-                f"{strategy}: a step",
-                medians["ours"] / medians["plain"],
-                "the same by hand in plain PyTorch",
-                LIMIT,
-            ),
-            median_seconds={name: round(value, 4) for name, value in medians.items()},
-            of_processor_time=round(medians["cpu ours"] / medians["cpu plain"], 3),
-            of_shortest=round(min(seconds["ours"]) / min(seconds["plain"]), 3),
-        )
-
-
 def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
     """Return the most bytes that torch holds for each strategy, and the plan."""
     from trainer.config.parallel import PipelineConfig
@@ -176,10 +119,10 @@ def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
 
     path, found = write_model(folder), {}
     shape = shape_of(read_architecture(path))
-    for strategy, mesh in [*meshes().items(), ("pp", pipeline_mesh())]:
+    for strategy, mesh in meshes().items():
         tensor = RANKS if strategy.startswith("tp") else 1
         stages = RANKS if strategy == "pp" else 1
-        parts = PipelineConfig(stages=stages).parts if stages > 1 else 1
+        parts = MICROBATCHES if stages > 1 else 1
         planned = plan_memory_by_part(
             shape,
             Training(length=TOKENS, rows=ROWS * tensor * stages // parts // RANKS, precision=FP32),
@@ -227,7 +170,7 @@ def peak() -> Iterator[list[int]]:
 
 def report_memory(report: Report, ranks: list[Any]) -> None:
     """Report how far each strategy's memory is from the plan."""
-    for strategy in WEIGHED:
+    for strategy in STRATEGIES:
         figures = max((rank[strategy] for rank in ranks), key=lambda rank: rank["peak"])
         ratio = figures["peak"] / figures["plan"]
         print(f"  {strategy}: {figures['peak'] / 1e6:.1f} MB, {ratio:.3f} of the plan")

@@ -65,6 +65,10 @@ class InputError(TrainerError):
     exit_code = 2
 
 
+class DoesNotFitError(InputError):
+    """A model or a micro-batch needs more memory than a device, or its host, has."""
+
+
 class UnreachableError(TrainerError):
     """The coordinator, or enough workers, did not answer within the deadline."""
 

@@ -25,9 +25,10 @@ def time_generation(folder: Path, rounds: int) -> dict[str, Any]:
     from trainer.model.initialization import initial_weights
     from trainer.model.layout import build_layout
     from trainer.replica.sampling import Sampling
-    from trainer.replica.torch.parallel.generator import ParallelGenerator
+    from trainer.replica.torch.generator import load_generator
+    from trainer.replica.torch.parallel.generator import load_parallel_generator
 
-    mesh, found = meshes(), {}
+    tensor, found = meshes()["tp"]["tensor"], {}
     prompts = rows()[:1, :16].tolist()
     for width in WIDTHS:
         sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": 4}
@@ -35,10 +36,10 @@ def time_generation(folder: Path, rounds: int) -> dict[str, Any]:
         path = write_model(folder, **sizes)
         config = load(None, settings(path))
         layout = build_layout(path, config)
-        weights = initial_weights(layout, path, config)
+        model = path, config, layout, initial_weights(layout, path, config)
         generators = [
-            ParallelGenerator(path, config, layout, weights, one, torch.device("cpu"))
-            for one in (mesh["ddp"], mesh["tp"])
+            load_generator(*model),
+            load_parallel_generator(*model, tensor, torch.device("cpu")),
         ]
         times: list[list[float]] = [[], []]
         made: list[Any] = [None, None]

@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-RANKS = 2
+RANKS, MICROBATCHES = 2, 4
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"parallel.data": "ddp"},
     "fsdp": {"parallel.data": "fsdp"},
     "tp": {"parallel.tensor": RANKS},
     "tp-sp": {"parallel.tensor": RANKS, "parallel.sequence": True},
+    "pp": {
+        "parallel.pipeline.stages": RANKS,
+        "parallel.pipeline.microbatches": MICROBATCHES,
+    },
 }
-WEIGHED = STRATEGIES | {"pp": {"parallel.pipeline.stages": RANKS}}
-"""Those whose memory is measured."""
 TREE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -66,7 +68,7 @@ def ours(path: Path, strategy: str, mesh: Any) -> Any:
     from trainer.model.layout import build_layout
     from trainer.replica.torch.parallel.replica import ParallelReplica
 
-    config = load(None, settings(path) | WEIGHED[strategy])
+    config = load(None, settings(path) | STRATEGIES[strategy])
     layout = build_layout(path, config)
     weights = initial_weights(layout, path, config)
     return ParallelReplica(path, config, layout, mesh, torch.device("cpu"), weights)
@@ -85,20 +87,18 @@ def settings(path: Path) -> dict[str, Any]:
 
 def meshes() -> dict[str, Any]:
     """Return the mesh of each strategy."""
-    from trainer.config.parallel import ParallelConfig
-    from trainer.replica.torch.parallel.mesh import make_mesh
-
-    copies = make_mesh(ParallelConfig(), RANKS, "cpu")
-    tensor = make_mesh(ParallelConfig(tensor=RANKS), RANKS, "cpu")
-    return {name: tensor if name.startswith("tp") else copies for name in STRATEGIES}
-
-
-def pipeline_mesh() -> Any:
-    """Return the mesh of `pp`."""
     from trainer.config.parallel import ParallelConfig, PipelineConfig
     from trainer.replica.torch.parallel.mesh import make_mesh
 
-    return make_mesh(ParallelConfig(pipeline=PipelineConfig(stages=RANKS)), RANKS, "cpu")
+    copies, tensor, stages = (
+        make_mesh(parallel, RANKS, "cpu")
+        for parallel in (
+            ParallelConfig(),
+            ParallelConfig(tensor=RANKS),
+            ParallelConfig(pipeline=PipelineConfig(stages=RANKS)),
+        )
+    )
+    return {"ddp": copies, "fsdp": copies, "tp": tensor, "tp-sp": tensor, "pp": stages}
 
 
 def rows() -> Any:
@@ -111,6 +111,10 @@ def rows() -> Any:
 
 def encoded(ids: Any) -> list[Any]:
     """Return rows as samples."""
+    from trainer.data.encoder import IGNORED
     from trainer.data.tokens import Encoded
 
-    return [Encoded(row, row) for row in ids.int().numpy()]
+    given = ids.int().numpy()
+    wanted = given.copy()
+    wanted[:, 0] = IGNORED
+    return [Encoded(*row) for row in zip(given, wanted, strict=True)]

@@ -41,10 +41,7 @@ class Plain(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits `[B, T, V]`."""
-        length, half = ids.shape[1], self.head_dim // 2
-        turns = 10000.0 ** (-torch.arange(half).float() / half)
-        angles = torch.arange(length)[:, None] * turns.repeat(2)
-        rotation = angles.cos(), angles.sin()
+        rotation = rotation_of(ids.shape[1], self.head_dim)
         hidden = self.model.embed_tokens(ids)
         for layer in self.model.layers:
             hidden = layer(hidden, rotation)
@@ -105,6 +102,14 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+def rotation_of(length: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines `[T, head_dim]`."""
+    half = head_dim // 2
+    turns = 10000.0 ** (-torch.arange(half).float() / half)
+    angles = torch.arange(length)[:, None] * turns.repeat(2)
+    return angles.cos(), angles.sin()
+
+
 def turned(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate heads, each half against the other."""
     first, second = heads.chunk(2, -1)
@@ -126,14 +131,21 @@ def plain_step(model: Plain, strategy: str, mesh: DeviceMesh) -> Step:
         fully_shard(model, mesh=mesh)
     else:
         cut(model, mesh, sequence=strategy == "tp-sp")
+    return step_of(module, averaged=strategy in ("ddp", "fsdp"))
+
+
+def step_of(
+    module: nn.Module, *, averaged: bool, backward: Callable[[Tensor], object] = Tensor.backward
+) -> Step:
+    """Return forward and backward of a wrapped model, whose ranks' losses are averaged or equal."""
 
     def step(ids: Tensor) -> float:
         module.zero_grad(set_to_none=True)
         logits = module(ids)[:, :-1].flatten(0, 1)
         loss = F.cross_entropy(logits.float(), ids[:, 1:].flatten())
-        loss.backward()
+        backward(loss)
         total = loss.detach().clone()
-        if strategy in ("ddp", "fsdp"):
+        if averaged:
             dist.all_reduce(total)
             total /= dist.get_world_size()
         return float(total)

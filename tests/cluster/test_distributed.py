@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file
 from tests.cluster.real_process import Process
 from tests.ports import free_port
 from tests.project.command_blocks import command_block
-from tests.trainer.small_model import write_data, write_model
+from tests.trainer.small_model import write_data, write_hollow_weights, write_model
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -145,6 +146,31 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_others_in_one_line(
     assert says in hands.status["reason"]
     assert "Traceback" not in both[0].text
     assert (hands.output / "flight-recorder/rank-0.json").exists()
+
+
+def test_a_rank_that_runs_out_of_memory_is_named_and_ends_the_others(hands: Hands) -> None:
+    """Its limit is met while it reads the model: a table of 256 MB, which is a hole on the disk."""
+    folder = hands.folder / "wide"
+    shutil.copytree(hands.model, folder)
+    tree = json.loads((folder / "config.json").read_text()) | {"vocab_size": 2_000_000}
+    (folder / "config.json").write_text(json.dumps(tree))
+    hands.model = write_hollow_weights(folder)
+    short = hands.rank(1)
+    used = next(
+        int(line.split()[1]) << 10
+        for line in Path(f"/proc/{short.pid}/status").read_text().splitlines()
+        if line.startswith("VmData")
+    )
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.prlimit(short.pid, resource.RLIMIT_DATA, (used + (200 << 20), limits[1]))
+    whole = hands.rank(0)
+    assert short.wait() == 2, short.text
+    assert whole.wait() == 3, whole.text
+    host = os.uname().nodename
+    said = f"rank 1 on {host}: cpu has not enough memory; lower training.micro_batch_size or"
+    assert f"trainer: {said} data.max_seq_len, or share the model" in short.text, short.text
+    assert f"rank 1 on {host} has failed: cpu has not enough memory. Look" in whole.text
+    assert "Traceback" not in short.text + whole.text
 
 
 def other_data(hands: Hands) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainer.data.tokens import Encoded
-    from trainer.replica.torch.parallel.generator import ParallelGenerator
+    from trainer.replica.torch.generator import TorchGenerator
     from trainer.replica.torch.parallel.replica import ParallelReplica
 
 _PATIENCE = 300.0
@@ -110,7 +110,7 @@ class Ranks:
         if isinstance(error, TrainerError) and not self.leads:
             error.args = (f"rank {self._environment.rank}: {error}",)
 
-    def generator(self, trained: Trained) -> tuple[ParallelGenerator, str]:
+    def generator(self, trained: Trained) -> tuple[TorchGenerator, str]:
         """Return this rank's part of a generator, and nothing to say of its place.
 
         Raises:
@@ -123,11 +123,10 @@ class Ranks:
                 " each layer between them"
             )
         device, mesh = self._join(trained)
-        from trainer.replica.torch.parallel.generator import ParallelGenerator
+        from trainer.replica.torch.parallel.generator import load_parallel_generator
 
-        return ParallelGenerator(
-            trained.base_dir, trained.config, trained.layout, trained.weights, mesh, device
-        ), ""
+        model = trained.base_dir, trained.config, trained.layout, trained.weights
+        return load_parallel_generator(*model, mesh["tensor"], device), ""
 
     def evaluator(self, trained: Trained) -> tuple[Evaluator, str]:
         """Return this rank's part of an evaluator, and nothing to say of its place.

@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import InputError, TrainerError, UnreachableError
+from trainer.errors import DoesNotFitError, InputError, TrainerError, UnreachableError
+from trainer.replica.torch.device import is_out_of_memory
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -37,7 +38,6 @@ _LOST = "lost others"
 """A reason that is no cause."""
 _COLLECTIVES = "2000"
 _OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL")
-_OF_MEMORY = ("can't allocate memory", "CUDA out of memory")
 
 
 class Watch:
@@ -82,17 +82,13 @@ class Watch:
         """
         try:
             yield
-        except TrainerError as error:
-            self._tell(str(error))
-            raise
-        except MemoryError:
-            raise self._out_of_memory() from None
         except Exception as error:
-            if isinstance(error, RuntimeError) and _is_of_memory(error):
+            if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
                 raise self._out_of_memory() from None
             if isinstance(error, RuntimeError) and _is_of_peers(error):
                 raise self._lost(error) from None
-            self._tell(f"{type(error).__name__}: {_first_line(error)}")
+            known = isinstance(error, TrainerError)
+            self._tell(str(error) if known else f"{type(error).__name__}: {_first_line(error)}")
             raise
 
     def name(self, rank: int) -> str:
@@ -183,14 +179,6 @@ def _is_of_peers(error: RuntimeError) -> bool:
 def _first_line(error: BaseException) -> str:
     """Return an error's first line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _is_of_memory(error: RuntimeError) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        sign in str(error) for sign in _OF_MEMORY
-    )
 
 
 def _connection(store: Store) -> Store:

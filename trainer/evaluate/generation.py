@@ -133,9 +133,9 @@ def _open(
     from trainer.replica.backend import cuda_device, first_usable, vulkan_device
 
     def torch_on(device: str) -> Generator:
-        with announced("importing torch and transformers"):
-            from trainer.replica.torch.generator import TorchGenerator
-        return TorchGenerator(
+        with announced("importing torch"):
+            from trainer.replica.torch.generator import load_generator
+        return load_generator(
             trained.base_dir, trained.config, trained.layout, trained.weights, device, threads
         )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from trainer.distributed.group.member import as_known
 from trainer.distributed.group.replica import divide
 from trainer.distributed.group.setup import Setup
 from trainer.distributed.group.strategy import Strategy
-from trainer.errors import InputError
+from trainer.errors import DoesNotFitError, InputError
 
 CASES: dict[str, dict[str, Any]] = {
     "ddp-full-classify": {"strategy": "ddp", "processes": 3, "method": "full"},
@@ -108,17 +109,15 @@ def test_a_member_of_another_installation_is_refused(answers: Answers) -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 bytes"),
-    ],
-)
-def test_memory_that_runs_out_is_an_error_for_people(error: Exception) -> None:
-    known = as_known(error)
-    assert isinstance(known, InputError)
-    assert "lower training.micro_batch_size" in str(known)
+@pytest.mark.parametrize("allocate", [partial(torch.empty, dtype=torch.uint8), np.empty])
+def test_memory_that_runs_out_is_an_error_for_people(allocate: Callable[[int], object]) -> None:
+    """By torch's allocator on the CPU, by NumPy and on a GPU."""
+    with pytest.raises((RuntimeError, MemoryError)) as failure:
+        allocate(1 << 50)
+    for error in (failure.value, torch.OutOfMemoryError("CUDA out of memory. Tried ...")):
+        known = as_known(error)
+        assert isinstance(known, DoesNotFitError)
+        assert "lower training.micro_batch_size" in str(known)
     assert as_known(RuntimeError("something else")) is None
 
 

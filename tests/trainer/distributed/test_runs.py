@@ -97,6 +97,10 @@ def data_of(method: str, data: Path) -> str:
         ("lora", "pp"),
         ("qlora", "fsdp"),
         ("qlora", "tp"),
+        # What another method does in a step is in the first step; an update knows no method but by
+        # the tensors it has: cut in two dimensions, and on copies of stages.
+        pytest.param("lora", "fsdp-x-tensor", marks=pytest.mark.slow),
+        pytest.param("qlora", "pp-x-ddp", marks=pytest.mark.slow),
     ],
 )
 def test_curve_and_saved_files_are_those_of_one_process(

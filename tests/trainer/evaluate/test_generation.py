@@ -141,13 +141,13 @@ def test_the_text_alone_is_printed_for_people(model: Path) -> None:
 
 def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None:
     """In a batch, whose other samples go on and leave padding behind it."""
-    from trainer.replica.torch.generator import TorchGenerator
+    from trainer.replica.torch.generator import load_generator
 
     trained = load_trained(adapter)
     prompts = [[70, 80, 90, 100], [75], [110, 120]]
 
     def run(stop: set[int], batch: int) -> list[list[int]]:
-        generator = TorchGenerator(
+        generator = load_generator(
             trained.base_dir, trained.config, trained.layout, trained.weights, "cpu", 1, batch=batch
         )
         return generator.generate(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainer.distributed.group.link import Link, Message, unpack_samples
 from trainer.distributed.group.processes import beat, first_line
 from trainer.distributed.group.setup import Setup, identity
-from trainer.errors import TrainerError
+from trainer.errors import DoesNotFitError, TrainerError
 from trainer.model.layout import GradientLayout, build_layout
 
 if TYPE_CHECKING:
@@ -37,15 +37,14 @@ def serve(link: Link, rank: int) -> int:
 
 def as_known(error: Exception) -> TrainerError | None:
     """Return an error whose message a user can act on; None if it is another one."""
-    if isinstance(error, TrainerError):
-        return error
-    import torch
+    from trainer.replica.torch.device import is_out_of_memory
 
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        from trainer.distributed.group.part import out_of_memory
-
-        return out_of_memory("GPU" if isinstance(error, torch.OutOfMemoryError) else "cpu")
-    return None
+    if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
+        return DoesNotFitError(
+            "the group's model or a micro-batch does not fit; lower training.micro_batch_size or"
+            " data.max_seq_len, or take more devices"
+        )
+    return error if isinstance(error, TrainerError) else None
 
 
 def is_of_a_collective(error: Exception) -> bool:

@@ -80,12 +80,9 @@ def open_part(setup: Setup, rank: int) -> Part:
         world_size=len(setup.devices),
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT),
     )
-    try:
-        if setup.strategy == "ddp":
-            return CopiedPart(setup, layout, device)
-        return ShardedPart(setup, layout, device, rank)
-    except torch.OutOfMemoryError:
-        raise out_of_memory(device) from None
+    if setup.strategy == "ddp":
+        return CopiedPart(setup, layout, device)
+    return ShardedPart(setup, layout, device, rank)
 
 
 def broadcast(layout: GradientLayout, flat: np.ndarray | None) -> np.ndarray:
@@ -93,14 +90,6 @@ def broadcast(layout: GradientLayout, flat: np.ndarray | None) -> np.ndarray:
     weights = np.empty(layout.size, dtype=np.float32) if flat is None else flat.copy()
     dist.broadcast(torch.from_numpy(weights), 0)
     return weights
-
-
-def out_of_memory(device: str) -> InputError:
-    """Return the error of a device whose memory the strategy does not fit."""
-    return InputError(
-        f"{device}: the group's model or a micro-batch does not fit; lower"
-        " training.micro_batch_size or data.max_seq_len, or take more devices"
-    )
 
 
 class CopiedPart:

@@ -19,7 +19,7 @@ from trainer.distributed.group.member import as_known, is_of_a_collective
 from trainer.distributed.group.part import broadcast, open_part
 from trainer.distributed.group.processes import Members
 from trainer.distributed.group.setup import Setup, identity
-from trainer.errors import RefusedError
+from trainer.errors import DoesNotFitError, RefusedError
 from trainer.model.layout import build_layout
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 
@@ -102,13 +102,13 @@ class GroupReplica:
     def _collectively(self, work: Callable[[], _Result]) -> _Result:
         try:
             return work()
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError, DoesNotFitError) as error:
             if is_of_a_collective(error):
                 self._members.collective_failed(error)
             known = as_known(error)
             if known is None:
                 raise
-            raise known from None
+            raise type(known)(f"{self._members.name(0)}: {known}") from None
 
 
 def divide(lengths: Sequence[int], parts: int) -> list[list[int]]:

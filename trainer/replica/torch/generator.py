@@ -1,31 +1,42 @@
-"""Text generation through transformers, on the CPU or one CUDA device.
+"""Text generation on the CPU, one CUDA device, or ranks that share each layer.
 
-transformers runs the model and its cache; `Sampling` alone chooses the next token, so that all
-backends draw the same.
+The decoder runs with a cache, and what it does not compute transformers runs with its own;
+`Sampling` alone chooses the next token, so that all backends draw the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
 from trainer.replica.sampling import Sampling
+from trainer.replica.torch.cache import Cache
+from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import flatten
 from trainer.replica.torch.precision import autocast
-from trainer.replica.torch.published import load_published
 
 
-class TorchGenerator:
-    """A Generator of `trainer.evaluate.generation`.
+def load_generator(
+    model_dir: Path,
+    config: RunConfig,
+    layout: GradientLayout,
+    weights: np.ndarray,
+    device: str = "cpu",
+    threads: int | None = None,
+    *,
+    batch: int = 8,
+) -> TorchGenerator:
+    """Return a generator on one device.
 
     Args:
         weights: fp32 `[layout.size]`.
@@ -36,29 +47,41 @@ class TorchGenerator:
     Raises:
         InputError: the model cannot be loaded.
     """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    place = torch.device(device)
+    model = load_model(model_dir, config, place)
+    flatten(model, layout, place).copy_(torch.tensor(weights))
+    return TorchGenerator(model, config, place, batch=batch)
+
+
+class TorchGenerator:
+    """A Generator of `trainer.evaluate.generation`.
+
+    Args:
+        model: of `load_model`, with the weights that were trained. It stays in train mode, which
+            is the same without dropout, see `TorchReplica.evaluate`.
+        batch: the most samples that are continued together.
+        ranks: that hold the model together, and call this with the same prompts.
+        head: returns logits `[B, V]` of hidden states `[B, D]`, the same bits on all ranks, so
+            that they agree on each token without telling each other; None for the model's own.
+    """
 
     def __init__(
         self,
-        model_dir: Path,
+        model: Any,
         config: RunConfig,
-        layout: GradientLayout,
-        weights: np.ndarray,
-        device: str = "cpu",
-        threads: int | None = None,
+        device: torch.device,
         *,
         batch: int = 8,
+        ranks: int = 1,
+        head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.device = device
-        self._device = torch.device(device)
-        self._batch = batch
-        if threads is not None:
-            torch.set_num_threads(threads)
-        # It stays in train mode, which is the same without dropout, see TorchReplica.evaluate.
-        self._model: Any = load_published(model_dir, config, self._device)
-        flatten(self._model, layout, self._device).copy_(torch.tensor(weights))
-        # Without the folder's settings, such as a repetition penalty.
-        self._model.generation_config = transformers.GenerationConfig()
-        self._autocast = autocast(config, self._device)
+        self.device = str(device) if ranks == 1 else f"{ranks} x {device.type}"
+        self._model, self._device = model, device
+        self._batch, self._ranks = batch, ranks
+        self._head = head or model.lm_head
+        self._autocast = autocast(config, device)
 
     def generate(
         self,
@@ -71,29 +94,28 @@ class TorchGenerator:
         """Return the new tokens of each prompt; see `Generator.generate`."""
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         made: dict[int, list[int]] = {}
-        first = 0
-        while first < len(order):
-            group = order[first : first + self._batch]
+        while order:
+            group = order[: self._batch]
+            chosen = [prompts[index] for index in group]
             try:
-                tokens = self._continue(
-                    [prompts[index] for index in group], group, max_new_tokens, sampling, stop
-                )
+                tokens = self._continue(chosen, group, max_new_tokens, sampling, stop)
             except torch.OutOfMemoryError:
                 tokens = None
             if tokens is not None:
                 made.update(zip(group, tokens, strict=True))
-                first += len(group)
+                del order[: len(group)]
                 continue
             # Outside the handler: its traceback keeps the cache alive.
             torch.cuda.empty_cache()
-            if len(group) == 1:
+            if len(group) == 1 or self._ranks > 1:  # the others would go on with as many
                 raise InputError(
-                    f"{self.device}: a prompt of {len(prompts[group[0]])} tokens with"
-                    f" {max_new_tokens} new ones does not fit; ask for fewer"
+                    f"{self._device}: {len(group)} prompts of up to {len(chosen[0])} tokens with"
+                    f" {max_new_tokens} new ones do not fit; ask for fewer"
                 )
             self._batch = len(group) // 2
         return [made[index] for index in range(len(prompts))]
 
+    @torch.no_grad()
     def _continue(
         self,
         prompts: Sequence[Sequence[int]],
@@ -102,33 +124,58 @@ class TorchGenerator:
         sampling: Sampling,
         stop: frozenset[int],
     ) -> list[list[int]]:
-        width = max(len(prompt) for prompt in prompts)
-        ids = torch.zeros((len(prompts), width), dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):  # right-aligned: the new tokens follow
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        ids = torch.zeros((len(prompts), int(lengths.max())), dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        run = self._backbone(lengths, ids.shape[1] + max_new_tokens)
+        last = torch.arange(len(prompts)), lengths.to(self._device) - 1
+        made: list[list[int]] = [[] for _ in prompts]
+        running = set(range(len(prompts)))
+        with self._autocast:
+            hidden = run(ids.to(self._device)).last_hidden_state[last]
+            for place in range(max_new_tokens):
+                logits = self._head(hidden).float().cpu().numpy()
+                tokens = sampling.choose(logits, samples, place)
+                for row in tuple(running):
+                    made[row].append(int(tokens[row]))
+                    if tokens[row] in stop:
+                        running.remove(row)
+                if not running or place + 1 == max_new_tokens:
+                    break
+                new = torch.from_numpy(tokens)[:, None].to(self._device)
+                places = (lengths + place)[:, None].to(self._device)
+                hidden = run(new, position_ids=places).last_hidden_state[:, 0]
+        return made
 
-        def choose(before: Tensor, logits: Tensor) -> Tensor:
-            place = before.shape[1] - width
-            tokens = sampling.choose(logits.float().cpu().numpy(), samples, place)
-            chosen = torch.from_numpy(tokens).to(logits.device)[:, None]
-            return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
-
-        with torch.no_grad(), self._autocast:
-            made: Tensor = self._model.generate(
-                ids.to(self._device),
-                attention_mask=mask.to(self._device),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                eos_token_id=sorted(stop) or None,
-                pad_token_id=0,
-                logits_processor=transformers.LogitsProcessorList([choose]),
-            )
-        return [_until(row, stop) for row in made[:, width:].tolist()]
+    def _backbone(self, lengths: Tensor, slots: int) -> Callable[..., Any]:
+        """Return what takes prompts `[B, T]`, then a token a row at its place, both `[B, 1]`."""
+        if isinstance(self._model, Decoder):
+            return partial(self._model.model, cache=Cache(slots))
+        return _Published(self._model.model, lengths.to(self._device))
 
 
-def _until(tokens: list[int], stop: frozenset[int]) -> list[int]:
-    """Return tokens up to the first of `stop`, without the padding after it."""
-    ends = (place for place, token in enumerate(tokens) if token in stop)
-    return tokens[: next(ends, len(tokens)) + 1]
+class _Published:
+    """A backbone of transformers with its cache, in which padding stays behind shorter prompts."""
+
+    def __init__(self, backbone: Any, lengths: Tensor) -> None:
+        self._backbone, self._lengths = backbone, lengths
+        self._seen = torch.empty(0)
+        self._cache: Any = None
+
+    def __call__(self, ids: Tensor, position_ids: Tensor | None = None) -> Any:
+        """Return hidden states as `decoder.Backbone` does."""
+        if self._cache is None:
+            places = torch.arange(ids.shape[1], device=ids.device)
+            self._seen = (places < self._lengths[:, None]).long()
+        else:
+            self._seen = torch.cat((self._seen, torch.ones_like(ids)), 1)
+        found = self._backbone(
+            ids,
+            attention_mask=self._seen,
+            position_ids=position_ids,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._cache = found.past_key_values
+        return found

@@ -12,10 +12,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
+from trainer.errors import DoesNotFitError, InputError
 from trainer.model.layout import GradientLayout
 from trainer.process.announcement import announced
 from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.device import is_out_of_memory
 from trainer.replica.torch.linear import add_adapters
 
 NF4_BLOCK = 64
@@ -28,9 +29,9 @@ def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iter
     try:
         with announced(f"{'quantising' if nf4 else 'loading'} {model_dir}"):
             yield
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise InputError(
+    except (OSError, ValueError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise DoesNotFitError(
                 f"{model_dir}: the base model alone does not fit on {device}"
             ) from None
         raise InputError(f"{model_dir}: cannot be loaded: {_first_line(error)}") from None

@@ -1,6 +1,6 @@
 """A model of transformers, for what `decoder.py` does not do.
 
-That is generation with a cache, the harness, and rarer rotations and activations.
+That is the harness, and rarer rotations and activations.
 """
 
 from __future__ import annotations

@@ -29,15 +29,15 @@ def continued(
     folder: str, settings: dict[str, Any], drawings: list[dict[str, Any]], stop: list[int]
 ) -> list[list[list[int]]]:
     """Return what this rank makes of the prompts, by drawing."""
-    from trainer.replica.torch.parallel.generator import ParallelGenerator
+    from trainer.replica.torch.parallel.generator import load_parallel_generator
 
     config = run_config(folder, settings)
-    generator = ParallelGenerator(
+    generator = load_parallel_generator(
         Path(folder),
         config,
         build_layout(Path(folder), config),
         drawn_weights(Path(folder), config),
-        mesh_of(1, config.parallel.tensor),
+        mesh_of(1, config.parallel.tensor)["tensor"],
         device(),
         batch=3,
     )
@@ -70,12 +70,12 @@ def test_tokens_are_those_of_one_process(
     settings: dict[str, Any],
 ) -> None:
     """Of prompts that differ in length and do not fit into one batch, greedy and drawn."""
-    from trainer.replica.torch.generator import TorchGenerator
+    from trainer.replica.torch.generator import load_generator
 
     folder = drawn_model(family, **model)
     config = run_config(folder, settings)
     layout, weights = build_layout(Path(folder), config), drawn_weights(Path(folder), config)
-    alone = TorchGenerator(Path(folder), config, layout, weights, threads=1)
+    alone = load_generator(Path(folder), config, layout, weights, threads=1)
 
     def wanted(drawing: dict[str, Any], stop: frozenset[int]) -> list[list[int]]:
         sampling = Sampling(**drawing)

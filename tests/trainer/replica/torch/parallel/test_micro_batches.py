@@ -31,17 +31,26 @@ def collectives(folder: str, settings: dict[str, Any]) -> dict[str, int]:
     return dict(Counter(name for name in names if name.startswith(sort)))
 
 
-@pytest.mark.parametrize(("data", "times"), [("ddp", 1), ("fsdp", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "times"),
+    [
+        ({"parallel.data": "ddp"}, 1),
+        ({"parallel.data": "fsdp"}, 4),
+        ({"parallel.pipeline.stages": 2, "parallel.pipeline.microbatches": 2}, 1),
+    ],
+    ids=["ddp", "fsdp", "pp-x-ddp"],
+)
 def test_ddp_reduces_once_a_step_and_fsdp_in_each_micro_batch(
-    ranks: Ranks, drawn_model: DrawnModel, data: str, times: int
+    ranks: Ranks, drawn_model: DrawnModel, strategy: dict[str, Any], times: int
 ) -> None:
     """By all-reduces, or by reduce-scatters, which gloo makes of all-reduces."""
-    settings = {"method": "full", "parallel.data": data}
+    settings = {"method": "full", **strategy}
     one, four = (
         ranks.run(
             f"{HERE}:collectives",
             drawn_model(),
             settings | {"training.micro_batch_size": size},
+            world=4 if "parallel.pipeline.stages" in strategy else 2,
         )[0]
         for size in (8, 2)
     )

@@ -92,14 +92,26 @@ def test_first_step(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "stages", "count"), [("1f1b", 2, 11), ("dualpipev", 2, 1), ("1f1b", 4, 11)]
+    ("schedule", "stages", "count", "method", "model_type"),
+    [
+        ("1f1b", 2, 11, "lora", "qwen2"),
+        ("dualpipev", 2, 1, "qlora", "llama"),
+        ("zbv", 2, 11, "full", "qwen3"),
+        ("1f1b", 4, 11, "full", "qwen3"),
+    ],
 )
 def test_copies_of_a_pipeline_and_more_stages(
-    ranks: Ranks, drawn_model: DrawnModel, schedule: str, stages: int, count: int
+    ranks: Ranks,
+    drawn_model: DrawnModel,
+    schedule: str,
+    stages: int,
+    count: int,
+    method: str,
+    model_type: str,
 ) -> None:
     """Of two copies one has more samples, or all of them; four stages have two in the middle."""
-    folder = drawn_model(num_hidden_layers=5)
-    settings = METHODS["full"] | pipeline(schedule, stages=stages)
+    folder = drawn_model(model_type, num_hidden_layers=5)
+    settings = METHODS[method] | pipeline(schedule, stages=stages)
     check(ranks.run(f"{EXACTNESS}:first_step", folder, settings, False, count, world=4))
 
 

@@ -26,6 +26,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel.data": "fsdp"},
     "tp": {"parallel.tensor": 2},
     "tp-sp": {"parallel.tensor": 2, "parallel.sequence": True},
+    "pp": {"parallel.pipeline.stages": 2},
 }
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"lora.lora_rank": 4},
@@ -109,4 +110,4 @@ def test_every_strategy_saves_the_same(
                 weight += targets
         assert found["loss"] == pytest.approx(total / weight, rel=1e-5)
         torch.testing.assert_close(logits[name], logits["ddp"], atol=1e-5, rtol=1e-5)
-    assert all(kept[name] < 0.8 * kept["ddp"] for name in ("fsdp", "tp", "tp-sp")), kept
+    assert all(kept[name] < 0.8 * kept["ddp"] for name in STRATEGIES if name != "ddp"), kept
