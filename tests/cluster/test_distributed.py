@@ -271,9 +271,10 @@ def test_a_port_that_is_taken_is_named(hands: Hands) -> None:
 
 
 def test_killed_ranks_resume_from_their_parts_under_another_strategy(hands: Hands) -> None:
-    steps = ("--max-steps", "120", "--set", "checkpoint.every=2")
+    steps = ("--max-steps", "120", "--set", "checkpoint.every=50")
     sharded = (*steps, "--set", "checkpoint.sharded=true")
-    both = [hands.rank(number, *sharded) for number in range(2)]
+    often = (*sharded, "--set", "checkpoint.every=2")
+    both = [hands.rank(number, *often) for number in range(2)]
     wait_for(lambda: (hands.status.get("checkpoint") or {}).get("step", 0) >= 2, "a checkpoint")
     for process in both:
         process.signal(signal.SIGKILL)

@@ -8,15 +8,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.ports import free_port
 from tests.project.command_blocks import CommandBlock, command_block
+from tests.trainer.small_model import SIZES
 from trainer.config.run import load
 from trainer.data.corpus import write_shell_safety
-from trainer.init_model import ModelSizes, init_model
+from trainer.init_model import init_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -35,9 +37,10 @@ class Reader:
         }
 
     def prepare(self, count: int) -> None:
-        """Make data and a model, as the demo does by its commands."""
+        """Make data and a model, as a reader may have them."""
         write_shell_safety(self.folder / "data", count, 10, 0)
-        init_model(self.folder / "data" / "train.jsonl", self.folder / "model", ModelSizes(), 0)
+        sizes = replace(SIZES, vocab_size=1024)  # few tokens of a small model
+        init_model(self.folder / "data" / "train.jsonl", self.folder / "model", sizes, 0)
 
     def type(self, block: CommandBlock, added: dict[str, str]) -> str:
         """Run a block of commands, some with further options; return what they print."""
@@ -83,7 +86,7 @@ def test_the_demo_by_hand(reader: Reader) -> None:
 
 
 def test_a_readers_own_data_and_model(reader: Reader) -> None:
-    reader.prepare(96)
+    reader.prepare(48)
     printed = reader.type(
         command_block("README.md", "Your own data and model"),
         {"training.epochs=3": f"--wait -e motley_port={reader.port}"},
@@ -113,7 +116,8 @@ def test_a_model_and_data_alone(reader: Reader) -> None:
 
 
 def test_the_lab(reader: Reader) -> None:
-    printed = reader.type(command_block("docs/low-bandwidth.md", "trainer lab"), {})
+    fewer = dict.fromkeys(("precision --steps 5", "checkpointing --steps 5"), "--steps 2")
+    printed = reader.type(command_block("docs/low-bandwidth.md", "trainer lab"), fewer)
     assert re.search(r"top-k, fp32 and 32-bit indices +100 +90.0 % +800 +5 +0.6573", printed)
     assert re.search(r"ZeRO-1 .* 38.5 ", printed)
     for title in ("error feedback:", "mixed precision:", "gradient checkpointing:"):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.trainer.crash_at_every_step import OPERATIONS, CountingDisk
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
+from tests.waiting import PATIENCE
 from trainer.errors import InputError, RefusedError, StorageError
 from trainer.logits.dataset import DATASET, SHARD_FILE, Description, LogitsFolder
 from trainer.storage import atomic_folder
@@ -96,7 +97,7 @@ def test_of_several_that_describe_at_once_one_wins(tmp_path, seeds):
     ]
     for process in processes:
         process.start()
-    said = [results.get(timeout=60) for _ in processes]
+    said = [results.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
         process.join()
     winner = LogitsFolder(tmp_path).description.seed
