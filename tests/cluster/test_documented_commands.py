@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Reader:
         sizes = replace(SIZES, vocab_size=1024)  # few tokens of a small model
         init_model(self.folder / "data" / "train.jsonl", self.folder / "model", sizes, 0)
 
-    def type(self, block: CommandBlock, added: dict[str, str]) -> str:
+    def type(self, block: CommandBlock, added: Mapping[str, str]) -> str:
         """Run a block of commands, some with further options; return what they print."""
         text = block.text
         for command, options in added.items():

@@ -109,14 +109,17 @@ class Cluster:
         A look ends after three seconds, in which a host of a busy machine may not have answered.
         """
 
-        def look() -> tuple[dict[str, Any], str] | None:
+        found: list[tuple[dict[str, Any], str]] = []
+
+        def look() -> bool:
             done = self.launch("status", "--json", *flags, laptop=laptop)
             tree = json.loads(done.stdout) if done.stdout.startswith("{") else {}
-            found = {each["name"]: each["state"] for each in tree.get("processes", ())}
-            wanted = {name.replace("_", "-"): state for name, state in states.items()}
-            return (tree, done.stderr) if found == wanted else None
+            found[:] = [(tree, done.stderr)]
+            seen = {each["name"]: each["state"] for each in tree.get("processes", ())}
+            return seen == {name.replace("_", "-"): state for name, state in states.items()}
 
-        return wait_for(look, f"a look that finds {states}")
+        wait_for(look, f"a look that finds {states}")
+        return found[0]
 
     def runs(self) -> list[str]:
         return sorted({path.parent.name for path in self.folder.glob("*/state/runs/*/plan.json")})

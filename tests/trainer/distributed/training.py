@@ -59,9 +59,9 @@ def together(
     made = make_distributed(inputs, here, store, members, device(), stop)
     if isinstance(stop, StopAt):
         stop.run = made
-    reason = made.run()
+    reason, exit_code = made.run()
     if made.journal is not None:
-        made.journal.close(0, reason)
+        made.journal.close(exit_code, reason)
     dist.barrier()
     return reason
 
