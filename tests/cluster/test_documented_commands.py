@@ -116,7 +116,9 @@ def test_a_model_and_data_alone(reader: Reader) -> None:
 
 
 def test_the_lab(reader: Reader) -> None:
-    fewer = dict.fromkeys(("precision --steps 5", "checkpointing --steps 5"), "--steps 2")
+    fewer: dict[str, str] = dict.fromkeys(
+        ("precision --steps 5", "checkpointing --steps 5"), "--steps 2"
+    )
     printed = reader.type(command_block("docs/low-bandwidth.md", "trainer lab"), fewer)
     assert re.search(r"top-k, fp32 and 32-bit indices +100 +90.0 % +800 +5 +0.6573", printed)
     assert re.search(r"ZeRO-1 .* 38.5 ", printed)
