@@ -55,7 +55,7 @@ def test_speeds_are_shown_and_the_slower_way_counts() -> None:
     assert fast.detail == "941 Mbit/s to the coordinator, 2.3 Gbit/s back, 0.4 ms"
     slow = judge(Crossing("done", "", 0.004, 941e6, 48e6), "lambda", TARGET, plan(), True)
     assert slow.status == "warn"
-    assert "bf16" in slow.remedy
+    assert "int8" in slow.remedy
 
 
 def test_a_link_that_could_not_be_measured_is_no_failure() -> None:
