@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.optimizer import AdamW
+from trainer.optimizer import CHUNK, AdamW
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ class OuterNesterov:
         self._rate = np.float32(learning_rate)
         self._momentum = np.float32(momentum)
         self._size = layout.size
-        self._scratch = np.empty(layout.size, np.float32)
+        self._scratch = np.empty(min(CHUNK, layout.size), np.float32)
 
     def clip_scale(self, norm: float) -> float:
         """Return 1: the inner steps clip, the outer one does not."""
@@ -56,13 +56,16 @@ class OuterNesterov:
         state.detach()
         state.whole = False
         state.step += 1
-        moved, momentum, scratch = average[: self._size], state.first_moment, self._scratch
-        np.multiply(momentum, self._momentum, out=momentum)
-        np.add(momentum, moved, out=momentum)
-        np.multiply(momentum, self._momentum, out=scratch)
-        np.add(scratch, moved, out=scratch)
-        np.multiply(scratch, self._rate, out=scratch)
-        np.subtract(state.weights, scratch, out=state.weights)
+        for start in range(0, self._size, CHUNK):
+            span = slice(start, min(start + CHUNK, self._size))
+            moved, momentum, weights = average[span], state.first_moment[span], state.weights[span]
+            scratch = self._scratch[: moved.size]
+            np.multiply(momentum, self._momentum, out=momentum)
+            np.add(momentum, moved, out=momentum)
+            np.multiply(momentum, self._momentum, out=scratch)
+            np.add(scratch, moved, out=scratch)
+            np.multiply(scratch, self._rate, out=scratch)
+            np.subtract(weights, scratch, out=weights)
         if average.size > self._size:
             state.second_moment[...] = average[self._size :]
         state.whole = True

@@ -35,6 +35,18 @@ def test_follows_torch_sgd_with_nesterov_momentum(rate: float, momentum: float):
     assert not state.second_moment.any()
 
 
+def test_chunks_do_not_change_the_bits(monkeypatch: pytest.MonkeyPatch):
+    def run() -> bytes:
+        state, update = TrainState.fresh(drawn(0)), OuterNesterov(0.7, 0.9, LAYOUT)
+        for step in range(1, 4):
+            update.apply(state, drawn(step, 2 * LAYOUT.size), 0.0, 1.0)
+        return state.digest().encode()
+
+    whole = run()
+    monkeypatch.setattr("trainer.outer_optimizer.CHUNK", 7)
+    assert run() == whole
+
+
 def test_only_a_settled_commit_changes_the_second_moment():
     state = TrainState.fresh(drawn(0))
     update = OuterNesterov(0.7, 0.9, LAYOUT)
