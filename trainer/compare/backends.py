@@ -39,7 +39,8 @@ def mpi_environment(*, shaped: bool) -> Mapping[str, str]:
     """
     found = {"HYDRA_LAUNCHER": "fork"}
     if shaped:
-        found |= {"MPIR_CVAR_NOLOCAL": "1", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": INTERFACE}
+        found |= {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi"}
+        found |= {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": INTERFACE}
     return found
 
 
