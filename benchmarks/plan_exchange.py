@@ -6,7 +6,7 @@ A coordinator with one worker beside it and one on another host, in network name
 processes and mutual TLS; every link is shaped to the rate both ways. Workers sleep instead of
 computing, so that other load hardly changes a step. Two runs calibrate: one with next to no
 gradient gives the seconds of a step without its exchange, one without computing the bytes a second
-of the link. Then `trainer.planning.exchange_choice` says how long steps with other gradients, codecs
+of the link. Then `trainer.planning.exchange_choice` says how long steps of other gradients, codecs
 and times take; a ratio is the greater of the planned and the measured median over the lesser. Needs
 root. JSON: benchmarks/results/plan_exchange.json.
 """
