@@ -34,6 +34,7 @@ from launcher.export.job import (
 from launcher.export.target import Target, check_strategy
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
+from trainer.errors import InputError
 
 SCHEMA = "motley.export/1"
 RECORD = "export.json"
@@ -72,6 +73,11 @@ def export_run(
     Raises:
         ConfigError: the run does not fit the target, an input is missing, or the folder exists.
     """
+    if config.budget is not None:
+        try:
+            config.budget.check_guarded()
+        except InputError as error:
+            raise ConfigError(f"{error}; its hosts are the target's") from None
     model = Path(config.model.path) if Path(config.model.path).is_absolute() else None
     sources = _inputs(config, model)
     check_strategy(config, target, model)
@@ -129,7 +135,8 @@ def _write(
         shutil.copyfile(facts.path, made / facts.path.name)
     inside = config.with_settings(settings)
     saved = inside.checkpoint.model_copy(update={"folder": None})
-    inside = inside.model_copy(update={"checkpoint": saved})
+    budget = inside.budget and inside.budget.model_copy(update={"ledger": None})
+    inside = inside.model_copy(update={"checkpoint": saved, "budget": budget})
     job = Job(
         run_id=run_id, config=inside, target=target, version=facts.version, wheel=facts.path.name
     )

@@ -117,6 +117,24 @@ def test_a_folder_has_all_that_a_run_needs_under_names_of_its_own(
     assert not [name for name in left if name.startswith(".")], left
 
 
+def test_a_budget_goes_along_with_prices_of_the_target_alone(
+    export: Export, inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ledger of this machine stays here, and a ceiling without a price is not exported."""
+    host = {"name": "rack", "price_hour": 3.0}
+    budget = {"ceiling": 5.0, "currency": "EUR", "hosts": [host], "ledger": "/home/spend.jsonl"}
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump({"task": "causal-lm", "budget": budget}))
+    found = load(export("priced", "--config", str(own)) / "run.yaml").budget
+    assert found is not None
+    assert (found.ceiling, found.ledger) == (5.0, None)
+    assert [(one.name, one.price_hour) for one in found.hosts] == [("rack", 3.0)]
+    own.write_text(yaml.safe_dump({"task": "causal-lm", "budget": {**budget, "hosts": []}}))
+    command = ["export", "--to", "slurm", *TARGET, *inputs, "--config", str(own)]
+    assert "no host has a price" in refused([*command, "--into", str(tmp_path / "x")], 2, capsys)
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_run_comes_home_is_listed_and_goes_out_again(
     export: Export, inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
