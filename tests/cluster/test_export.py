@@ -48,7 +48,7 @@ def trains_alone(folder: Path, name: str, *more: str) -> Process:
     """Start the run of an exported folder as one process in it."""
     environment = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "trainer", "finetune", "--config", "run.yaml", *more]
-    return Process(name, ["env", "-C", str(folder), *command], folder.parent, environment)
+    return Process(name, command, folder, environment)
 
 
 @pytest.mark.needs(*SLURM)
