@@ -15,6 +15,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from tests.cluster.by_hand import Hands, typed
 from tests.cluster.real_process import Process
 from tests.ports import free_port
 from tests.project.command_blocks import command_block
@@ -22,37 +23,6 @@ from tests.trainer.small_model import write_data, write_hollow_weights, write_mo
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
-
-
-class Hands:
-    """Starts ranks by hand."""
-
-    def __init__(self, folder: Path, model: Path, data: Path) -> None:
-        self.folder, self.output = folder, folder / "out"
-        self.model, self.data = model, data
-        self.port = free_port()
-        self.started: list[Process] = []
-
-    def options(self, *more: str) -> list[str]:
-        model, data = str(self.model), str(self.data)
-        return [
-            *("-m", "trainer", "finetune", "--distributed", model, "--data", data),
-            *("--num-classes", "3", "-o", str(self.output), "--threads", "1", *more),
-        ]
-
-    def rank(self, number: int, *more: str, world: int = 2) -> Process:
-        place = ["--world-size", str(world), "--rank", str(number)]
-        command = self.options(*place, "--master", f"127.0.0.1:{self.port}", *more)
-        name = f"rank-{number}-{len(self.started)}"
-        environment = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-        process = Process(name, [sys.executable, *command], self.folder, environment)
-        self.started.append(process)
-        return process
-
-    @property
-    def status(self) -> dict:
-        file = self.output / "status.json"
-        return json.loads(file.read_bytes()) if file.exists() else {"step": 0, "state": "none"}
 
 
 @pytest.fixture
@@ -352,16 +322,3 @@ def test_the_documents_pipeline(hands: Hands) -> None:
     assert (hands.status["state"], hands.status["step"]) == ("completed", 3)
     assert (hands.output / "checkpoints/latest/adapter_model.safetensors").exists()
     assert "Warning" not in torchrun.text
-
-
-def typed(hands: Hands, text: str, less: str) -> Process:
-    """Run commands of a document beside a model and data, with more options."""
-    (hands.folder / "model").symlink_to(hands.model)
-    (hands.folder / "data.jsonl").symlink_to(hands.data)
-    text = text.replace("--data data.jsonl", f"--data data.jsonl {less}")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {"PATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    command = ["bash", "-euc", f"cd {hands.folder}; {text}"]
-    process = Process("torchrun", command, hands.folder, environment)
-    hands.started.append(process)
-    return process

@@ -80,7 +80,7 @@ class Spec:
 
     def arguments(self) -> list[str]:
         """Return the command line of the member."""
-        return [sys.executable, "-m", "trainer.compare.member", json.dumps(asdict(self))]
+        return [sys.executable, "-P", "-m", "trainer.compare.member", json.dumps(asdict(self))]
 
     def config(self) -> RunConfig:
         """Return the run config that all members share."""

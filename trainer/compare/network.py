@@ -93,7 +93,7 @@ class Network:
     def _hold(self) -> int:
         """Return the process id of a new namespace's holder."""
         holder = subprocess.Popen(
-            [_path("unshare"), "--net", "sh", "-c", "echo here; exec cat >/dev/null"],
+            [_path("unshare"), "--net", *("sh", "-c", "echo here; exec cat >/dev/null")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
