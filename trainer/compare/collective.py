@@ -1,4 +1,4 @@
-"""One rank of gloo, NCCL or MPI: `python -m trainer.compare.collective SPEC`.
+"""One rank of gloo, NCCL or MPI: `python -P -m trainer.compare.collective SPEC`.
 
 It does what the exchange's workers do: sums of one gradient, or steps of the training, in which a
 block's sum begins as soon as backward has finished it. Its stamps go to a file, since mpiexec
@@ -59,7 +59,7 @@ class Spec:
     def of_rank(self, rank: int) -> list[str]:
         """Return the command line of a rank."""
         words = json.dumps(asdict(replace(self, rank=rank)))
-        return [sys.executable, "-m", "trainer.compare.collective", words]
+        return [sys.executable, "-P", "-m", "trainer.compare.collective", words]
 
     def result(self, rank: int) -> Path:
         """Return the file of a rank."""
@@ -133,9 +133,9 @@ class MpiGroup:
     """MPI's world, by mpi4py."""
 
     def __init__(self, spec: Spec) -> None:
-        from importlib import import_module
+        from mpi4py import MPI  # pyright: ignore[reportMissingImports]  # of an extra
 
-        self._mpi: Any = import_module("mpi4py.MPI")
+        self._mpi: Any = MPI
         self._world = self._mpi.COMM_WORLD
         if self._world.size != spec.world:
             raise SystemExit(f"MPI has started {self._world.size} ranks, not {spec.world}")
