@@ -1,4 +1,4 @@
-"""One rank of gloo, NCCL or MPI: `python -m trainer.compare.collective SPEC`.
+"""One rank of gloo, NCCL or MPI: `python -P -m trainer.compare.collective SPEC`.
 
 It does what the exchange's workers do: sums of one gradient, or steps of the training, in which a
 block's sum begins as soon as backward has finished it. Its stamps go to a file, since mpiexec
@@ -133,7 +133,7 @@ class MpiGroup:
     """MPI's world, by mpi4py."""
 
     def __init__(self, spec: Spec) -> None:
-        from mpi4py import MPI  # pyright: ignore[reportMissingImports]  # an extra
+        from mpi4py import MPI  # pyright: ignore[reportMissingImports]  # of an extra
 
         self._mpi: Any = MPI
         self._world = self._mpi.COMM_WORLD

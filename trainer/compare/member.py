@@ -1,4 +1,4 @@
-"""A coordinator or worker of a measurement: `python -m trainer.compare.member SPEC`.
+"""A coordinator or worker of a measurement: `python -P -m trainer.compare.member SPEC`.
 
 It prints JSON lines on standard output and takes commands on standard input: `go` opens the gate
 that a gated worker waits at, `cost X` changes its seconds a sample. When standard input closes it

@@ -18,6 +18,7 @@ from typing import Self
 from trainer.compare.interface import INTERFACE, counted
 
 TOOLS = ("ip", "tc", "unshare", "nsenter")
+_HOLD = ("sh", "-c", "echo here; exec cat >/dev/null")
 _SUBNET = "10.77.91"
 _LEAST_BUCKET = 96 * 1024
 """Bytes; below one 64 KB segment offload tbf splits packets and ruins the figure."""
@@ -93,7 +94,7 @@ class Network:
     def _hold(self) -> int:
         """Return the process id of a new namespace's holder."""
         holder = subprocess.Popen(
-            [_path("unshare"), "--net", *("sh", "-c", "echo here; exec cat >/dev/null")],
+            [_path("unshare"), "--net", *_HOLD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
