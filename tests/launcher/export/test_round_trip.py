@@ -122,7 +122,12 @@ def test_a_budget_goes_along_with_prices_of_the_target_alone(
 ) -> None:
     """The ledger of this machine stays here, and a ceiling without a price is not exported."""
     host = {"name": "rack", "price_hour": 3.0}
-    budget = {"ceiling": 5.0, "currency": "EUR", "hosts": [host], "ledger": "/home/spend.jsonl"}
+    budget = {
+        "ceiling": 5.0,
+        "currency": "EUR",
+        "hosts": [host],
+        "ledger": "/home/user/spend.jsonl",
+    }
     own = tmp_path / "own.yaml"
     own.write_text(yaml.safe_dump({"task": "causal-lm", "budget": budget}))
     found = load(export("priced", "--config", str(own)) / "run.yaml").budget
