@@ -123,7 +123,7 @@ class Cluster:
         """Yield what members say until all of them ended.
 
         Raises:
-            MemberFailedError: one ended with an error, or nobody said anything for too long.
+            MemberFailedError: one ended with an error, or none wrote anything for too long.
         """
         timeout = timeout or self._patience
         while self._open:

@@ -180,9 +180,10 @@ def _exchanged(option: Option, when: str) -> str:
     taken = option.time.choice.taken
     seconds = option.time.compute.value
     share = 100 * taken.exposed.value / seconds
+    caution = " (compare the loss: docs/low-bandwidth.md)" if taken.costs_loss else ""
     return (
         f"{taken.codec} {when} adds {taken.exposed_ms:.3g} ms to a step of {seconds:.3g} s,"
-        f" {share:.2g} %"
+        f" {share:.2g} %{caution}"
     )
 
 

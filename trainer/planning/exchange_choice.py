@@ -21,6 +21,8 @@ from trainer.planning.term import Term, term
 
 EACH_STEP = ("bf16", "int8", "topk:0.1")
 """Tried first, in this order: what costs least of a run's loss is before what is smaller."""
+FREE = ("bf16", "int8")
+"""What has cost no loss that could be seen (docs/low-bandwidth.md), from the most bytes down."""
 ROUNDS_CODEC = "int4"
 """Of the changes of weights that rounds send (arXiv 2501.18512 sends them in 4 bits)."""
 LAST = "topk:0.01"
@@ -80,6 +82,11 @@ class Candidate:
     """Steps from one exchange to the next; more than 1 are a round."""
     exposed: Term
     """Seconds that it adds to each step, on average."""
+
+    @property
+    def costs_loss(self) -> bool:
+        """Whether it has cost loss where it was measured: short fine-tunes of adapters."""
+        return self.every > 1 or self.codec not in ("fp32", *FREE)
 
     @property
     def exposed_ms(self) -> float:

@@ -23,12 +23,12 @@ from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.exchange.compression.feedback import ErrorFeedback
-from trainer.exchange.coordinator.codec_choice import FREE
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger
 from trainer.exchange.protocol.messages import ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker_session import Session
+from trainer.planning.exchange_choice import FREE
 
 Float64 = NDArray[np.float64]
 

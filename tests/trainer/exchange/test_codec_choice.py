@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from trainer.exchange.coordinator.codec_choice import FREE, CodecChoice
+from trainer.exchange.coordinator.codec_choice import CodecChoice
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.planning.exchange_choice import element_bytes
+from trainer.planning.exchange_choice import FREE, element_bytes
 
 LAYERS = GradientLayout(
     tuple(

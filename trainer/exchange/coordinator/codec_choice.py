@@ -16,6 +16,7 @@ from trainer.model.layout import GradientLayout
 from trainer.planning.devices import Link
 from trainer.planning.exchange_choice import (
     EACH_STEP,
+    FREE,
     LAST,
     MOST_EXPOSED,
     Candidate,
@@ -26,8 +27,6 @@ from trainer.planning.exchange_choice import (
 )
 from trainer.planning.term import Term, term
 
-FREE = ("bf16", "int8")
-"""What is chosen between, from the codec with the most bytes to that with the fewest."""
 _FIRST = 3
 """Steps that are not measured: shares settle, and caches are filled."""
 _WINDOW = 10

@@ -64,7 +64,7 @@ class Residuals:
             self._owed[rank] = norm
 
     def lost(self, rank: int, reason: str) -> None:
-        """Say that nobody will send what a rank owes."""
+        """Report what a rank owes as lost: it will not be sent."""
         self._say(rank, self._owed.pop(rank, 0.0), reason)
 
     def committed(self, sums: GradientSum) -> None:

@@ -164,7 +164,7 @@ class StepCommit(Message):
     report: bool
     """Whether to answer with a WeightsReport."""
     settled: bool = True
-    """Whether nobody owes anything now; what a worker could not send it drops."""
+    """Whether nothing is owed now; a worker drops what it could not send."""
     next: ShardAssignment | None
 
 
