@@ -20,12 +20,13 @@ import tempfile
 from itertools import pairwise, product
 from pathlib import Path
 
-from rig.cluster import Cluster, end_on_terminate, write_certificates
-from rig.member import Spec
-from rig.network import Network, missing
+from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
-from rig.synthetic import BLOCKS
 
+from trainer.compare.cluster import Cluster, end_on_terminate
+from trainer.compare.member import Spec
+from trainer.compare.network import Network, missing
+from trainer.compare.synthetic import BLOCKS
 from trainer.planning.devices import Link
 from trainer.planning.exchange_choice import Exchange, element_bytes, exposed
 
