@@ -265,7 +265,7 @@ def draw(runs: dict[Case, dict[str, Any]]) -> None:
                 ls=":" if averaged else "-", label=label + (", mean of weights" * averaged),
             )  # fmt: skip
         axes.set_xlabel("samples")
-        axes.set_ylabel("training loss, mean of a round or 50 steps")
+        axes.set_ylabel("training loss")
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=8, ncols=2)
 
 

@@ -25,7 +25,7 @@ def start_job(
     from launcher.runs.status import RunMonitor
     from launcher.terminal import note
     from launcher.views import render
-    from launcher.views.follow import follow_run
+    from launcher.views.follow import WATCH, follow_run
 
     launch = cluster.prepare(order, resume, only_to_plan=dry_run)
     if dry_run:
@@ -36,10 +36,11 @@ def start_job(
                 render.say(line)
         return
     run = cluster.up(launch, timeout)
-    if wait_for_first_step(run, resumed=resume is not None):
-        cluster.watch.lap("first step")
-    note(cluster.watch.line())
-    view = follow_run(run, note) if wait else RunMonitor(run).observe()
+    with render.detaching(WATCH, run.run_id):
+        if wait_for_first_step(run, resumed=resume is not None):
+            cluster.watch.lap("first step")
+        note(cluster.watch.line())
+        view = follow_run(run, note) if wait else RunMonitor(run).observe()
     if as_json:
         render.print_json({**render.status_tree(view), "timings": cluster.watch.tree()})
         return

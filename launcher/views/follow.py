@@ -19,7 +19,8 @@ from launcher.views.telemetry import LOOK_EVERY, Telemetry
 
 _PROGRESS_EVERY = 2.0
 _REDRAW = 0.5
-_WATCH = "launch cluster status --watch"
+WATCH = "launch cluster status --watch"
+"""What shows a run again."""
 
 
 def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
@@ -31,16 +32,15 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
     monitor = RunMonitor(run)
     watch = FailureWatch(monitor)
     said, said_at = "", 0.0
-    with render.detaching(_WATCH, run.run_id):
-        while (view := monitor.observe()).state not in OVER:
-            for failure in watch.news(view):
-                for text in failure.text:
-                    report(text)
-            line = render.headline(view)
-            if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
-                report(line)
-                said, said_at = line, time.monotonic()
-            time.sleep(4 * POLL)
+    while (view := monitor.observe()).state not in OVER:
+        for failure in watch.news(view):
+            for text in failure.text:
+                report(text)
+        line = render.headline(view)
+        if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
+            report(line)
+            said, said_at = line, time.monotonic()
+        time.sleep(4 * POLL)
     if view.state != "completed":
         failure = job_failure(monitor, view)
         tear_down(run)
@@ -57,7 +57,7 @@ def watch_run(run: Run, as_json: bool) -> None:
 
     A live picture on a terminal, else a line a change; JSON is one object a look.
     """
-    with render.detaching(_WATCH, run.run_id):
+    with render.detaching(WATCH, run.run_id):
         if as_json:
             monitor = RunMonitor(run)
             while not is_over(view := monitor.observe()):
@@ -91,7 +91,7 @@ def _draw(telemetry: Telemetry) -> None:
                 break
     telemetry.close()
     if not is_over(snapshot.view):
-        render.say_detached(_WATCH, snapshot.view.run.run_id)
+        render.say_detached(WATCH, snapshot.view.run.run_id)
 
 
 def _print_changes(telemetry: Telemetry) -> None:
