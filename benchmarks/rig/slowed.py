@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from trainer.cli import trainer
@@ -18,8 +19,10 @@ def main(seconds: float, words: list[str]) -> None:
     compute = TorchReplica.forward_backward
 
     def slowed(replica: TorchReplica, batch: Any, *rest: Any) -> Any:
-        time.sleep(seconds * len(batch))
-        return compute(replica, batch, *rest)
+        cost = seconds * len(batch)
+        time.sleep(cost)
+        result = compute(replica, batch, *rest)
+        return replace(result, seconds=result.seconds + cost)  # shares follow what it reports
 
     TorchReplica.forward_backward = slowed  # pyright: ignore[reportAttributeAccessIssue]
     trainer(words)
