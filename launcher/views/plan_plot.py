@@ -61,11 +61,12 @@ def check_plot(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"--plot {path}: no folder {path.parent}")
     try:
-        import matplotlib as _  # noqa: F401
+        import matplotlib as mpl
     except ImportError:
         raise ConfigError(
             "--plot draws with matplotlib, which is not installed: pip install 'motley[plot]'"
         ) from None
+    del mpl
 
 
 def plot(path: Path, request: Request, found: Sequence[Option]) -> None:

@@ -195,7 +195,7 @@ class _Bench:
             settings={
                 "exchange.shares": "equal",
                 "exchange.shared_memory": False,
-                # Nobody is given up because the machine is busy.
+                # A busy machine must not cost a member.
                 "exchange.join_deadline": PATIENCE,
                 "exchange.step_deadline": PATIENCE,
                 "exchange.lost_after": PATIENCE,

@@ -36,8 +36,9 @@ Float64 = NDArray[np.float64]
 class LossyProblem(ExactProblem):
     """Samples of weight 1 with gradients that no codec keeps."""
 
+    # Not the base's list: nothing is known ahead, and a resumed run computes steps again.
     trajectory: dict[int, bytes]  # type: ignore[assignment]
-    """Found as the run goes on: by whoever first applied so many updates."""
+    """The weights after so many updates, as the first member that applied them holds them."""
 
     def gradient(self, epoch: int, position: int) -> np.ndarray:
         draw = np.random.default_rng([epoch, position])
@@ -121,6 +122,7 @@ class LossyCluster(SimulatedCluster):
             self._settled[step] = found.settled
             return found
 
+        # Watched from outside: the machine itself keeps no account.
         residuals.sums = sums  # type: ignore[method-assign]
         training._update.apply = applied  # type: ignore[method-assign]
         own.encode = encoded  # type: ignore[method-assign]
@@ -189,6 +191,7 @@ class LossyCluster(SimulatedCluster):
             for block in blocks:  # part of it is in what was dealt again
                 assert not debtor.feedback._residuals[block].any()
 
+        # As for the coordinator.
         session._owed = watched  # type: ignore[method-assign]
         session._void = voided  # type: ignore[method-assign]
 
@@ -221,7 +224,7 @@ class LossyCluster(SimulatedCluster):
         ]
 
     def _committed(self, step: int, flat: np.ndarray) -> None:
-        """Check the account; nobody can have seen the commit yet."""
+        """Check the account, before any worker sees the commit."""
         assert self.coordinator
         own, settled = self.coordinator.training.residuals.own, self._settled[step]
         assert own

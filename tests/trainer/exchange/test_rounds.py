@@ -16,7 +16,7 @@ from tests.trainer.exchange.staging import (
     started,
     until_step,
 )
-from trainer.exchange.protocol.messages import HandIn
+from trainer.exchange.protocol.messages import HandIn, ShardAssignment
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 
@@ -56,8 +56,9 @@ def test_a_round_is_dealt_in_inner_steps_of_one_size():
     cluster = started(rounds(), workers=2)
     assign(cluster)
     (_, shard), *_ = cluster.workers[0].events
-    assert (shard.stop - shard.start, shard.inner_batch) == (4, 2)  # type: ignore[union-attr]
-    assert shard.limit is None, "nothing is known of the workers' speed yet"  # type: ignore[union-attr]
+    assert isinstance(shard, ShardAssignment)
+    assert (shard.stop - shard.start, shard.inner_batch) == (4, 2)
+    assert shard.limit is None, "nothing is known of the workers' speed yet"
 
 
 def test_a_limit_follows_from_measured_speeds_and_not_where_the_split_is_fixed():
@@ -71,7 +72,7 @@ def test_a_limit_follows_from_measured_speeds_and_not_where_the_split_is_fixed()
     assert open_round(fixed).limit is None
     alone = SimulatedCluster(rounds(exchange__shares="measured"), workers=1)
     until_step(alone, 1)
-    assert open_round(alone).limit is None, "there is nobody to take the rest"
+    assert open_round(alone).limit is None, "no other worker could take the rest"
 
 
 def test_the_rest_of_a_shard_that_is_handed_in_early_goes_to_the_others():

@@ -91,7 +91,7 @@ class PowerSGD:
         return encoded
 
     def restart(self) -> None:
-        """Begin the power iteration anew, as a sender that has just come would."""
+        """Restart the power iteration from its first vectors, as for a new sender."""
         self._started.clear()
 
     def decode(self, encoded: Bytes, out: Float32) -> None:

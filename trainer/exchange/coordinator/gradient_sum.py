@@ -20,11 +20,9 @@ from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.codecs import Codec
 from trainer.exchange.protocol.wire import CHUNK, MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
+from trainer.optimizer import square_sum
 
 Float32 = NDArray[np.float32]
-
-_PIECE = 8 * 1024
-"""Floats squared at a time: their doubles stay in the cache, and BLAS adds them in one thread."""
 
 
 class BlockAssembly:
@@ -252,13 +250,6 @@ class GradientSum:
             f"{self.layout.blocks[block].name}, tensor {tensor.name}: the run is halted before "
             "the update, the last checkpoint is intact"
         )
-
-
-def square_sum(values: Float32) -> float:
-    """Return the sum of squares in double precision, in pieces that cost little memory."""
-    starts = range(0, values.size, _PIECE)
-    pieces = (values[start : start + _PIECE].astype(np.float64) for start in starts)
-    return math.fsum(float(np.dot(piece, piece)) for piece in pieces)
 
 
 def block_frames(

@@ -68,7 +68,7 @@ class Residuals:
         self._say(rank, self._owed.pop(rank, 0.0), reason)
 
     def committed(self, sums: GradientSum) -> None:
-        """After a settled step begin anew; who could not send what it owes drops it."""
+        """After a settled step start from zero; a worker drops what it could not send."""
         if self.own and sums.settled:
             for rank in sorted(self._owed):
                 self.lost(rank, "it had no share of the settled step")
