@@ -31,6 +31,7 @@ from rig.demo_model import DEMO, SHARES, open_demo, require_demo, shards, valida
 from rig.picture import picture
 from rig.report import Ratio, Report
 
+from trainer.build.inputs import RunInputs
 from trainer.compare.picture import TEXT
 from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
@@ -38,10 +39,9 @@ from trainer.data.tokens import Dataset
 from trainer.exchange.compression.choice import codecs_for
 from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.model.initialization import initial_weights
-from trainer.optimizer import AdamW, TrainState, learning_rate_at
+from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
 from trainer.replica.base import OnBlock
 from trainer.replica.torch.replica import TorchReplica
-from trainer.run_inputs import RunInputs
 
 GOALS = {"bf16": 0.2, "int8": 0.5, "topk:0.1": 1.0, "topk:0.01": 3.0}
 """Percent of the loss that error feedback may cost at most."""

@@ -20,7 +20,7 @@ import torch
 
 from trainer.config.run import OptimizerConfig
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer import AdamW, TrainState
+from trainer.optimizer.adamw import AdamW, TrainState
 
 RESULT = Path(__file__).parent / "results" / "optimizer.json"
 TARGET_MS = 20.0

@@ -36,9 +36,9 @@ _STACKS = 20.0
 """Seconds for a rank to say where it is: on a busy machine a signal waits its turn."""
 _MODULES = (
     "pytest",
-    "trainer.build",
+    "trainer.build.run",
     "trainer.roles",
-    "trainer.build_distributed",
+    "trainer.build.distributed",
     "trainer.distributed.run",
     "trainer.replica.torch.parallel.replica",
     "bitsandbytes",

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer import build, run_inputs
+from trainer.build import run as build
+from trainer.build.inputs import RunInputs, read_inputs, read_student_inputs
 from trainer.config.run import Backend, RunConfig
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
 from trainer.errors import InputError, InUseError, NonFiniteError, TrainerError
@@ -167,7 +168,7 @@ def run_distributed(
         inputs = _read_inputs(config, run_id, notes)
     else:
         logging.getLogger().setLevel(logging.WARNING)
-        inputs = run_inputs.read_inputs(config, run_id)
+        inputs = read_inputs(config, run_id)
     check_tensor_shards(inputs.model_dir, inputs.config)
     config.parallel.pipeline.check_layers(inputs.layout.num_layers)
     stop = Stop()
@@ -175,7 +176,7 @@ def run_distributed(
     # Else torch prints a stack for every connection that a leaving rank closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with announced("importing torch"):
-        from trainer.build_distributed import make_distributed
+        from trainer.build.distributed import make_distributed
         from trainer.distributed.run import run
     return run(
         inputs,
@@ -197,7 +198,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     if folder is not None:
         tls.require_run(folder, run_id)
     open_replica = _opener(place)  # before a thread is started: a group forks
-    inputs = run_inputs.read_inputs(config, run_id)
+    inputs = read_inputs(config, run_id)
     choice = open_replica(inputs)
 
     def connect() -> WorkerClient:
@@ -254,7 +255,7 @@ def run_student(
                 return 0
             if fresh is not None:
                 fresh.make(config, folder.description)
-            inputs = run_inputs.read_student_inputs(config, run_id, folder, validation, log.info)
+            inputs = read_student_inputs(config, run_id, folder, validation, log.info)
             student = build.make_student(
                 inputs,
                 partial(_open, inputs, place, moments=True),
@@ -296,22 +297,22 @@ def _failure_in_status(config: RunConfig, run_id: str) -> Iterator[Callable[[str
         raise
 
 
-def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> run_inputs.RunInputs:
-    inputs = run_inputs.read_inputs(config, run_id, log.info)
+def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> RunInputs:
+    inputs = read_inputs(config, run_id, log.info)
     for line in notes:
         log.info("%s", line)
     return inputs
 
 
-def _opener(place: Placement) -> Callable[[run_inputs.RunInputs], Choice]:
+def _opener(place: Placement) -> Callable[[RunInputs], Choice]:
     if place.strategy is None:
         return partial(_open, place=place)
-    from trainer.build_group import start_group
+    from trainer.build.group import start_group
 
     return start_group(place.backend, place.gpus, place.strategy, place.threads)
 
 
-def _open(inputs: run_inputs.RunInputs, place: Placement, *, moments: bool = False) -> Choice:
+def _open(inputs: RunInputs, place: Placement, *, moments: bool = False) -> Choice:
     """Return a replica; log its device and why no earlier backend was taken."""
     gpu = "".join(place.gpus)
     choice = build.make_choice(inputs, place.backend, gpu, place.threads, moments=moments)

@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 
 from tests.cluster.half_blocks import fail, halves
-from trainer import build, roles
+from trainer import roles
+from trainer.build import run as build
+from trainer.build.inputs import read_inputs
 from trainer.config import run
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded, load_dataset
@@ -39,7 +41,6 @@ from trainer.exchange.worker_session import Event, Session
 from trainer.model.layout import GradientLayout
 from trainer.replica.backend import Choice
 from trainer.replica.base import EvalResult, OnBlock, StepResult
-from trainer.run_inputs import read_inputs
 
 CLASSES = 5
 

@@ -14,7 +14,7 @@ from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 
 from trainer.config.run import OptimizerConfig
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer import AdamW, TrainState, weights_digest
+from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
 
 FROZEN = Path(__file__).with_suffix(".json")
 STEPS = 50

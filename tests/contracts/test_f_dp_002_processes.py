@@ -13,8 +13,8 @@ from tests.cluster.numpy_replica import expected_moments
 from tests.cluster.real_cluster import STEPS, Cluster
 from tests.cluster.real_process import Process
 from tests.waiting import PATIENCE, wait_for
+from trainer.build.inputs import read_inputs
 from trainer.config import run
-from trainer.run_inputs import read_inputs
 
 pytestmark = pytest.mark.cluster
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
-from trainer.optimizer import Snapshot
+from trainer.optimizer.adamw import Snapshot
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

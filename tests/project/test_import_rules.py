@@ -48,7 +48,7 @@ PLANTED = (
     ("trainer/config/run.py", "import torch", "light-coordinator"),
     ("trainer/exchange/__init__.py", "import wgpu", "light-coordinator"),
     ("trainer/model/layout.py", "import torch", "light-coordinator"),
-    ("trainer/optimizer.py", "import transformers", "light-coordinator"),
+    ("trainer/optimizer/adamw.py", "import transformers", "light-coordinator"),
     ("trainer/checkpoint/store.py", "import peft", "light-coordinator"),
     ("trainer/exchange/coordinator/membership.py", "import socket", "sans-io"),
     ("trainer/exchange/coordinator/ledger.py", "import time", "sans-io"),

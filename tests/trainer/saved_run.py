@@ -17,7 +17,7 @@ from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.runner import Manner, Runner
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

@@ -11,13 +11,14 @@ import pytest
 
 from launcher.plan.configuration import with_shared_checkpoints
 from tests.trainer.small_model import write_data, write_model
-from trainer import build, roles
+from trainer import roles
+from trainer.build import run as build
+from trainer.build.inputs import read_inputs
 from trainer.checkpoint.reader import read_progress
 from trainer.checkpoint.store import find_checkpoint
 from trainer.config.run import RunConfig, load
 from trainer.errors import InputError
 from trainer.roles import Placement
-from trainer.run_inputs import read_inputs
 from trainer.tracking.metrics import read_metrics
 
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)

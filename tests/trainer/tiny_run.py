@@ -7,7 +7,7 @@ import numpy as np
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 
 PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"
 

@@ -18,7 +18,7 @@ from blake3 import blake3
 from trainer.errors import InputError, StorageError
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE, weight_tensors
 from trainer.model.safetensors_headers import read_file_headers
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 from trainer.storage.atomic_folder import MANIFEST, read_manifest, verify
 from trainer.storage.removal import pin
 

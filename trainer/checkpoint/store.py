@@ -46,7 +46,7 @@ from trainer.model.hf_export import (
     safetensors_header,
     weights_file,
 )
-from trainer.optimizer import SavedState, TrainState, Vector
+from trainer.optimizer.adamw import SavedState, TrainState, Vector
 from trainer.storage import atomic_folder, removal
 from trainer.storage.atomic_folder import Disk, FolderWriter, verify
 

@@ -196,9 +196,9 @@ def _load_worker(backend: str, strategy: str | None) -> None:
     with contextlib.suppress(ImportError, OSError):
         import trainer.data.tokens
         import trainer.exchange.transport.client
-        import trainer.loop
         import trainer.replica.backend
         import trainer.roles
+        import trainer.steps.loop
 
         if backend == "wgpu":
             import trainer.replica.wgpu.autotune
@@ -207,6 +207,6 @@ def _load_worker(backend: str, strategy: str | None) -> None:
         else:
             import trainer.replica.torch.replica
         if strategy is not None:
-            import trainer.build_group
+            import trainer.build.group
             import trainer.distributed.group.replica
             import trainer.replica.torch.parallel.replica  # noqa: F401 - forked workers have it loaded

@@ -34,10 +34,10 @@ from trainer.exchange.transport.client import WorkerClient
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.server import GradientServer
 from trainer.exchange.worker_session import Committed, Event
-from trainer.loop import Worker
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import GradientLayout, build_layout
-from trainer.optimizer import AdamW, TrainState
+from trainer.optimizer.adamw import AdamW, TrainState
+from trainer.steps.loop import Worker
 
 _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
 

@@ -18,7 +18,7 @@ from trainer.data.tokens import Dataset, Encoded
 from trainer.distributed.optimizer import ParallelAdamW
 from trainer.errors import BudgetError, NonFiniteError, StorageError
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer import learning_rate_at
+from trainer.optimizer.adamw import learning_rate_at
 from trainer.process.stopping import Stop
 from trainer.replica.torch.parallel.replica import ParallelReplica
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from trainer.config.run import OptimizerConfig
 from trainer.errors import NonFiniteError
 from trainer.model.layout import GradientLayout
-from trainer.optimizer import Snapshot, TrainState, Vector
+from trainer.optimizer.adamw import Snapshot, TrainState, Vector
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.replica import ParallelReplica
 
@@ -23,7 +23,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class ParallelAdamW:
     """AdamW (arXiv:1711.05101); every rank calls every method, in the same order.
 
-    As in `trainer.optimizer`, only matrices decay.
+    As in `trainer.optimizer.adamw`, only matrices decay.
 
     Args:
         parameters: this rank's parts by layout name.

@@ -23,7 +23,7 @@ from trainer.errors import NonFiniteError, StorageError, TrainerError
 from trainer.process.stopping import Stop
 
 if TYPE_CHECKING:
-    from trainer.run_inputs import RunInputs
+    from trainer.build.inputs import RunInputs
 
 Explaining = Callable[[], AbstractContextManager[None]]
 Make = Callable[[Store, list[Member], torch.device, Stop, Explaining], DistributedRun]

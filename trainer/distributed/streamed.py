@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-    from trainer.optimizer import Vector
+    from trainer.optimizer.adamw import Vector
 
 _AHEAD = 1
 """Tensors that are gathered and not written yet."""

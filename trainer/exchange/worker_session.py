@@ -23,7 +23,7 @@ from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shu
 from trainer.exchange.protocol.state_transfer import StateAssembly
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 
 Float32 = NDArray[np.float32]
 

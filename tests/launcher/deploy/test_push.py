@@ -67,7 +67,7 @@ def write_wheel(folder: Path, version: str, lock: str = "", build: str = "") -> 
     files |= {
         "launcher/locks/coordinator.txt": lock,
         "trainer/__init__.py": "",
-        "trainer/build.py": build,
+        "trainer/roles.py": build,
     }
     return make_wheel(folder, "motley", version, files)
 

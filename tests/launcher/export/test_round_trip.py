@@ -17,7 +17,7 @@ from tests.launcher.handmade import make_wheel
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig, load
 from trainer.model.layout import build_layout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 from trainer.storage import lease
 
 if TYPE_CHECKING:

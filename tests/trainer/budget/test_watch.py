@@ -12,10 +12,11 @@ import pytest
 
 from tests.trainer.clock import Clock
 from tests.trainer.small_model import write_data, write_model
-from trainer import build, roles
+from trainer import roles
 from trainer.budget.ledger import SpendLedger
 from trainer.budget.power import PowerMeter
 from trainer.budget.watch import BudgetWatch
+from trainer.build import run as build
 from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load
 from trainer.errors import InputError

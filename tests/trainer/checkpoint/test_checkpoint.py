@@ -19,7 +19,7 @@ from tests.trainer.tiny_run import (
 from trainer.checkpoint.reader import BEST_EVALUATED
 from trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_progress
 from trainer.errors import InputError, StorageError
-from trainer.optimizer import AdamW
+from trainer.optimizer.adamw import AdamW
 from trainer.storage.atomic_folder import Disk, point, verify
 from trainer.storage.removal import pin
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from trainer import run_inputs
+from trainer import roles
 from trainer.commands.finetune import finetune
 from trainer.distributed.environment import Environment, read_environment
 from trainer.errors import InputError
@@ -90,7 +90,7 @@ def test_distillation_is_refused_before_anything_is_loaded(
 ) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delattr(run_inputs, "read_inputs")  # any attempt to load would fail otherwise
+    monkeypatch.delattr(roles, "read_inputs")  # any attempt to load would fail otherwise
     words = [str(model), "--data", str(data), "--distributed", "--set", "task=causal-lm"]
     words += ["--set", "data.validation_fraction=0", "--set", "distillation.alpha=0.7"]
     error = CliRunner().invoke(finetune, words).exception

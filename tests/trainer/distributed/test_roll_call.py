@@ -19,10 +19,10 @@ def refused(folder: str, data: str, output: str) -> str:
     from torch._C._distributed_c10d import PrefixStore
 
     from tests.trainer.distributed.training import run_config
+    from trainer.build.inputs import read_inputs
     from trainer.distributed.roll_call import Member, call_roll
     from trainer.distributed.run import _facts
     from trainer.errors import RefusedError
-    from trainer.run_inputs import read_inputs
 
     rank = dist.get_rank()
     inputs = read_inputs(run_config(folder, data, output, {}), "test")

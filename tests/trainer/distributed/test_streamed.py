@@ -14,7 +14,7 @@ from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.distributed.streamed import StreamedState
 from trainer.errors import StorageError
 from trainer.model.layout import GradientLayout, build_layout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 from trainer.storage.atomic_folder import Disk
 
 Open = Callable[[str, Disk], CheckpointStore]

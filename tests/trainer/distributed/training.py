@@ -11,11 +11,11 @@ from torch._C._distributed_c10d import PrefixStore
 
 from tests.trainer.replica.torch.parallel.one_process import device
 from trainer import roles
+from trainer.build.inputs import read_inputs
 from trainer.config.run import RunConfig, load
 from trainer.distributed.environment import Environment
 from trainer.distributed.roll_call import Member
 from trainer.process.stopping import Stop
-from trainer.run_inputs import read_inputs
 
 if TYPE_CHECKING:
     from trainer.distributed.loop import DistributedRun
@@ -46,7 +46,7 @@ def together(
     Args:
         until: the last rank asks for a stop once so many steps are done.
     """
-    from trainer.build_distributed import make_distributed  # in ranks alone: it takes a second
+    from trainer.build.distributed import make_distributed  # in ranks alone: it takes a second
 
     config = run_config(folder, data, output, settings)
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -23,7 +23,7 @@ from trainer.evaluate.generation import complete
 from trainer.init_model import init_model
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 from trainer.replica.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from trainer.errors import InputError
 from trainer.evaluate.scoring import Scores, score
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

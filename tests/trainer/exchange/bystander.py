@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Finish
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.optimizer import weights_digest
+from trainer.optimizer.adamw import weights_digest
 
 
 class Bystander:

@@ -20,8 +20,8 @@ from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer import Snapshot, TrainState, learning_rate_at
-from trainer.outer_optimizer import make_update
+from trainer.optimizer.adamw import Snapshot, TrainState, learning_rate_at
+from trainer.optimizer.nesterov import make_update
 
 NUM_CLASSES = 5
 JOB = Job("run-1", "agreement", "layout", "model", "data", "version")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tests.trainer.exchange.simulated_shell import FLUSH, SimulatedShell
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.exchange.protocol.messages import Heartbeat
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 
 TICK = 0.125
 

@@ -20,8 +20,8 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, run_tag
 from trainer.exchange.worker_session import Committed, Event, Restored, Session, result_message
-from trainer.optimizer import TrainState, weights_digest
-from trainer.outer_optimizer import make_update
+from trainer.optimizer.adamw import TrainState, weights_digest
+from trainer.optimizer.nesterov import make_update
 
 if TYPE_CHECKING:
     from tests.trainer.exchange.simulated_host import SimulatedHost

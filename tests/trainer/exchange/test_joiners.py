@@ -11,7 +11,7 @@ from tests.trainer.exchange.staging import started
 from trainer.exchange.coordinator.joiners import AHEAD
 from trainer.exchange.protocol.state_transfer import Delivery
 from trainer.exchange.protocol.wire import HEADER_SIZE
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

@@ -12,7 +12,7 @@ from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.staging import saved, until_step
 from trainer.exchange.protocol.messages import Shutdown
-from trainer.optimizer import Snapshot
+from trainer.optimizer.adamw import Snapshot
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

@@ -20,7 +20,7 @@ from tests.trainer.exchange.serving import (
 from trainer.budget.guard import Ending
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.transport import server
-from trainer.optimizer import AdamW
+from trainer.optimizer.adamw import AdamW
 
 
 def broken(*_: Any, **__: Any) -> NoReturn:

@@ -13,7 +13,7 @@ from tests.trainer.tiny_run import tiny_progress
 from trainer.checkpoint.store import CheckpointStore
 from trainer.model.hf_export import model_config, safetensors_pieces
 from trainer.model.layout import build_layout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 
 # peft 0.21 asks transformers 5.23 for a property by its former name.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")

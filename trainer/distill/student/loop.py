@@ -17,7 +17,7 @@ from trainer.errors import NonFiniteError, TrainerError
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.logits.stream import Position
-from trainer.optimizer import learning_rate_at
+from trainer.optimizer.adamw import learning_rate_at
 from trainer.process.stopping import Stop
 from trainer.replica.torch.replica import TorchReplica
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainer.config.run import OptimizerConfig
 from trainer.errors import NonFiniteError
 from trainer.model.layout import GradientLayout
-from trainer.optimizer import Snapshot, TrainState, decaying_spans
+from trainer.optimizer.adamw import Snapshot, TrainState, decaying_spans
 
 
 class StudentOptimizer:

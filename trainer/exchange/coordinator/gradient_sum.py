@@ -20,7 +20,7 @@ from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.codecs import Codec
 from trainer.exchange.protocol.wire import CHUNK, MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
-from trainer.optimizer import square_sum
+from trainer.optimizer.adamw import square_sum
 
 Float32 = NDArray[np.float32]
 

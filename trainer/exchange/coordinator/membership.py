@@ -23,7 +23,7 @@ from trainer.exchange.protocol.members import Certified, Job, Member, Membership
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 
 Phase = Literal["waiting", "running", "finishing", "over"]
 

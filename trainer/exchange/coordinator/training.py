@@ -22,8 +22,8 @@ from trainer.exchange.protocol.messages import BlockParts, CarriedBy, ShardResul
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
-from trainer.optimizer import TrainState, learning_rate_at, weights_digest
-from trainer.outer_optimizer import make_update
+from trainer.optimizer.adamw import TrainState, learning_rate_at, weights_digest
+from trainer.optimizer.nesterov import make_update
 
 _STEPS_BEHIND = 3
 """Times a step's deadline that a proof of equal weights may take."""

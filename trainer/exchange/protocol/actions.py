@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.exchange.protocol.wire import Frame
-from trainer.optimizer import SavedState
+from trainer.optimizer.adamw import SavedState
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainer.errors import ProtocolError
 from trainer.exchange.protocol.wire import CHUNK, Frame, MessageType
-from trainer.optimizer import Snapshot, TrainState
+from trainer.optimizer.adamw import Snapshot, TrainState
 
 
 def state_frames(snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:

@@ -13,7 +13,7 @@ from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.model.layout import build_layout
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 from trainer.replica.torch.batch import IGNORED
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainer.config.run import OptimizerConfig
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer import AdamW, TrainState, learning_rate_at, power, square_sum
+from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at, power, square_sum
 from trainer.replica.base import Replica, StepResult
 
 Float32 = NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""Where the devices of a replica group become a replica, as in `trainer.build`."""
+"""Where the devices of a replica group become a replica, as in `trainer.build.run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.distributed.group.setup import Setup
 from trainer.distributed.group.strategy import Strategy
 from trainer.process.announcement import announced
 from trainer.replica.backend import Choice
-from trainer.run_inputs import RunInputs
+from trainer.build.inputs import RunInputs
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,14 @@ import torch
 
 from trainer.config.run import OptimizerConfig
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer import CHUNK, AdamW, TrainState, learning_rate_at, power, weights_digest
+from trainer.optimizer.adamw import (
+    CHUNK,
+    AdamW,
+    TrainState,
+    learning_rate_at,
+    power,
+    weights_digest,
+)
 
 
 def make_layout(*shapes: tuple[int, ...]) -> GradientLayout:
@@ -70,7 +77,7 @@ def test_chunks_do_not_change_the_bits(monkeypatch: pytest.MonkeyPatch):
         return state.digest()
 
     whole = run()
-    monkeypatch.setattr("trainer.optimizer.CHUNK", 1000)
+    monkeypatch.setattr("trainer.optimizer.adamw.CHUNK", 1000)
     assert run() == whole
 
 

@@ -22,10 +22,10 @@ from trainer.exchange.protocol.messages import (
     WeightsReport,
 )
 from trainer.exchange.worker_session import Committed, Restored, result_message
-from trainer.inner_steps import InnerSteps
-from trainer.optimizer import TrainState, weights_digest
-from trainer.outer_optimizer import Update
+from trainer.optimizer.adamw import TrainState, weights_digest
+from trainer.optimizer.nesterov import Update
 from trainer.replica.base import Replica
+from trainer.steps.inner_steps import InnerSteps
 
 log = logging.getLogger(__name__)
 

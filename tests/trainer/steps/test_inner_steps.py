@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.trainer.exchange.exact_problem import tiny_layout
-from trainer import inner_steps
 from trainer.config.run import OptimizerConfig
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.inner_steps import InnerSteps, cut
-from trainer.optimizer import AdamW, TrainState, learning_rate_at
-from trainer.outer_optimizer import OuterNesterov
+from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
+from trainer.optimizer.nesterov import OuterNesterov
 from trainer.replica.base import OnBlock, StepResult
+from trainer.steps import inner_steps
+from trainer.steps.inner_steps import InnerSteps, cut
 
 LAYOUT = tiny_layout()
 SETTINGS = OptimizerConfig(learning_rate=0.05, weight_decay=0.1, max_grad_norm=1.0, beta2=0.95)

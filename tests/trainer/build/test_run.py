@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer import build
+from trainer.build import run as build
+from trainer.build.inputs import read_inputs
 from trainer.config.run import load
 from trainer.errors import InputError
 from trainer.init_model import ModelSizes, init_model
 from trainer.replica.backend import Choice
-from trainer.run_inputs import read_inputs
 
 
 class _Nothing:

@@ -11,17 +11,17 @@ import pytest
 
 from tests.trainer.clock import Clock
 from tests.trainer.exchange.exact_problem import tiny_layout
-from trainer import loop
 from trainer.config.run import OptimizerConfig
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import HandIn, ShardAssignment, ShardResult, Shutdown
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.worker_session import Restored
-from trainer.inner_steps import InnerSteps
-from trainer.loop import Worker
-from trainer.optimizer import TrainState
-from trainer.outer_optimizer import OuterNesterov
+from trainer.optimizer.adamw import TrainState
+from trainer.optimizer.nesterov import OuterNesterov
 from trainer.replica.base import OnBlock, StepResult
+from trainer.steps import loop
+from trainer.steps.inner_steps import InnerSteps
+from trainer.steps.loop import Worker
 
 SHARD = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=0, stop=2)
 

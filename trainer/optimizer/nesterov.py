@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.optimizer import CHUNK, AdamW
+from trainer.optimizer.adamw import CHUNK, AdamW
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainer.config.run import RunConfig
     from trainer.model.layout import GradientLayout
-    from trainer.optimizer import TrainState
+    from trainer.optimizer.adamw import TrainState
 
     Flat = NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""Where a run's config and inputs become objects: it and `build_distributed` know every package."""
+"""Where a run's config and inputs become objects; `distributed` does it for ranks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from trainer.logits.dataset import LogitsFolder
 from trainer.logits.stream import Position, ShardStream
 from trainer.logits.targets import has_bare_rest
 from trainer.model.initialization import initial_weights
-from trainer.optimizer import TrainState
-from trainer.outer_optimizer import make_update
-from trainer.run_inputs import RunInputs
+from trainer.optimizer.adamw import TrainState
+from trainer.optimizer.nesterov import make_update
+from trainer.build.inputs import RunInputs
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trainer.distill.student.loop import Student
     from trainer.distill.student.prefetch import Batch
     from trainer.exchange.base import Exchange
-    from trainer.loop import Worker
+    from trainer.steps.loop import Worker
     from trainer.process.stopping import Stop
     from trainer.replica.backend import Choice
     from trainer.storage.lease import Lease
@@ -139,8 +139,8 @@ def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchang
 
     The data has been read when `connect` is called: a joined worker is assigned samples at once.
     """
-    from trainer.inner_steps import InnerSteps
-    from trainer.loop import Worker
+    from trainer.steps.inner_steps import InnerSteps
+    from trainer.steps.loop import Worker
 
     config, train = inputs.config, inputs.train
     order, alpha = epoch_order, None

@@ -1,4 +1,4 @@
-"""Where a rank of `--distributed` becomes objects, as in `trainer.build`; imports torch."""
+"""Where a rank of `--distributed` becomes objects, as in `trainer.build.run`; imports torch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from trainer.distributed.optimizer import ParallelAdamW
 from trainer.distributed.roll_call import Member, prepared
 from trainer.distributed.sharded import ShardedSaves
 from trainer.errors import TrainerError
-from trainer.optimizer import TrainState
+from trainer.optimizer.adamw import TrainState
 from trainer.process.stopping import Stop
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.recomputation import recomputes_together
-from trainer.run_inputs import RunInputs
+from trainer.build.inputs import RunInputs
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder, progress_at

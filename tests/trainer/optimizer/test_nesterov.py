@@ -8,8 +8,8 @@ import torch
 
 from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.config.run import load
-from trainer.optimizer import AdamW, TrainState
-from trainer.outer_optimizer import OuterNesterov, make_update
+from trainer.optimizer.adamw import AdamW, TrainState
+from trainer.optimizer.nesterov import OuterNesterov, make_update
 
 LAYOUT = tiny_layout()
 
@@ -43,7 +43,7 @@ def test_chunks_do_not_change_the_bits(monkeypatch: pytest.MonkeyPatch):
         return state.digest().encode()
 
     whole = run()
-    monkeypatch.setattr("trainer.outer_optimizer.CHUNK", 7)
+    monkeypatch.setattr("trainer.optimizer.nesterov.CHUNK", 7)
     assert run() == whole
 
 

@@ -1,0 +1,1 @@
+"""Updates of the weights, with the same bits on every machine."""

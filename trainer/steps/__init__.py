@@ -1,0 +1,1 @@
+"""A training step from a worker's side."""
