@@ -21,7 +21,7 @@ FAULTS  ?=
 VULKAN ?=
 
 export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
-# Hundreds of short processes: each would compile our sources, and pytest the tests, anew.
+# Hundreds of short processes: each would compile our sources, and pytest the tests, once more.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

@@ -25,7 +25,7 @@ _ECHO = 2.0
 
 @dataclass(frozen=True)
 class Announced:
-    """A service that a machine has announced. Anybody on the network can announce anything."""
+    """A service that a machine has announced. Any machine on the network can announce anything."""
 
     name: str
     """The first label of its host name."""

@@ -1,4 +1,4 @@
-"""What `launch discover` does: look everywhere, ask everybody, measure, propose, write."""
+"""What `launch discover` does: look everywhere, ask each machine, measure, propose, write."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def discover(search: Search) -> Discovery:
     if search.accept_new_host_keys:
         if not search.addresses:
             raise ConfigError(
-                "--accept-new-host-keys needs the addresses whose keys you have compared: anybody "
-                "on the network can announce a machine"
+                "--accept-new-host-keys needs the addresses whose keys you have compared: any "
+                "machine on the network can announce itself"
             )
         ssh.accept_new_host_keys()
     known = _known_hosts(search.inventory)

@@ -1,7 +1,7 @@
 """Single values in the text of a YAML file: what is not named stays as it is, byte for byte.
 
 PyYAML's parser says where each value begins and ends. A parser that writes the whole file again
-would keep comments, but not everybody's indentation, quotes and line lengths.
+would keep comments, but not each author's indentation, quotes and line lengths.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def _host_key(log: str, records: bool) -> str | None:
     ours = f"its host key {shown_key(log)}".rstrip()
     if found := re.search(r"host key for (\S+) was revoked", log):
         return (
-            f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so anybody may have "
-            f"it; give {found[1]} another key"
+            f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so a stranger may "
+            f"have it; give {found[1]} another key"
         )
     if found := re.search(r"(?m)^Host key for (\S+) has changed", log):
         name, place = found[1], re.findall(r"(?m)^Offending .* in (.*):(\d+)$", log)

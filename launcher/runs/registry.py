@@ -230,5 +230,5 @@ def _who() -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user without a name
-        user = "somebody"
+        user = "unknown"
     return f"{user}@{socket.gethostname()}"

@@ -62,7 +62,7 @@ class Endpoint:
         shell = " ".join("'" + word.replace("'", "''") + "'" for word in self.ssh)
         if self.way == "module":
             return ["-e", shell, "--rsync-path", SERVER]
-        return ["-e", shell, "--protect-args"]  # the login shell there gets no path of anybody's
+        return ["-e", shell, "--protect-args"]  # the login shell there gets no path
 
 
 @dataclass(frozen=True)
