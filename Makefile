@@ -25,7 +25,7 @@ export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-distill test test-fast testbed soak lint bench clean
+.PHONY: help setup lock demo demo-distill test test-fast test-all testbed soak lint bench clean
 
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
@@ -34,6 +34,7 @@ help:
 	@echo "make demo-distill  a teacher, its student and an eval runner at once, to a table of losses"
 	@echo "make test       quick lint, the fast tests, the wgpu engine, real processes"
 	@echo "make test-fast  quick lint and the fast tests"
+	@echo "make test-all   make test, and every further cell of its matrices (docs/testing.md)"
 	@echo "make testbed    the tests with booted Debian hosts: root, and minutes (docs/testing.md)"
 	@echo "make soak       one run among faults: MINUTES=60 SEED=7 FAULTS=1000 (docs/testing.md)"
 	@echo "make lint       format, lint, types, import rules, recipes"
@@ -55,6 +56,9 @@ demo-distill: setup
 
 test: setup
 	@bash scripts/test.sh lint fast vulkan cluster
+
+test-all: setup
+	@bash scripts/test.sh lint fast vulkan cluster exhaustive
 
 testbed: setup
 	@bash scripts/test.sh testbed

@@ -9,14 +9,14 @@ lint() {
     "$bin/ruff" check && "$bin/ruff" format --check && "$bin/lint-imports"
 }
 fast() {
-    # By file, since the tests of one share their models. Four for two cores, since many of
-    # them wait; torch's own threads would only be in each other's way.
-    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not slow and not cluster and not testbed' -n 4 \
-        --dist loadfile --durations=10 --ignore tests/trainer/replica/wgpu
+    # By file, since the tests of one share their models. Three for two cores, since many of them
+    # wait, and each process imports torch; torch's own threads would only be in each other's way.
+    OMP_NUM_THREADS=1 "$bin/pytest" -m 'not slow and not cluster and not testbed and not exhaustive' \
+        -n 3 --dist loadfile --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
     # Apart, since every process compiles its kernels again; they skip without Vulkan.
-    "$bin/pytest" tests/trainer/replica/wgpu -n 2 --dist loadfile
+    "$bin/pytest" tests/trainer/replica/wgpu -m 'not exhaustive' -n 2 --dist loadfile
 }
 cluster() {
     # Three at a time: they mostly wait. By file, since a file's tests may share one run, and the
@@ -24,8 +24,15 @@ cluster() {
     local files longest=(tests/soak/test_soak.py tests/trainer/distill/test_student.py
         tests/launcher/deploy/test_{installation,push}.py)
     mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py' | sort)
-    "$bin/pytest" "${longest[@]}" "${files[@]}" -m 'cluster or slow' -n 3 --dist loadfile \
-        --no-loadscope-reorder --durations=15
+    "$bin/pytest" "${longest[@]}" "${files[@]}" -m '(cluster or slow) and not exhaustive' -n 3 \
+        --dist loadfile --no-loadscope-reorder --durations=15
+}
+exhaustive() {
+    # Further cells of the matrices that the tiers above cover in part.
+    local files
+    mapfile -t files < <(grep -rlE 'covering\(|mark\.exhaustive\b' tests --include='test_*.py' | sort)
+    OMP_NUM_THREADS=1 "$bin/pytest" "${files[@]}" -m 'exhaustive and not testbed' -n 3 \
+        --dist loadfile --durations=10
 }
 testbed() {
     # In one process: the hosts share a lab, and the machine's cores.

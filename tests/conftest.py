@@ -166,19 +166,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class OneParentOfRanks(LoadFileScheduling):
-    """By file, but all that use the fixture `ranks` in one process.
+    """By file, but in one process all that use the fixture `ranks`, or import peft.
 
-    Each process that uses it would import torch for its ranks, and fork worlds of 2 and 4.
+    Each process that uses it would import torch for its ranks, and fork worlds of 2 and 4. The
+    import of peft takes seconds.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "ranks" if _uses_ranks(file) else file
+        return "ranks" if _is_costly(file) else file
 
 
 @cache
-def _uses_ranks(file: str) -> bool:
-    return "ranks: Ranks" in (ROOT / file).read_text(encoding="utf-8")
+def _is_costly(file: str) -> bool:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return "ranks: Ranks" in text or re.search(r"^ *(import|from) peft", text, re.M) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -188,11 +190,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without a search for garbage: there is none, and it is a seventh of the time."""
+    """Collect without a search for garbage: there is none, and it is a seventh of the time.
+
+    Nor will there be any among what was collected, which every later search would go through.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 

@@ -1,7 +1,8 @@
 """The Ansible inventory as frozen Hosts: the only description of a cluster.
 
 Ansible renders it itself (variables, Jinja, vault), in a child process (`rendering.py`); this file
-starts it and checks the result. Every mistake is one line that names file, host, variable.
+starts it and checks the result. The embedded inventory has nothing to render. Every mistake is one
+line that names file, host, variable.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal, cast
 
 from launcher.errors import ConfigError
 from launcher.facts.devices import Device
+from launcher.inventory.rendering import CONNECTION_VARIABLES, PREFIX
 from launcher.inventory.variables import VARIABLES, VariableReader
 
 DEFAULT_PORT = 9000
@@ -102,6 +104,8 @@ def load_inventory(
     path = (source or EMBEDDED).absolute()
     if not path.exists():
         raise ConfigError(f"no inventory {source}: the file does not exist")
+    if source is None and limit == "all" and not _needs_ansible(extra or {}):
+        return parse_answer(str(path), limit, json.dumps(_embedded(path, extra or {})), "")
     request = {"source": str(path), "pattern": limit, "extra": dict(extra or {})}
     try:
         done = subprocess.run(
@@ -116,6 +120,31 @@ def load_inventory(
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{path}: Ansible did not render it within {_DEADLINE:.0f} s") from None
     return parse_answer(str(path), limit, done.stdout, done.stderr)
+
+
+def _needs_ansible(extra: Mapping[str, Any]) -> bool:
+    """Whether Ansible, half a second of a core, could make more of the embedded inventory."""
+    from_folder = any(Path(name).exists() for name in ("group_vars", "host_vars"))
+    return from_folder or re.search(r"\{[{%#]", json.dumps(extra)) is not None
+
+
+def _embedded(path: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `rendering.py` answers for plain values."""
+    import yaml
+
+    hosts: Any = yaml.safe_load(path.read_text(encoding="utf-8"))["all"]["hosts"]
+    known = {
+        name: value
+        for name, value in extra.items()
+        if name.startswith(PREFIX) or name in CONNECTION_VARIABLES
+    }
+    return {
+        "hosts": [
+            {"name": name, "variables": {**variables, **known}, "errors": {}}
+            for name, variables in hosts.items()
+        ],
+        "groups": ["all", "ungrouped"],
+    }
 
 
 def parse_answer(path: str, limit: str, answer: str, warnings: str) -> tuple[Host, ...]:

@@ -38,7 +38,6 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
     os.environ["ANSIBLE_NOCOLOR"] = "1"
     # Ansible's modules have no complete annotations; only this file uses them.
     from ansible import constants  # pyright: ignore
-    from ansible.cli import CLI  # pyright: ignore
     from ansible.inventory.manager import InventoryManager  # pyright: ignore
     from ansible.parsing.dataloader import DataLoader  # pyright: ignore
     from ansible.plugins.loader import init_plugin_loader  # pyright: ignore
@@ -47,15 +46,19 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
 
     init_plugin_loader([])
     loader: Any = DataLoader()
-    files = constants.config.get_config_value("DEFAULT_VAULT_PASSWORD_FILE")  # pyright: ignore
-    secrets: Any = CLI.setup_vault_secrets(  # pyright: ignore
-        loader,
-        vault_ids=constants.config.get_config_value("DEFAULT_VAULT_IDENTITY_LIST"),  # pyright: ignore
-        vault_password_files=[files] if files else [],
-        ask_vault_pass=False,
-        auto_prompt=False,
-    )
-    loader.set_vault_secrets(secrets)
+    file: Any = constants.config.get_config_value("DEFAULT_VAULT_PASSWORD_FILE")  # pyright: ignore
+    ids: Any = constants.config.get_config_value("DEFAULT_VAULT_IDENTITY_LIST")  # pyright: ignore
+    if file or ids:
+        from ansible.cli import CLI  # pyright: ignore  # a tenth of Ansible's start
+
+        secrets: Any = CLI.setup_vault_secrets(  # pyright: ignore
+            loader,
+            vault_ids=ids,
+            vault_password_files=[file] if file else [],
+            ask_vault_pass=False,
+            auto_prompt=False,
+        )
+        loader.set_vault_secrets(secrets)
     inventory: Any = InventoryManager(loader=loader, sources=[source])
     manager: Any = VariableManager(loader=loader, inventory=inventory)
     manager._extra_vars = dict(extra)  # the manager's own entry point is the ansible command line

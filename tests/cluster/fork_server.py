@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -42,6 +43,7 @@ _IMPORTED_LATER = {
         "pandas",  # by pyarrow, with the first table
         "tensorboard.compat.proto.event_pb2",
         "tensorboard.summary.writer.record_writer",
+        "wgpu.backends.wgpu_native",
     )
 }
 """What a package imports only when it is needed: by most processes, and for half a second."""
@@ -79,26 +81,24 @@ class Forked:
 
 
 class ForkServer:
-    """The program, which ends with the process that started it.
+    """The program, which ends once all have left who use it.
 
     Args:
         packages: what it imports, with all their modules.
+        meeting: where the processes of a test session meet: the first one starts the program.
     """
 
-    def __init__(self, *packages: str) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.cluster.fork_server", *packages]
-        environment = {**os.environ, **_NO_THREADS}
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        self.pid = self._process.pid
+    def __init__(self, *packages: str, meeting: Path | None = None) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        """Its process, if it was started here."""
+        if meeting is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._spawn(theirs, packages)
+        else:
+            with meeting.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._socket = _connected(meeting) or self._meet(meeting, packages)
         self._requests = itertools.count()
         self._awaited = -1
         self._started: int | None = None
@@ -152,9 +152,32 @@ class ForkServer:
         return self._ended[pid]
 
     def close(self) -> None:
-        """End it; what it has forked goes on."""
+        """Leave it, and see it end if nobody else can use it; what it has forked goes on."""
         self._socket.close()
-        self._process.wait(_PATIENCE)
+        if self._process is not None:
+            self._process.wait(_PATIENCE)
+
+    def _spawn(self, stdin: socket.socket, packages: Sequence[str]) -> None:
+        with stdin:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.cluster.fork_server", *packages],
+                cwd=ROOT,
+                stdin=stdin.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **_NO_THREADS},
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def _meet(self, meeting: Path, packages: Sequence[str]) -> socket.socket:
+        meeting.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(str(meeting))
+        listener.listen()
+        self._spawn(listener, packages)
+        connected = _connected(meeting)
+        assert connected is not None, "the fork server has ended; its stderr says why"
+        return connected
 
     def _read(self, patience: float) -> None:
         self._socket.settimeout(max(patience, 0.0))
@@ -171,8 +194,20 @@ class ForkServer:
                 os.kill(message["pid"], signal.SIGKILL)
 
 
+def _connected(meeting: Path) -> socket.socket | None:
+    """Return a connection that has been accepted; None if nobody does, or not any more."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.settimeout(_PATIENCE)
+    with contextlib.suppress(ConnectionError, FileNotFoundError):
+        made.connect(str(meeting))
+        if made.recv(_LINE):
+            return made
+    made.close()
+    return None
+
+
 def main() -> None:
-    """Serve until the other end is closed; returns in every forked process."""
+    """Serve until all other ends are closed; returns in every forked process."""
     for package in map(importlib.import_module, sys.argv[1:]):
         for name in _IMPORTED_LATER.get(package.__name__, ()):
             importlib.import_module(name)
@@ -183,32 +218,66 @@ def main() -> None:
     assert threads == 1, f"{threads} threads run after the imports"
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page
-    requests = socket.socket(fileno=0)
+    first = socket.socket(fileno=0)
+    listens = bool(first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     selector = selectors.DefaultSelector()
-    selector.register(requests, selectors.EVENT_READ)
+    selector.register(first, selectors.EVENT_READ)
+    clients = set() if listens else {first}
     while True:
         for key, _ in selector.select():
-            if key.fileobj is not requests:
+            if isinstance(key.fileobj, int):
                 selector.unregister(key.fileobj)
                 os.close(key.fd)
-                _, status = os.waitpid(key.data, 0)
-                ended = {"ended": key.data, "returncode": os.waitstatus_to_exitcode(status)}
-                requests.send(json.dumps(ended).encode())
+                pid, client = key.data
+                _, status = os.waitpid(pid, 0)
+                _send(client, {"ended": pid, "returncode": os.waitstatus_to_exitcode(status)})
                 continue
-            line, streams, _, _ = socket.recv_fds(requests, _LINE, 3)
+            client = key.fileobj
+            assert isinstance(client, socket.socket)
+            if listens and client is first:
+                client = first.accept()[0]
+                selector.register(client, selectors.EVENT_READ)
+                clients.add(client)
+                _send(client, {"accepted": True})
+                continue
+            try:
+                line, streams, _, _ = socket.recv_fds(client, _LINE, 3)
+            except ConnectionError:
+                line, streams = b"", []
             if not line:
-                sys.exit(0)
+                selector.unregister(client)
+                clients.remove(client)
+                client.close()
+                if not clients:
+                    if listens:
+                        _clear(Path(first.getsockname()))
+                    sys.exit(0)
+                continue
             request = json.loads(line)
             pid = os.fork()
             if pid == 0:
                 selector.close()
-                requests.detach()
+                for each in {first, *clients}:
+                    each.detach()
                 _become(request, streams)
                 return
             for stream in streams:
                 os.close(stream)
-            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-            requests.send(json.dumps({"number": request["number"], "pid": pid}).encode())
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
+            _send(client, {"number": request["number"], "pid": pid})
+
+
+def _clear(meeting: Path) -> None:
+    """Remove what processes met at."""
+    with contextlib.suppress(OSError):  # another package's is there still
+        for file in (meeting, meeting.with_suffix(".lock")):
+            file.unlink()
+        meeting.parent.rmdir()
+
+
+def _send(client: socket.socket, message: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):  # it has left: nobody wants to know
+        client.send(json.dumps(message).encode())
 
 
 def _become(request: dict, streams: Sequence[int]) -> None:

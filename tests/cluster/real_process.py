@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,11 +22,16 @@ _READ_BY_IMPORTS = frozenset({"PYTHONPATH", "LD_PRELOAD"})
 
 @cache
 def fork_server(package: str) -> ForkServer:
-    """Return this process's that has imported a package; it ends with this process.
+    """Return the test session's that has imported a package; it ends with the last process of it.
 
     One for each: where torch is imported, every end of an interpreter costs a third of a second.
     """
-    return ForkServer(package)
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if session is None:
+        return ForkServer(package)
+    folder = Path(tempfile.gettempdir(), f"motley-{session}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return ForkServer(package, meeting=folder / package)
 
 
 def signal_aside(pid: int, number: signal.Signals) -> None:

@@ -56,3 +56,24 @@ def test_a_server_that_ended_says_so(server: ForkServer, tmp_path: Path) -> None
     os.kill(server.pid, signal.SIGKILL)
     with Path(os.devnull).open("rb") as nothing, pytest.raises((RuntimeError, OSError)):
         start(server, nothing.fileno(), tmp_path / "never")
+
+
+def test_processes_of_a_session_share_one_that_ends_with_the_last(tmp_path: Path) -> None:
+    meeting = tmp_path / "here" / "json"
+    meeting.parent.mkdir()
+    first = ForkServer("json", meeting=meeting)
+    second = ForkServer("json", meeting=meeting)
+    assert first.pid
+    assert not second.pid
+    text = tmp_path / "text"
+    for server, content in ((first, "[1, 2]"), (second, "[3, 4]")):
+        text.write_text(content)
+        with text.open("rb") as source:
+            process = start(server, source.fileno(), tmp_path / "copy")
+        assert process.wait(PATIENCE) == 0
+        assert (tmp_path / "copy").read_text() == f"{content.replace(' ', '')}\n"
+    second.close()
+    with Path(os.devnull).open("rb") as nothing:
+        assert start(first, nothing.fileno(), tmp_path / "nothing").wait(PATIENCE) == 1
+    first.close()
+    assert not meeting.parent.exists()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.cluster.real_cluster import Bench, Cluster
 from trainer.checkpoint.reader import read_run
-from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+
+if TYPE_CHECKING:
+    from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 
 pytestmark = pytest.mark.cluster
 

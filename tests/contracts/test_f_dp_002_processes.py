@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from tests.cluster.numpy_replica import expected_moments
 from tests.cluster.real_cluster import STEPS, Cluster
 from tests.cluster.real_process import Process
+from tests.covering import covering
 from tests.waiting import PATIENCE, wait_for
 from trainer.build.inputs import read_inputs
 from trainer.config import run
@@ -22,7 +24,10 @@ QUICK = {"exchange__heartbeat": 0.2, "exchange__lost_after": 2.5, "exchange__ste
 """Soon noticed, and yet no busy machine makes a worker late that nobody stopped."""
 
 
-@pytest.fixture(params=["shared memory", "TLS"])
+TRANSPORTS = ("shared memory", "TLS")
+
+
+@pytest.fixture(params=TRANSPORTS)
 def shared_memory(request: pytest.FixtureRequest) -> bool:
     """Every test here runs on both transports."""
     return request.param == "shared memory"
@@ -50,7 +55,11 @@ def assert_every_sample_once(cluster: Cluster) -> None:
         assert error < 1e-6, f"{name} is off by {error}"
 
 
-@pytest.mark.parametrize("point", ["block", "uploaded"])
+@pytest.mark.parametrize(
+    ("shared_memory", "point"),
+    covering(product(TRANSPORTS, ["block", "uploaded"])),
+    indirect=["shared_memory"],
+)
 def test_kill_9_in_the_middle_of_a_step(cluster: Cluster, point: str) -> None:
     """Before its gradients are whole its samples are dealt again, afterwards they count."""
     cluster.configure(**QUICK, training__epochs=2)  # time for a new process to come in
@@ -205,7 +214,11 @@ class Held:
         assert_every_sample_once(cluster)
 
 
-@pytest.mark.parametrize("fault", ["kill", "stall", "cut"])
+@pytest.mark.parametrize(
+    ("shared_memory", "fault"),
+    covering(product(TRANSPORTS, ["kill", "stall", "cut"])),
+    indirect=["shared_memory"],
+)
 def test_a_worker_fails_in_the_middle_of_a_block(cluster: Cluster, fault: str) -> None:
     """Half a block counts nowhere, also when its other half comes from a worker that woke up."""
     held = Held(cluster, worker=f"5:{fault}")
@@ -220,7 +233,11 @@ def test_a_worker_fails_in_the_middle_of_a_block(cluster: Cluster, fault: str) -
     assert {rank for rank, *_ in cluster.records("step")[5]["samples"]} == {0, 2}
 
 
-@pytest.mark.parametrize("fault", ["kill", "stall", "cut"])
+@pytest.mark.parametrize(
+    ("shared_memory", "fault"),
+    covering(product(TRANSPORTS, ["kill", "stall", "cut"])),
+    indirect=["shared_memory"],
+)
 def test_the_coordinator_fails_in_the_middle_of_a_block(cluster: Cluster, fault: str) -> None:
     """It goes on from its checkpoint, or from where it stopped, and nobody's half is added."""
     held = Held(cluster, half=f"5:{fault}", worker="5:nothing")

@@ -9,6 +9,7 @@ import pytest
 from tests.cluster.real_cluster import STEPS, Cluster
 from tests.cluster.real_process import Process
 from tests.contracts.test_f_dp_002_processes import QUICK, assert_every_sample_once
+from tests.covering import covering
 from tests.waiting import PATIENCE, wait_for
 from trainer.exchange.transport.shared_memory import supported
 
@@ -78,9 +79,21 @@ def test_three_workers_send_one_gradient(cluster: Cluster) -> None:
     assert steps[0]["exchange_bytes"] % 4 == 0, "one gradient came, three averages went"
 
 
-@pytest.mark.parametrize("fault", ["kill", "stall", "cut"])
-@pytest.mark.parametrize("failing", [CARRIER, CARRIED], ids=["carrier", "carried"])
-def test_one_fails_in_the_middle_of_a_block(cluster: Cluster, failing: int, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "fault"),
+    covering(
+        [
+            ("carrier", "kill"),
+            ("carried", "cut"),
+            ("carrier", "stall"),
+            ("carried", "kill"),
+            ("carried", "stall"),
+            ("carrier", "cut"),
+        ]
+    ),
+)
+def test_one_fails_in_the_middle_of_a_block(cluster: Cluster, role: str, fault: str) -> None:
+    failing = {"carrier": CARRIER, "carried": CARRIED}[role]
     run = Together(cluster, failing, "--half", f"5:{fault}")
     alone = fault == "cut" and failing == CARRIED
     if alone:

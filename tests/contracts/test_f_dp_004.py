@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from trainer.errors import InputError
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.process.prefork import FALLBACK_VARIABLE
+from trainer.replica import backend
 from trainer.replica.backend import OPENERS, BackendRequest, Choice, Opener, UnusableError, choose
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
@@ -154,6 +156,21 @@ def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
     with pytest.raises(InputError, match="cuda: driver mismatch; wgpu: no adapter"):
         choose("auto", "GPU-1234", folder, config, layout, 1, openers)
     assert asked == ["", "", "GPU-1234", "GPU-1234"]
+
+
+def test_without_a_vulkan_loader_nothing_of_wgpu_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The import takes a second of each start."""
+
+    def load(name: str) -> object:
+        assert name == "libvulkan.so.1"
+        raise OSError(name)
+
+    monkeypatch.setattr(backend.ctypes, "CDLL", load)
+    monkeypatch.setitem(sys.modules, "trainer.replica.wgpu", None)  # an import of it would fail
+    with pytest.raises(UnusableError, match=r"^there is no Vulkan loader \(libvulkan\.so\.1\)$"):
+        backend.vulkan_device("", allow_software=True)
 
 
 @pytest.mark.usefixtures("vulkan", "in_a_run")

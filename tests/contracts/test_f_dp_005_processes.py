@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.cluster.real_cluster import STEPS, Bench, Cluster
+from tests.covering import covering
 from trainer.process.prefork import FALLBACK_VARIABLE
 
 pytestmark = pytest.mark.cluster
@@ -131,8 +132,10 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(("request_", "complaint"), REQUESTS)
-@pytest.mark.parametrize("role", ["local", "worker"])
+@pytest.mark.parametrize(
+    ("role", "request_", "complaint"),
+    covering((role, *request) for request in REQUESTS for role in ("local", "worker")),
+)
 def test_f_dp_004_what_was_asked_for_is_had_or_refused(
     cluster: Cluster, role: str, request_: tuple[str, ...], complaint: str
 ) -> None:

@@ -161,6 +161,14 @@ def make(mistake: Mistake, folder: Path, environment: dict[str, Any]) -> Answer:
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return answered(mistake, done, seconds)
+
+
+def answered(
+    mistake: Mistake, done: subprocess.CompletedProcess[str], seconds: float = 0.0
+) -> Answer:
+    """Return the answer that a command has written."""
+    program = mistake.command.split()[0]
     said = [line for line in done.stderr.splitlines() if line.strip()]
     named = [line for line in said if line.startswith(f"{program}: ")]
     is_short = len(said) <= _LINES and "Traceback" not in done.stderr

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.newcomer.mistakes import MISTAKES, Mistake, complaints, make, prepare
+from tests.cluster import warm_command
+from tests.newcomer.mistakes import MISTAKES, Mistake, answered, complaints, prepare
 
 pytestmark = pytest.mark.cluster  # each is a process
 
@@ -20,8 +22,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_it_is_answered(folder: Path, mistake: Mistake) -> None:
+def test_it_is_answered(folder: Path, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {**os.environ, "MOTLEY_STATE_DIR": str(folder / "state"), "NO_COLOR": "1"}
-    answer = make(mistake, folder, environment)
+    monkeypatch.chdir(folder)
+    program, *words = mistake.command.split()
+    module = {"trainer": "trainer.cli", "launch": "launcher.cli"}[program]
+    done = warm_command.run([sys.executable, "-m", module, *words], environment)
+    answer = answered(mistake, done)
     assert list(complaints(mistake, answer)) == [], answer
     assert not (folder / "out").exists(), "nothing is begun"

@@ -6,18 +6,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tests.trainer import small_model
 from trainer.data.documents import Documents
 from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
-from trainer.distill.teacher.run import Teaching
-from trainer.distill.teacher.scoring import Teacher, open_teacher
 from trainer.distill.tokenizer.trim import trim
 from trainer.init_model import init_model
 from trainer.logits.scores import Scheme
+
+if TYPE_CHECKING:
+    from trainer.distill.teacher.scoring import Teacher
 
 SIZES = replace(small_model.SIZES, vocab_size=400)
 TOPK = Scheme(kind="topk", top_k=8, tail_samples=4)
@@ -71,6 +70,10 @@ def wish(model: Path, corpus: Path, output: Path, **changes: Any) -> ScoringRequ
 
 
 def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
+    import torch
+
+    from trainer.distill.teacher.scoring import open_teacher
+
     torch.set_num_threads(1)
     return open_teacher(
         assignment.model_dir,
@@ -83,6 +86,8 @@ def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
 
 def teach(wanted: ScoringRequest, **options: Any) -> Assignment:
     """Score what is missing."""
+    from trainer.distill.teacher.run import Teaching
+
     assignment = assign(wanted)
     opener: Callable[[], Teacher] = options.pop("open_teacher", lambda: load(assignment))
     Teaching(assignment, opener, **options).run()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainer.budget.power import PowerMeter
 from trainer.budget.watch import open_watch
+from trainer.build.inputs import RunInputs
 from trainer.checkpoint.resume import continue_run, open_store
 from trainer.config.run import Backend
 from trainer.data.metrics import accuracy, matthews
@@ -28,7 +29,6 @@ from trainer.logits.targets import has_bare_rest
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import make_update
-from trainer.build.inputs import RunInputs
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from trainer.distill.student.loop import Student
     from trainer.distill.student.prefetch import Batch
     from trainer.exchange.base import Exchange
-    from trainer.steps.loop import Worker
     from trainer.process.stopping import Stop
     from trainer.replica.backend import Choice
+    from trainer.steps.loop import Worker
     from trainer.storage.lease import Lease
 
 

@@ -178,6 +178,10 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
     Raises:
         UnusableError: there is none.
     """
+    try:  # what wgpu opens, without its import of a second
+        ctypes.CDLL("libvulkan.so.1")
+    except OSError:
+        raise UnusableError("there is no Vulkan loader (libvulkan.so.1)") from None
     try:
         from trainer.replica.wgpu import autotune
         from trainer.replica.wgpu.gpu.device import Device

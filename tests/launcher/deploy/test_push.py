@@ -3,7 +3,9 @@
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,12 +60,21 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
+@cache
+def _sources() -> list[Path]:
+    """Return what a host is asked by, and checked with: to compile all of it takes seconds."""
+    code = (
+        "import sys, launcher.installation, launcher.session\n"
+        "for name, module in sorted(sys.modules.items()):\n"
+        "    if name.partition('.')[0] in ('launcher', 'trainer'): print(module.__file__)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in map(Path, done.stdout.split()) if path.is_relative_to(ROOT)]
+
+
 def write_wheel(folder: Path, version: str, lock: str = "", build: str = "") -> Path:
-    sources = [*(ROOT / "launcher").rglob("*.py"), *(ROOT / "trainer" / "process").glob("*.py")]
-    files = {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for path in (*sources, ROOT / "trainer" / "errors.py")
-    }
+    files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in _sources()}
     files |= {
         "launcher/locks/coordinator.txt": lock,
         "trainer/__init__.py": "",

@@ -33,6 +33,28 @@ def test_the_embedded_default_is_this_machine_and_ships_as_one_truth() -> None:
     assert EMBEDDED.resolve() == ROOT / "inventory" / "local.yml"
 
 
+def test_the_embedded_default_is_read_as_ansible_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Ansible, whose start takes longer than all else of a command, if it adds nothing."""
+    monkeypatch.chdir(tmp_path)
+    extra = {"motley_port": "9100", "motley_devices": [{"backend": "cpu"}], "other": 1}
+    by_ansible = load_inventory(EMBEDDED, extra=extra)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", None)
+        assert load_inventory(extra=extra) == by_ansible
+        with pytest.raises(ConfigError, match=r"host localhost: motley_port"):
+            load_inventory(extra={"motley_port": "many"})
+    assert by_ansible[0].port == 9100
+    (host,) = load_inventory(extra={"motley_port": "{{ 9000 + 7 }}"})
+    assert host.port == 9007
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text(
+        "motley_price_kwh: 0.5\nmotley_currency: EUR\n"
+    )
+    assert load_inventory() == load_inventory(EMBEDDED)
+
+
 @pytest.mark.parametrize(
     ("variables", "words"),
     [

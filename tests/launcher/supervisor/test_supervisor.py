@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from launcher.supervisor.processes import (
     send_signal,
 )
 from launcher.supervisor.spec import RestartPolicy
+from tests.covering import covering
 from tests.launcher.agent_pipe import AgentHost
 from tests.launcher.keeping import ForkingSupervisor, python_process
 from tests.launcher.unit_host import UnitHost
@@ -34,7 +36,10 @@ SLEEP = "import time\nwhile True: time.sleep(60)"
 Make = Callable[..., SessionSupervisor]
 
 
-@pytest.fixture(params=["session", "session that forks", "session of an agent", "units"])
+KINDS = ("session", "session that forks", "session of an agent", "units")
+
+
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator[Make]:
     """Return a maker of supervisors; every implementation is a parameter."""
     host = AgentHost()
@@ -90,7 +95,7 @@ def test_a_process_that_is_done_is_not_started_again(make: Make, home: Path) -> 
     assert (state.state, state.exit_code, supervisor.attempts(process)) == ("exited", 0, [1])
 
 
-@pytest.mark.parametrize("code", [2, 4, 5])
+@pytest.mark.parametrize(("make", "code"), covering(product(KINDS, [2, 4, 5])), indirect=["make"])
 def test_codes_that_would_repeat_themselves_end_it(make: Make, home: Path, code: int) -> None:
     supervisor = make()
     process = python_process(home, f"raise SystemExit({code})")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.covering import covering
 from tests.trainer.distributed.training import losses
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
 
@@ -90,18 +91,27 @@ def data_of(method: str, data: Path) -> str:
 
 @pytest.mark.parametrize(
     ("method", "strategy"),
-    [
-        *(("full", strategy) for strategy in STRATEGIES),
-        ("lora", "ddp"),
-        ("lora", "tp-sp"),
-        ("lora", "pp"),
-        ("qlora", "fsdp"),
-        ("qlora", "tp"),
-        # What another method does in a step is in the first step; an update knows no method but by
-        # the tensors it has: cut in two dimensions, and on copies of stages.
-        pytest.param("lora", "fsdp-x-tensor", marks=pytest.mark.slow),
-        pytest.param("qlora", "pp-x-ddp", marks=pytest.mark.slow),
-    ],
+    # What another method does in a step is in the first step (test_exactness.py, test_pipeline.py);
+    # an update knows no method but by the tensors it has: cut in two dimensions, on copies of
+    # stages.
+    covering(
+        [
+            ("full", "fsdp-x-tensor"),
+            ("lora", "tp-sp"),
+            ("qlora", "tp"),
+            ("full", "ddp"),
+            ("full", "pp-x-ddp"),
+            ("lora", "pp"),
+            ("qlora", "fsdp"),
+            ("full", "fsdp"),
+            ("full", "tp"),
+            ("full", "tp-sp"),
+            ("full", "pp"),
+            ("lora", "ddp"),
+            ("lora", "fsdp-x-tensor"),
+            ("qlora", "pp-x-ddp"),
+        ]
+    ),
 )
 def test_curve_and_saved_files_are_those_of_one_process(
     ranks: Ranks,

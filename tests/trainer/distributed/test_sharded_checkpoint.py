@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch.distributed as dist
 from safetensors.numpy import load_file
 
-from trainer.distributed.rank_file import choose_writers
 from trainer.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -140,6 +138,8 @@ def test_a_damaged_one_is_left_out_by_all_ranks(
 
 def unwritable(model: str, output: str, settings: dict[str, Any]) -> list[str]:
     """Fail to write on rank 1, then save again."""
+    import torch.distributed as dist
+
     from tests.trainer.distributed.small_training import Training, progress
     from trainer.distributed import rank_file
 
@@ -183,6 +183,8 @@ def test_a_full_disk_of_one_rank_is_an_error_of_all_and_leaves_nothing(
 
 
 def test_parts_that_several_ranks_hold_are_spread_over_them() -> None:
+    from trainer.distributed.rank_file import choose_writers  # here alone: it takes a second
+
     whole, left, right = ([4], [0], 16), ([2], [0], 8), ([2], [2], 8)
     assert choose_writers([{"a": whole, "b": whole}] * 2) == [["a"], ["b"]]
     assert choose_writers([{"a": left}, {"a": right}]) == [["a"], ["a"]]

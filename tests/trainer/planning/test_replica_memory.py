@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
+from tests.covering import covering
 from trainer.data.tokens import Encoded
 from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
@@ -48,18 +50,23 @@ def plan_of(folder: Path, config: RunConfig, **settings: bool) -> MemoryPlan:
     )
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
-@pytest.mark.parametrize("method", ["lora", "full"])
+PRECISIONS = {
+    "float32": ("float32", "auto"),
+    "bfloat16": ("bfloat16", "auto"),
+    "fp16": ("float32", "fp16"),
+}
+"""dtype of the model, precision of the training."""
+
+
 @pytest.mark.parametrize(
-    ("dtype", "precision"), [("float32", "auto"), ("bfloat16", "auto"), ("float32", "fp16")]
+    ("model_type", "method", "precision", "recompute"),
+    covering(product(["qwen3", "qwen2", "llama"], ["lora", "full"], PRECISIONS, [False, True]), 2),
 )
-@pytest.mark.parametrize("recompute", [False, True])
 def test_activations_are_counted(
     tiny_model: TinyModel,
     make_config: MakeConfig,
     model_type: str,
     method: str,
-    dtype: str,
     precision: str,
     recompute: bool,
 ) -> None:
@@ -69,8 +76,8 @@ def test_activations_are_counted(
     config = make_config(
         folder,
         method=method,
-        model__dtype=dtype,
-        training__precision=precision,
+        model__dtype=PRECISIONS[precision][0],
+        training__precision=PRECISIONS[precision][1],
         training__gradient_checkpointing=recompute,
     )
     layout = build_layout(folder, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import covering
 from tests.trainer.replica.driving import METHODS, TASKS, drawn_weights, gradient, relative, start
 from trainer.config.run import RunConfig
 from trainer.model.hf_export import adapter_config, weight_tensors
@@ -36,9 +38,18 @@ LLAMA3 = {
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
-@pytest.mark.parametrize(("method", "quantization"), METHODS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("model_type", "method", "quantization", "dtype"),
+    covering(
+        [
+            (model_type, *method, dtype)
+            for model_type, method, dtype in product(
+                ["qwen3", "qwen2", "llama"], METHODS, ["float32", "bfloat16"]
+            )
+        ],
+        together=2,
+    ),
+)
 def test_outputs_and_gradients_are_those_of_the_published_model(
     tiny_model: TinyModel,
     make_config: MakeConfig,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from tests.covering import covering
 from tests.trainer.replica.torch.parallel.one_process import (
     alone,
     farthest,
@@ -64,25 +66,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Tied and not, and with a vocabulary that two ranks cannot share equally."""
 
 
-@pytest.mark.parametrize("strategy", [DDP, FSDP, TP, SP], ids=["ddp", "fsdp", "tp", "tp-sp"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model_type", FAMILIES)
+STRATEGIES = {"ddp": DDP, "fsdp": FSDP, "tp": TP, "tp-sp": SP}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "method", "strategy"), covering(product(FAMILIES, METHODS, STRATEGIES), 2)
+)
 def test_first_step(
-    ranks: Ranks, drawn_model: DrawnModel, model_type: str, method: str, strategy: dict[str, Any]
+    ranks: Ranks, drawn_model: DrawnModel, model_type: str, method: str, strategy: str
 ) -> None:
     folder = drawn_model(model_type, **FAMILIES[model_type])
-    check(ranks.run(f"{HERE}:first_step", folder, METHODS[method] | strategy, False))
+    settings = METHODS[method] | STRATEGIES[strategy]
+    check(ranks.run(f"{HERE}:first_step", folder, settings, False))
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("model_type", "sequence", "packed", "recompute"),
-    [
-        ("qwen3", False, True, False),
-        ("qwen3", True, False, True),
-        ("qwen2", True, True, True),
-        ("llama", True, False, False),
-    ],
+    ("method", "model_type", "sequence", "packed", "recompute"),
+    covering(
+        (method, *other)
+        for other in [
+            ("qwen3", False, True, False),
+            ("qwen3", True, False, True),
+            ("qwen2", True, True, True),
+            ("llama", True, False, False),
+        ]
+        for method in METHODS
+    ),
 )
 def test_first_step_of_fsdp_x_tensor(
     ranks: Ranks,
@@ -99,29 +108,25 @@ def test_first_step_of_fsdp_x_tensor(
     check(ranks.run(f"{HERE}:first_step", folder, settings, recompute, world=4))
 
 
-STRATEGIES = {"ddp": DDP, "fsdp": FSDP, "tp": TP, "tp-sp": SP}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "packed": ({"vocab_size": 301}, {"method": "full", "training.pack": True}, False),
+    "biased": ({"attention_bias": True, "mlp_bias": True}, {"method": "full"}, False),
+    "two-targets": (
+        {},
+        {"lora.target_modules": ["q_proj", "down_proj"], "training.pack": True},
+        True,
+    ),
+    "classify": ({}, {"task": "classify", "method": "full"}, True),
+    "classify-nf4": ({}, {"task": "classify", "model.quantization": "nf4"}, False),
+}
+"""Of what differs: the model's config, settings, whether activations are computed again."""
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tp-sp"])
-@pytest.mark.parametrize(
-    ("model", "settings", "recompute"),
-    [
-        ({"vocab_size": 301}, {"method": "full", "training.pack": True}, False),
-        ({"attention_bias": True, "mlp_bias": True}, {"method": "full"}, False),
-        ({}, {"lora.target_modules": ["q_proj", "down_proj"], "training.pack": True}, True),
-        ({}, {"task": "classify", "method": "full"}, True),
-        ({}, {"task": "classify", "model.quantization": "nf4"}, False),
-    ],
-    ids=["packed", "biased", "two-targets", "classify", "classify-nf4"],
-)
+@pytest.mark.parametrize(("other", "strategy"), covering(product(OTHERS, ["ddp", "fsdp", "tp-sp"])))
 def test_first_step_of_other_models_and_settings(
-    ranks: Ranks,
-    drawn_model: DrawnModel,
-    model: dict[str, Any],
-    settings: dict[str, Any],
-    recompute: bool,
-    strategy: str,
+    ranks: Ranks, drawn_model: DrawnModel, other: str, strategy: str
 ) -> None:
+    model, settings, recompute = OTHERS[other]
     folder = drawn_model("llama", **model)
     check(ranks.run(f"{HERE}:first_step", folder, settings | STRATEGIES[strategy], recompute))
 

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def continued(
-    folder: str, settings: dict[str, Any], drawings: list[dict[str, Any]], stop: list[int]
+    folder: str, settings: dict[str, Any], wishes: list[tuple[dict[str, Any], list[int]]]
 ) -> list[list[list[int]]]:
-    """Return what this rank makes of the prompts, by drawing."""
+    """Return what this rank makes of the prompts, by drawing and tokens that end a text."""
     from trainer.replica.torch.parallel.generator import load_parallel_generator
 
     config = run_config(folder, settings)
@@ -45,7 +45,7 @@ def continued(
         generator.generate(
             PROMPTS, max_new_tokens=7, sampling=Sampling(**drawing), stop=frozenset(stop)
         )
-        for drawing in drawings
+        for drawing, stop in wishes
     ]
 
 
@@ -82,12 +82,11 @@ def test_tokens_are_those_of_one_process(
         return alone.generate(PROMPTS, max_new_tokens=7, sampling=sampling, stop=stop)
 
     settings = settings | {"parallel.tensor": 2}
-    drawings = [GREEDY, DRAWN]
-    free = [wanted(drawing, frozenset()) for drawing in drawings]
-    assert ranks.run(f"{HERE}:continued", folder, settings, drawings, []) == [free, free]
-    assert free[0] != free[1]
-    stop = free[0][1][2]
+    free, drawn = (wanted(drawing, frozenset()) for drawing in (GREEDY, DRAWN))
+    assert free != drawn
+    stop = free[1][2]
     ended = wanted(GREEDY, frozenset([stop]))
-    assert ended != free[0]
-    found = ranks.run(f"{HERE}:continued", folder, settings, [GREEDY], [stop])
-    assert found == [[ended], [ended]]
+    assert ended != free
+    wishes = [(GREEDY, []), (DRAWN, []), (GREEDY, [stop])]
+    found = ranks.run(f"{HERE}:continued", folder, settings, wishes)
+    assert found == [[free, drawn, ended]] * 2

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.covering import covering
 from tests.trainer.replica.driving import drawn_weights
 from tests.trainer.replica.torch.parallel.one_process import (
     alone,
@@ -72,7 +73,7 @@ def test_every_pair_of_properties_occurs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "method", "model_type", "packed", "recomputed", "tied", "layers"), CASES
+    ("schedule", "method", "model_type", "packed", "recomputed", "tied", "layers"), covering(CASES)
 )
 def test_first_step(
     ranks: Ranks,

@@ -60,7 +60,7 @@ def test_an_overflow_halves_the_scale_of_all_ranks(
     ranks: Ranks, drawn_model: DrawnModel, strategy: dict[str, Any]
 ) -> None:
     folder = drawn_model(tie_word_embeddings=False)
-    found = ranks.run(f"{HERE}:overflowing_step", folder, FP16 | strategy, 1e4)[0]
+    found = ranks.run(f"{HERE}:overflowing_step", folder, FP16 | strategy, 1e2)[0]
     assert found["finite"], found
     assert found["loss"] < 1e-2, found
     assert found["gradient"] < 5e-2, found
