@@ -134,7 +134,7 @@ class Session:
         Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
         of the coordinator its number may stand for other samples.
         """
-        if self._dealt.get(shard.shard) != shard:
+        if not self._is_dealt(shard):
             return iter(())
         if self._feedback:
             return self._owed(self._feedback, shard, index, gradient.copy(), weight)
@@ -215,7 +215,7 @@ class Session:
 
         A further shard in the same step is sent with what the first one dropped: once, like that.
         """
-        if self._dealt.get(shard.shard) != shard:
+        if not self._is_dealt(shard):
             return
         if shard.carrier is None:
             codec, encoded = feedback.encode(
@@ -225,6 +225,10 @@ class Session:
             due = feedback.take(index, gradient, shard.batch)
             codec, encoded = _EXACT, _EXACT.encode(index, due)
         yield from self._frames(shard, index, codec, encoded, weight)
+
+    def _is_dealt(self, shard: ShardAssignment) -> bool:
+        dealt = self._dealt.get(shard.shard)
+        return dealt is shard or dealt == shard  # to compare all fields takes as long as encoding
 
     def _frames(
         self, shard: ShardAssignment, index: int, codec: Codec, encoded: Bytes, weight: int

@@ -11,6 +11,8 @@ from trainer.errors import ProtocolError
 from trainer.exchange.protocol.codecs import Codec
 from trainer.exchange.protocol.wire import CHUNK, Frame, MessageType
 
+_NONE = np.empty(0, np.uint8)
+
 
 class BlockAssembly:
     """The bytes of one encoded block, filled strictly from front to back.
@@ -21,7 +23,7 @@ class BlockAssembly:
     def __init__(self, codec: Codec, elements: int, weight: int) -> None:
         self.codec = codec
         self.weight = weight
-        self.bytes = np.empty(0, dtype=np.uint8)
+        self.bytes = _NONE
         """Valid once the block is whole."""
         self._size = codec.nbytes(elements)
         self._filled = 0
