@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import ProtocolError
-from trainer.exchange.coordinator.gradient_sum import BlockAssembly
 from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.blocks import BlockAssembly
 from trainer.exchange.protocol.codecs import Fp32
 from trainer.exchange.protocol.messages import BlockParts, Part, ShardAssignment
 from trainer.exchange.protocol.wire import Frame, MessageType

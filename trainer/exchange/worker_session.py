@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from trainer.errors import ProtocolError
 from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.compression.feedback import ErrorFeedback
-from trainer.exchange.coordinator.gradient_sum import BlockAssembly, block_frames
 from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Bytes, Codec, Fp32
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
+from trainer.exchange.protocol.reused import ReusedArray
 from trainer.exchange.protocol.state_transfer import StateAssembly
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
@@ -73,7 +74,9 @@ class Session:
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
-        self._gradient = np.empty(self._wire.size, np.float32)
+        self._memory = ReusedArray(self._wire.size)
+        self._gradient: Float32 | None = None
+        """What the averages of the present step are decoded into; taken with the first of them."""
         self._dealt: dict[int, ShardAssignment] = {}
 
     def hello(self) -> Frame:
@@ -131,7 +134,7 @@ class Session:
         Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
         of the coordinator its number may stand for other samples.
         """
-        if self._dealt.get(shard.shard) != shard:
+        if not self._is_dealt(shard):
             return iter(())
         if self._feedback:
             return self._owed(self._feedback, shard, index, gradient.copy(), weight)
@@ -212,7 +215,7 @@ class Session:
 
         A further shard in the same step is sent with what the first one dropped: once, like that.
         """
-        if self._dealt.get(shard.shard) != shard:
+        if not self._is_dealt(shard):
             return
         if shard.carrier is None:
             codec, encoded = feedback.encode(
@@ -222,6 +225,10 @@ class Session:
             due = feedback.take(index, gradient, shard.batch)
             codec, encoded = _EXACT, _EXACT.encode(index, due)
         yield from self._frames(shard, index, codec, encoded, weight)
+
+    def _is_dealt(self, shard: ShardAssignment) -> bool:
+        dealt = self._dealt.get(shard.shard)
+        return dealt is shard or dealt == shard  # to compare all fields takes as long as encoding
 
     def _frames(
         self, shard: ShardAssignment, index: int, codec: Codec, encoded: Bytes, weight: int
@@ -244,6 +251,8 @@ class Session:
             self._partial[frame.block] = assembly
         if assembly.add(frame):
             del self._partial[frame.block]
+            if self._gradient is None:
+                self._gradient = self._memory.take()
             assembly.codec.decode(assembly.bytes, self._gradient[span.start : span.stop])
             self._averaged.add(frame.block)
 
@@ -252,7 +261,8 @@ class Session:
         if here not in due or max(self._averaged) >= here:
             raise ProtocolError(f"step {commit.step} was committed before all averages were here")
         # A worker without a share can be a step ahead of its loop: each step has its own array.
-        gradient, self._gradient = self._gradient, np.empty(self._wire.size, np.float32)
+        gradient, self._gradient = self._gradient, None
+        assert gradient is not None
         self._averaged.clear()
         return gradient[: self._wire.blocks[here - 1].stop]
 

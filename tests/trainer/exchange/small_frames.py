@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.exchange.coordinator import gradient_sum
-from trainer.exchange.protocol import state_transfer
+from trainer.exchange.protocol import blocks, state_transfer
 
 
 @pytest.fixture(scope="module")
 def small_frames() -> Iterator[None]:
     """Cut tensors into frames of 16 bytes, so that the tiny blocks travel in several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient_sum, "CHUNK", 16)
+        patch.setattr(blocks, "CHUNK", 16)
         patch.setattr(state_transfer, "CHUNK", 16)
         yield

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import permutations
 
 import numpy as np
 import pytest
 
 from tests.trainer.exchange.exact_problem import tiny_layout
+from trainer.compare import synthetic
 from trainer.errors import NonFiniteError, ProtocolError
 from trainer.exchange.compression.choice import AgreedCodecs
-from trainer.exchange.coordinator.gradient_sum import GradientSum, block_frames
+from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.wire import MessageType
 
@@ -45,6 +48,51 @@ def test_the_order_of_arrival_does_not_matter(codec: str):
         assert average.weight == 9
         results.add(average.encoded.tobytes())
     assert len(results) == 1
+
+
+@pytest.mark.parametrize(("codec", "gradients"), [("fp32", 1.0), ("bf16", 0.5), ("int8", 0.3)])
+def test_what_waits_for_a_late_worker_takes_little_memory(codec: str, gradients: float):
+    """Of two that wait one is where the sum will be, and the other is kept as it came."""
+    layout = synthetic.layout(36 * 16000)
+    codecs = AgreedCodecs(codec, layout)
+    memory, values = SumMemory(layout), np.ones(16000, np.float32)
+    GradientSum(layout, codecs, step=2, memory=memory).flat[...] = 0
+    tracemalloc.start()
+    sums = GradientSum(layout, codecs, step=3, settled=False, memory=memory)
+    for block in layout.blocks:
+        for shard in SHARDS[1:]:
+            encoded = codecs.codecs[block.index].encode(block.index, values)
+            for frame in block_frames(
+                MessageType.BLOCK_GRADIENT,
+                encoded,
+                1,
+                3,
+                block.index,
+                codecs.codecs[block.index],
+                1,
+                shard.rank,
+                shard.id,
+            ):
+                sums.add(frame)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept / values.nbytes / 36 == pytest.approx(gradients, abs=0.05)
+
+
+def test_a_sum_that_is_still_being_sent_is_not_overwritten():
+    memory = SumMemory(LAYOUT)
+    sent: list[np.ndarray] = []
+    for step in range(3):
+        sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=step, memory=memory)
+        for frame in frames(np.full(10, step + 1, np.float32), SHARDS[0], 1):
+            sums.add(frame)
+        average = sums.average(0, SHARDS[:1])
+        sent.append(np.frombuffer(average.encoded.data[:16], np.float32))
+    assert [values.tolist() for values in sent] == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
+    address = sums.flat.ctypes.data
+    del sums, average, sent[:2]
+    sent.clear()
+    assert memory.flat.take().ctypes.data == address
 
 
 def test_pieces_of_several_contributions_may_alternate():

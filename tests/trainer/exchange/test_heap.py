@@ -23,7 +23,7 @@ if sys.argv[1] == "with":
 before = resident()
 large = np.ones(6 << 20, np.float32)  # 24 MiB: glibc would raise its threshold to it
 del large
-arrays = [np.ones(1 << 18, np.float32) for _ in range(128)]  # 128 MiB
+arrays = [np.ones(1 << 20, np.float32) for _ in range(32)]  # 128 MiB
 del arrays[:-1]  # the last one keeps the heap from shrinking
 print(resident() - before)
 """

@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.exchange.exact_problem import join_request, tiny_layout
 from trainer.errors import ProtocolError
 from trainer.exchange.compression.choice import AgreedCodecs
-from trainer.exchange.coordinator.gradient_sum import block_frames
+from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import Bf16
 from trainer.exchange.protocol.messages import (
     JoinAccepted,

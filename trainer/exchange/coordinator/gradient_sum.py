@@ -17,60 +17,25 @@ from trainer.errors import NonFiniteError, ProtocolError
 from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Codec
-from trainer.exchange.protocol.wire import CHUNK, MAX_WEIGHT, Frame, MessageType
+from trainer.exchange.protocol.reused import ReusedArray
+from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import square_sum
 
 Float32 = NDArray[np.float32]
 
-
-class BlockAssembly:
-    """The bytes of one encoded block, filled strictly from front to back.
-
-    A block that comes in one frame is not copied: its bytes are the frame's payload.
-    """
-
-    def __init__(self, codec: Codec, elements: int, weight: int) -> None:
-        self.codec = codec
-        self.weight = weight
-        self.bytes = np.empty(0, dtype=np.uint8)
-        """Valid once the block is whole."""
-        self._size = codec.nbytes(elements)
-        self._filled = 0
-
-    def add(self, frame: Frame) -> bool:
-        """Take one frame in and return whether the block is whole.
-
-        Raises:
-            ProtocolError: the frame does not continue the block.
-        """
-        end = frame.offset + len(frame.payload)
-        if frame.offset != self._filled or end > self._size or not frame.payload:
-            raise ProtocolError(
-                f"block {frame.block}: bytes {frame.offset}..{end} came, "
-                f"{self._filled} of {self._size} are here"
-            )
-        if frame.weight != self.weight:
-            raise ProtocolError(f"block {frame.block}: weight changed within the block")
-        if frame.codec != self.codec.id:
-            raise ProtocolError(f"block {frame.block}: codec changed within the block")
-        payload = np.frombuffer(frame.payload, np.uint8)
-        if payload.size == self._size:
-            self.bytes = payload
-        else:
-            if not self._filled:
-                self.bytes = np.empty(self._size, dtype=np.uint8)
-            self.bytes[frame.offset : end] = payload
-        self._filled = end
-        return end == self._size
+_DECODED = np.empty(0, np.uint8)
+"""The bytes of a contribution that waits where the sum will be."""
 
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """One shard's gradient sum of one block, fp32, and what it is to be divided by."""
+    """One shard's gradient sum of one block, and what it is to be divided by."""
 
     values: Float32
+    """Fp32; in memory that the next contribution is decoded into."""
     weight: int
     squares: float
     """The sum of squares, in single precision: inf where that overflows."""
@@ -91,14 +56,28 @@ class Average:
     weight: int
 
 
+class SumMemory:
+    """What the sums of one step after another are made in: one gradient, and two blocks."""
+
+    def __init__(self, layout: GradientLayout) -> None:
+        largest = max(block.size for block in layout.blocks)
+        self.flat = ReusedArray(layout.size)
+        self.decoded = np.empty(largest, np.float32)
+        self.moved = np.empty(largest, np.float32)
+
+
 class GradientSum:
     """All contributions to one step, `[N]` fp32 when complete.
+
+    The first contribution to a block that comes whole waits for the others where their sum will be,
+    decoded; all others as the bytes that came. So little memory is needed for what waits.
 
     Args:
         codecs: that contributions come in, and averages go in.
         feedback: what averages owe of earlier steps; None where the codec needs none.
         settled: all that is owed comes and goes in this step.
         second_moments: those of a round follow, as blocks of their own.
+        memory: that of all steps of a run; its own if there is none.
     """
 
     def __init__(
@@ -110,6 +89,7 @@ class GradientSum:
         *,
         settled: bool = True,
         second_moments: bool = False,
+        memory: SumMemory | None = None,
     ) -> None:
         self.layout = layout.doubled if second_moments else layout
         self._updates = len(layout.blocks)
@@ -117,14 +97,22 @@ class GradientSum:
         self.settled = settled
         self._codecs = codecs
         self._feedback = feedback
-        self.flat: Float32 = np.empty(self.layout.size, dtype=np.float32)
-        """The averaged gradient, valid in the blocks that are in `averages`."""
+        self._memory = memory or SumMemory(self.layout)
+        self._flat: Float32 | None = None
         self.averages: dict[int, Average] = {}
         self.bytes_received = 0
         self.partial: dict[tuple[int, int], BlockAssembly] = {}
         """What has come of contributions that are not whole yet, by block and shard."""
-        self._whole: dict[int, dict[int, Contribution]] = {}
+        self._whole: dict[int, dict[int, BlockAssembly]] = {}
+        """What waits for others, by block and shard, in the order in which it came."""
         self._square_sums: dict[int, float] = {}
+
+    @property
+    def flat(self) -> Float32:
+        """The averaged gradient, valid in the blocks that are in `averages`."""
+        if self._flat is None:
+            self._flat = self._memory.flat.take()
+        return self._flat
 
     @property
     def norm(self) -> float:
@@ -164,11 +152,16 @@ class GradientSum:
         if not assembly.add(frame):
             return None
         del self.partial[key]
-        values = self._decoded(frame.block, assembly)
+        waiting = self._whole.setdefault(frame.block, {})
+        if waiting:
+            values = self._values(frame.block, assembly)
+        else:
+            values = self._place(frame.block)
+            assembly.codec.decode(assembly.bytes, values)
+            assembly.bytes = _DECODED
         squares = self._check(frame.block, values, source or f"rank {frame.rank}")
-        contribution = Contribution(values, assembly.weight, squares)
-        self._whole.setdefault(frame.block, {})[frame.shard] = contribution
-        return contribution
+        waiting[frame.shard] = assembly
+        return Contribution(values, assembly.weight, squares)
 
     def forget(self, shard: int) -> None:
         """Drop the unfinished contributions of a shard whose worker was lost."""
@@ -182,15 +175,15 @@ class GradientSum:
             NonFiniteError: the sum overflowed.
         """
         whole = self._whole.pop(block)
-        span = self.layout.blocks[block]
-        out = self.flat[span.start : span.stop]
+        out = self._place(block)
         first, *rest = (whole[shard.id] for shard in order)
-        total = first.values
+        if rest and first.bytes is not _DECODED:
+            self._memory.moved[: out.size] = out  # what waits there has its turn later
+        if first.bytes is not _DECODED:
+            first.codec.decode(first.bytes, out)
         with np.errstate(over="ignore"):  # an overflow is found, and named, by the check below
             for other in rest:
-                total = np.add(total, other.values, out=out)
-        if not rest:
-            out[...] = total
+                np.add(out, self._values(block, other), out=out)
         weight = first.weight + sum(other.weight for other in rest)
         if weight:
             np.divide(out, np.float32(weight), out=out)
@@ -227,10 +220,19 @@ class GradientSum:
         codec.decode(encoded, values)
         return codec, encoded
 
-    def _decoded(self, block: int, whole: BlockAssembly) -> Float32:
+    def _place(self, block: int) -> Float32:
+        """Return where a block's sum is made."""
+        span = self.layout.blocks[block]
+        return self.flat[span.start : span.stop]
+
+    def _values(self, block: int, whole: BlockAssembly) -> Float32:
+        """Return a contribution that is not where the sum is made; valid until the next one."""
+        size = self.layout.blocks[block].size
+        if whole.bytes is _DECODED:
+            return self._memory.moved[:size]
         if whole.codec.name == "fp32":
-            return whole.bytes.view(np.float32)  # no second copy: the sums are what memory goes to
-        values = np.empty(self.layout.blocks[block].size, dtype=np.float32)
+            return whole.bytes.view(np.float32)
+        values = self._memory.decoded[:size]
         whole.codec.decode(whole.bytes, values)
         return values
 
@@ -249,32 +251,4 @@ class GradientSum:
             f"step {self.step + 1}: {source} sent {values[where]} in block "
             f"{self.layout.blocks[block].name}, tensor {tensor.name}: the run is halted before "
             "the update, the last checkpoint is intact"
-        )
-
-
-def block_frames(
-    kind: MessageType,
-    encoded: NDArray[np.uint8],
-    generation: int,
-    step: int,
-    block: int,
-    codec: Codec,
-    weight: int,
-    rank: int = 0,
-    shard: int = 0,
-) -> Iterator[Frame]:
-    """Yield the frames of one encoded block, in order, lazily."""
-    view = encoded.data
-    for offset in range(0, encoded.size, CHUNK):
-        yield Frame(
-            kind,
-            view[offset : offset + CHUNK],
-            generation=generation,
-            step=step,
-            rank=rank,
-            block=block,
-            shard=shard,
-            weight=weight,
-            offset=offset,
-            codec=codec.id,
         )

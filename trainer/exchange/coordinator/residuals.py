@@ -9,7 +9,7 @@ from trainer.config.codec import AUTO
 from trainer.config.run import ExchangeConfig
 from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.coordinator.codec_choice import CodecChoice
-from trainer.exchange.coordinator.gradient_sum import GradientSum
+from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import SHARED_MEMORY
@@ -28,6 +28,7 @@ class Residuals:
         self.codecs = AgreedCodecs(settings.codec, self.wire_layout)
         self.own = self.codecs.feedback()
         """What averages owe; None where the codec needs no feedback."""
+        self._memory = SumMemory(layout)
         self._choice = CodecChoice(layout, plan) if settings.codec == AUTO else None
         self._owed: dict[int, float] = {}
         self._layout = layout
@@ -43,13 +44,15 @@ class Residuals:
         """Return what takes the contributions to a step, and makes averages of them."""
         in_bf16 = self._choice is not None and self._choice.codec == "bf16"
         settled = in_bf16 or self._plan.settles(step)
+        doubled = settled and self._rounds
         return GradientSum(
             self._layout,
             self.codecs,
             step,
             self.own,
             settled=settled,
-            second_moments=settled and self._rounds,
+            second_moments=doubled,
+            memory=None if doubled else self._memory,
         )
 
     def measured(self, step: Mapping[str, Any], members: Iterable[Member]) -> None:

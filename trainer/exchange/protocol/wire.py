@@ -10,7 +10,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class MessageType(IntEnum):
     SHARD_VOIDED = 21
     HAND_IN = 22
 
+
+_TYPES = {int(kind): kind for kind in MessageType}
 
 TENSOR_TYPES = frozenset(
     {
@@ -176,6 +178,8 @@ class FrameDecoder:
         self._payload: memoryview | None = None
         """Where the payload of the present frame goes once its header is here."""
         self._space = memoryview(self._header)
+        self._fields: tuple[Any, ...] = ()
+        """Of the header that was checked last."""
 
     def admit(self) -> None:
         """Accept tensor payloads from now on."""
@@ -206,7 +210,8 @@ class FrameDecoder:
 
     def _check_header(self) -> int:
         """Return the length of the payload that follows; nothing was allocated for it yet."""
-        magic, version, kind, _, flags, *_, length = _HEADER.unpack_from(self._header)
+        self._fields = _HEADER.unpack_from(self._header)
+        magic, version, kind, _, flags, *_, length = self._fields
         if magic != MAGIC:
             raise ProtocolError("the peer does not speak Motley's protocol (bad magic)")
         if version != PROTOCOL_VERSION:
@@ -214,10 +219,9 @@ class FrameDecoder:
                 f"the peer speaks protocol version {version}, this side {PROTOCOL_VERSION}: "
                 "install the same Motley on every host"
             )
-        try:
-            message_type = MessageType(kind)
-        except ValueError:
-            raise ProtocolError(f"unknown message type {kind}") from None
+        message_type = _TYPES.get(kind)
+        if message_type is None:
+            raise ProtocolError(f"unknown message type {kind}")
         if flags and (flags != SHARED or self._shared is None):
             raise ProtocolError(f"{message_type.name}: unknown flags {flags:#x}")
         limit = self._limit if message_type in TENSOR_TYPES else MAX_CONTROL
@@ -245,8 +249,8 @@ class FrameDecoder:
             weight,
             offset,
             length,
-        ) = _HEADER.unpack_from(self._header)
-        message_type = MessageType(kind)
+        ) = self._fields
+        message_type = _TYPES[kind]
         if self._checksums:
             (checksum,) = _CHECKSUM.unpack_from(self._header, _HEADER.size)
             header = memoryview(self._header)[: _HEADER.size]

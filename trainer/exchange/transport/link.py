@@ -65,6 +65,8 @@ class Link:
         self._blocked = False
         self._closing = False
         self._close_when_sent = self._told = False
+        self.admitted = False
+        """Whether the peer is known."""
         self.error: Exception | None = None
         """What broke the connection, if anything did."""
         self._reason = "the connection was closed"
@@ -113,6 +115,7 @@ class Link:
 
     def admit(self) -> None:
         """Accept tensor payloads from now on."""
+        self.admitted = True
         self._decoder.admit()
 
     def send(self, frames: Iterable[Frame]) -> None:

@@ -217,7 +217,7 @@ class GradientServer:
     def _frame(self, link: Link, frame: Frame) -> None:
         number = self._numbers[link]
         self._perform(self._coordinator.receive(number, frame, time.monotonic()))
-        if self._coordinator.membership.by_link(number):
+        if not link.admitted and self._coordinator.membership.by_link(number):
             link.admit()
             self._door.admit(link)
 
