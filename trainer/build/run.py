@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainer.budget.power import PowerMeter
 from trainer.budget.watch import open_watch
+from trainer.build.inputs import RunInputs
 from trainer.checkpoint.resume import continue_run, open_store
 from trainer.config.run import Backend
 from trainer.data.metrics import accuracy, matthews
@@ -28,7 +29,6 @@ from trainer.logits.targets import has_bare_rest
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import make_update
-from trainer.build.inputs import RunInputs
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from trainer.distill.student.loop import Student
     from trainer.distill.student.prefetch import Batch
     from trainer.exchange.base import Exchange
-    from trainer.steps.loop import Worker
     from trainer.process.stopping import Stop
     from trainer.replica.backend import Choice
+    from trainer.steps.loop import Worker
     from trainer.storage.lease import Lease
 
 
@@ -66,7 +66,7 @@ def make_coordinator(
         until_told.callback(held.release)
         store = open_store(config, job.run_id, layout, inputs.model_dir)
         until_told.callback(store.release)
-        restored = continue_run(store, job.run_id, config, job.data)
+        restored = continue_run(store, store.restore, job.run_id, config, job.data)
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
         else:
@@ -197,7 +197,8 @@ def make_student(
     with ExitStack() as until_made:
         store = open_store(config, inputs.job.run_id, layout, inputs.model_dir)
         until_made.callback(store.release)
-        restored = continue_run(store, inputs.job.run_id, config, inputs.job.data)
+        job = inputs.job
+        restored = continue_run(store, store.restore, job.run_id, config, job.data)
         choice = open_replica()
         from trainer.distill.student.loop import Student
         from trainer.distill.student.optimizer import StudentOptimizer
