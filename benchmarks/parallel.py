@@ -5,13 +5,14 @@
 Two processes with one thread each and gloo between them train one small Llama, all weights.
 `steps`: forward, backward and every reduction of a step, beside the same strategy by hand
 (benchmarks/rig/plain.py, plain_pipeline.py) and by `accelerate` (DDP and FSDP2, skipped where it is
-not installed), one step of each in turn. A step takes as long as its slowest rank; the
-ratio is that of medians, and `of_processor_time` that of the busier rank's processor time, which
-other load changes less. Losses are compared first.
+not installed), one step of each in turn. A step takes as long as its slowest rank; the ratio is
+the median of the rounds' own, since load changes from round to round, and `of_processor_time` that
+of the busier rank's processor time, which other load changes less. Losses are compared first.
 `memory`: the most bytes that torch's allocator holds on a rank from the loading of the model to the
 end of a step, against the plan; of a replica group's process, resident memory.
 `files`: resident memory of rank 0 above that before, while it loads a model, and while the ranks'
-state is written at the end of a run with sharded checkpoints; `save` gathers all of it first.
+state is written at the end of a run with sharded checkpoints (`save` gathers all of it first), and
+while they resume.
 `overlap`: when DDP reduces each bucket, and how much of that is hidden behind backward.
 `generate`: tokens a second of two processes (tensor=2) against one, over the model's width.
 JSON: benchmarks/results/parallel-PART.json, pictures: docs/parallel-PART.svg.
