@@ -5,13 +5,14 @@
 Two processes with one thread each and gloo between them train one small Llama, all weights.
 `steps`: forward, backward and every reduction of a step, beside the same strategy by hand
 (benchmarks/rig/plain.py, plain_pipeline.py) and by `accelerate` (DDP and FSDP2, skipped where it is
-not installed), one step of each in turn. A step takes as long as its slowest rank; the
-ratio is that of medians, and `of_processor_time` that of the busier rank's processor time, which
-other load changes less. Losses are compared first.
+not installed), one step of each in turn. A step takes as long as its slowest rank; the ratio is
+the median of the rounds' own, since load changes from round to round, and `of_processor_time` that
+of the busier rank's processor time, which other load changes less. Losses are compared first.
 `memory`: the most bytes that torch's allocator holds on a rank from the loading of the model to the
-end of a step, against the plan.
+end of a step, against the plan; of a replica group's process, resident memory.
 `files`: resident memory of rank 0 above that before, while it loads a model, and while the ranks'
-state is written at the end of a run with sharded checkpoints; `save` gathers all of it first.
+state is written at the end of a run with sharded checkpoints (`save` gathers all of it first), and
+while they resume.
 `overlap`: when DDP reduces each bucket, and how much of that is hidden behind backward.
 `generate`: tokens a second of two processes (tensor=2) against one, over the model's width.
 JSON: benchmarks/results/parallel-PART.json, pictures: docs/parallel-PART.svg.
@@ -27,26 +28,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from plan import EXACT
 from rig.parallel_files import report_files, weigh_files
 from rig.parallel_generation import report_generation, time_generation
-from rig.parallel_models import (
-    MICROBATCHES,
-    RANKS,
-    ROWS,
-    STRATEGIES,
-    TOKENS,
-    encoded,
-    meshes,
-    ours,
-    rows,
-    write_model,
-)
+from rig.parallel_memory import report_memory, weigh
+from rig.parallel_models import RANKS, ROWS, encoded, meshes, ours, rows, write_model
 from rig.parallel_steps import report_steps, time_steps
 from rig.picture import picture
 from rig.report import Ratio, Report, skip
@@ -54,7 +43,6 @@ from rig.report import Ratio, Report, skip
 from trainer.compare.picture import FIRST, SECOND, TEXT
 
 PARTS = ("steps", "memory", "files", "overlap", "generate")
-WITHIN = 0.1
 
 
 def main() -> int:
@@ -107,75 +95,6 @@ def be_rank(part: str, rank: int, folder: Path, rounds: int) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
-    """Return the most bytes that torch holds for each strategy, and the plan."""
-    from trainer.config.parallel import PipelineConfig
-    from trainer.model.architecture import read_architecture
-    from trainer.planning.memory import plan_memory_by_part
-    from trainer.planning.shapes import shape_of
-    from trainer.planning.strategy import FP32, Strategy, Training
-
-    path, found = write_model(folder), {}
-    shape = shape_of(read_architecture(path))
-    for strategy, mesh in meshes().items():
-        tensor = RANKS if strategy.startswith("tp") else 1
-        stages = RANKS if strategy == "pp" else 1
-        parts = MICROBATCHES if stages > 1 else 1
-        planned = plan_memory_by_part(
-            shape,
-            Training(length=TOKENS, rows=ROWS * tensor * stages // parts // RANKS, precision=FP32),
-            Strategy(
-                world=RANKS,
-                data="fsdp" if strategy == "fsdp" else "ddp",
-                tensor=tensor,
-                sequence=strategy == "tp-sp",
-                stages=stages,
-                schedule=PipelineConfig().schedule,
-                microbatches=parts,
-            ),
-        )
-        with peak() as measured:
-            replica = ours(path, strategy, mesh)
-            import torch
-
-            optimizer = torch.optim.AdamW(replica.parameters.values(), foreach=False)
-            share = replica.share(ROWS)
-            for _ in range(2):
-                replica.accumulate(encoded(rows()[share.start : share.stop]))
-                optimizer.step()
-        found[strategy] = {"peak": measured[0], "plan": planned.total, "parts": planned.bytes()}
-        del replica, optimizer
-    return found
-
-
-@contextmanager
-def peak() -> Iterator[list[int]]:
-    """Yield a list that gets the most bytes that torch's CPU allocator held in the block."""
-    from torch.profiler import ProfilerActivity, profile
-
-    found: list[int] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield found
-    kineto: Any = profiler.profiler
-    events = kineto.kineto_results.events()
-    held, most = 0, 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    found.append(most)
-
-
-def report_memory(report: Report, ranks: list[Any]) -> None:
-    """Report how far each strategy's memory is from the plan."""
-    for strategy in STRATEGIES:
-        figures = max((rank[strategy] for rank in ranks), key=lambda rank: rank["peak"])
-        ratio = figures["peak"] / figures["plan"]
-        print(f"  {strategy}: {figures['peak'] / 1e6:.1f} MB, {ratio:.3f} of the plan")
-        name = f"{strategy}: memory of a process, distance from the plan"
-        report.add(Ratio(name, abs(ratio - 1), "the plan", WITHIN), **figures)
 
 
 def trace_buckets(folder: Path, rounds: int) -> list[Any]:

@@ -52,6 +52,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         f"pp-{name}": {"parallel.pipeline.stages": 0, "parallel.pipeline.schedule": name}
         for name in ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")
     },
+    "fsdp-x-tp": {"parallel.data": "fsdp", "parallel.tensor": 2},
+    "pp-x-ddp": {"parallel.pipeline.stages": 2},
 }
 DEADLINE = 1800.0
 """Seconds for a strategy, with its loading."""
@@ -129,6 +131,8 @@ def measure(name: str, world: int, folder: Path, options: argparse.Namespace) ->
     from trainer.model.layout import build_layout
     from trainer.model.tensor_shards import check_tensor_shards
 
+    if "-x-" in name and world < 4:
+        return "needs four processes"
     try:
         config = run_config(name, world, folder, options)
         config.parallel.copies(world)

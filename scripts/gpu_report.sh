@@ -37,8 +37,8 @@ else
     printf '\nskipped: strategies need two CUDA cards\n'
 fi
 # Every kernel and model on this card, then workers on Vulkan and the CPU with equal hashes; torch's
-# own CUDA tests run where there is a CUDA card.
-try pytest -q tests/trainer/replica tests/contracts/test_f_dp_001_wgpu_processes.py \
-    tests/contracts/test_f_dp_001_wgpu_distillation.py
+# own CUDA tests run where there is a CUDA card, and those of ranks over NCCL where each has one.
+try pytest -q tests/trainer/replica tests/trainer/distributed \
+    tests/contracts/test_f_dp_001_wgpu_processes.py tests/contracts/test_f_dp_001_wgpu_distillation.py
 
 [ ${#failed[@]} = 0 ] || { printf '\nfailed:\n'; printf '  %s\n' "${failed[@]}"; exit 1; }

@@ -49,6 +49,15 @@ _MODULES = (
 """Imported before the fork, with what they import."""
 
 
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # the other check opens the driver, before the fork
+}
+_TOUCHES_GPUS = "bitsandbytes"
+"""Opens every GPU when it is imported, after which a fork cannot."""
+
+
 class RankError(AssertionError):
     """A rank failed or hung; the message has its traceback."""
 
@@ -65,7 +74,7 @@ class Ranks:
                 cwd=ROOT,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,
             )
 
@@ -100,6 +109,11 @@ class Ranks:
         self._lines.close()
         self._socket.close()
         self._process.wait(60)
+
+
+def device_of(rank: int, world: int, gpus: int) -> str:
+    """Return a rank's device: a GPU of its own if there is one for every rank."""
+    return f"cuda:{rank}" if gpus >= world else "cpu"
 
 
 class _World:
@@ -189,12 +203,14 @@ def _serve_rank(theirs: socket.socket, rank: int, size: int, folder: Path) -> No
     import torch
     import torch.distributed as dist
 
+    from trainer.distributed.process_group import collectives
+
     torch.set_num_threads(1)
-    on_gpu = torch.cuda.device_count() >= size
-    if on_gpu:
-        torch.cuda.set_device(rank)
+    device = torch.device(device_of(rank, size, torch.cuda.device_count()))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     store = dist.FileStore(str(folder / "store"), size)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
+    dist.init_process_group(collectives(device), store=store, rank=rank, world_size=size)
     with theirs.makefile("rb") as lines:
         for line in lines:
             request = json.loads(line)
@@ -210,10 +226,11 @@ def _serve_rank(theirs: socket.socket, rank: int, size: int, folder: Path) -> No
 
 def main() -> None:
     """Serve requests until the other end is closed."""
-    for module in _MODULES:
-        importlib.import_module(module)
     import torch
 
+    for module in _MODULES:
+        if module != _TOUCHES_GPUS or not torch.cuda.device_count():
+            importlib.import_module(module)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # a collection in a rank would write to, and so copy, every page

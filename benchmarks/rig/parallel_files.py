@@ -1,4 +1,4 @@
-"""Resident memory of ranks while they load a model, and while they write a checkpoint."""
+"""Resident memory of ranks while they load a model, write a checkpoint and resume from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDE = {"hidden_size": 768, "head_dim": 128, "intermediate_size": 2048, "num_hid
 
 
 def weigh_files(folder: Path, _rounds: int) -> dict[str, Any]:
-    """Return by strategy the bytes above those before: at load, and in both ways to save."""
+    """Return by strategy the bytes above those before: at load, in both ways to save, to resume."""
     import torch
 
     from trainer.config.run import load
@@ -44,9 +44,27 @@ def weigh_files(folder: Path, _rounds: int) -> dict[str, Any]:
                 if journal is not None:
                     journal.join()
             sizes[way] = saving.bytes - before
+        stored = saved(folder / strategy, config, layout, path)
+        before = own_bytes()
+        with Peak() as resuming:
+            optimizer.restore(stored, step)
+        sizes["resume"] = resuming.bytes - before
         found[strategy] = sizes
         del replica, optimizer, gathered
     return found
+
+
+def saved(folder: Path, config: Any, layout: Any, model: Path) -> Any:
+    """Return on rank 0 the state that it resumes from."""
+    import torch.distributed as dist
+
+    from trainer.checkpoint.store import CheckpointStore
+
+    if dist.get_rank():
+        return None
+    found = CheckpointStore(folder, layout, config, model).reopen("run")
+    assert found is not None
+    return found.stored
 
 
 def writer(folder: Path, config: Any, layout: Any, model: Path, step: int) -> Any:
@@ -78,3 +96,5 @@ def report_files(report: Report, ranks: list[Any]) -> None:
             f"{strategy}: streamed save", sizes["stream"] / sizes["weights"], "the weights"
         )
         report.add(save, gathered_first=round(sizes["save"] / sizes["weights"], 3))
+        resume = sizes["resume"] / sizes["weights"]
+        report.add(Ratio(f"{strategy}: resume", resume, "the weights"))

@@ -88,10 +88,11 @@ def report_steps(report: Report, ranks: list[Any]) -> None:
         for name, against in AGAINST.items():
             if name not in seconds:
                 continue
+            pairs = zip(seconds["ours"], seconds[name], strict=True)
             report.add(
                 Ratio(
                     f"{strategy}: a step beside {name}",
-                    medians["ours"] / medians[name],
+                    statistics.median(ours / theirs for ours, theirs in pairs),
                     against,
                     LIMIT,
                 ),

@@ -10,7 +10,6 @@ import click
 from launcher.commands.options import json_option
 
 if TYPE_CHECKING:
-    from launcher.runs.planned import Cluster, ModelShape
     from trainer.planning.strategies import Request
 
 
@@ -81,7 +80,11 @@ class _Count(click.ParamType[float]):
 @click.option("--price-hour", type=click.FloatRange(min=0), help="Price of a device for an hour.")
 @click.option("--currency", default="", metavar="CODE", help="Of both prices, e.g. EUR.")
 @click.option("--explain", metavar="STRATEGY", help="Show a strategy's formulas, e.g. fsdp.")
-@click.option("--diagram", type=click.Choice(["tp"]), help="Print a diagram as mermaid.")
+@click.option(
+    "--diagram",
+    type=click.Choice(["ddp", "fsdp", "tp", "sp", "pp", "group"]),
+    help="Print a strategy's diagram as mermaid: what lies where, what travels when.",
+)
 @click.option(
     "--plot",
     "picture",
@@ -127,7 +130,7 @@ def plan(
         recompute={"auto": None, "on": True, "off": False}[gradient_checkpointing],
     )  # fmt: skip
     if diagram is not None:
-        _draw(found, cluster)
+        _draw(diagram, request)
         return
     _show(request, explain, picture, as_json)
 
@@ -137,13 +140,26 @@ def _from_environment(name: str) -> bool:
     return source is click.core.ParameterSource.ENVIRONMENT
 
 
-def _draw(shape: ModelShape, cluster: Cluster) -> None:
+def _draw(diagram: Any, request: Request) -> None:
+    """Print a diagram.
+
+    Raises:
+        ConfigError: there is one device.
+    """
+    from launcher.errors import ConfigError
     from launcher.views import render
+    from trainer.planning.step_diagram import step_diagram
     from trainer.planning.tensor_diagram import tensor_diagram
 
-    inside = cluster.groups[0].devices
-    sizes = [size for size in (8, 4, 2) if size <= inside and not shape.kv_heads % size]
-    for line in tensor_diagram(shape, sizes[0] if sizes else 2).splitlines():
+    shape, inside = request.shape, request.cluster.groups[0].devices
+    if diagram in ("tp", "sp"):
+        sizes = [size for size in (8, 4, 2) if size <= inside and not shape.kv_heads % size]
+        text = tensor_diagram(shape, sizes[0] if sizes else 2, sequence=diagram == "sp")
+    elif inside == 1:
+        raise ConfigError(f"--diagram {diagram}: needs two devices, such as --cluster 2xRTX4090")
+    else:
+        text = step_diagram(diagram, request)
+    for line in text.splitlines():
         render.say(line)
 
 

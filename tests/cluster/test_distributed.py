@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -99,14 +99,12 @@ def test_the_budget_guard_ends_all_ranks_and_a_higher_ceiling_goes_on(
     assert hands.status["budget"]["spent"] > status["budget"]["spent"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_rank_that_is_gone_or_hangs_ends_the_others_in_one_line(
-    hands: Hands, number: signal.Signals
-) -> None:
+def test_a_rank_that_hangs_ends_the_others_in_one_line(hands: Hands) -> None:
+    """One that was killed is in tests/trainer/distributed/test_watch.py, with other faults."""
     steps = ("--max-steps", "100000", "--batch-size", "4")
     both = [hands.rank(rank, *steps, "--set", "parallel.timeout=20") for rank in range(2)]
     wait_for(lambda: hands.status["step"] >= 2, "two steps")
-    both[1].signal(number)
+    both[1].signal(signal.SIGSTOP)
     assert both[0].wait() == 3, both[0].text
     host = os.uname().nodename
     says = f"no sign of life from rank 1 on {host} (killed, stopped or cut off)"
@@ -143,33 +141,13 @@ def test_a_rank_that_runs_out_of_memory_is_named_and_ends_the_others(hands: Hand
     assert "Traceback" not in short.text + whole.text
 
 
-def other_data(hands: Hands) -> tuple[str, ...]:
-    file = write_data(hands.folder / "other.jsonl", count=30)
-    return ("--data", str(file))
-
-
-def other_model(hands: Hands) -> tuple[str, ...]:
+def test_a_rank_with_other_weights_is_named_and_nothing_is_written(hands: Hands) -> None:
+    """One with other data, settings or torch is in tests/trainer/distributed/test_roll_call.py."""
     folder = write_model(hands.folder / "other", hands.data, seed=1)
-    return ("--set", f"model.path={folder}")
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda _: ("--learning-rate", "0.5"), "config"),
-        (lambda _: ("--set", "parallel.data=fsdp"), "section parallel"),
-        (other_data, "data"),
-        (other_model, "model"),
-    ],
-)
-def test_a_rank_with_something_else_is_named_and_nothing_is_written(
-    hands: Hands, make: Callable[[Hands], tuple[str, ...]], what: str
-) -> None:
-    both = [hands.rank(0), hands.rank(1, *make(hands))]
+    both = [hands.rank(0), hands.rank(1, "--set", f"model.path={folder}")]
     for process in both:
         assert process.wait() == 4, process.text
-        assert "has another " in process.text
-        says = f"rank 1 on {os.uname().nodename} has another {what} than rank 0"
+        says = f"rank 1 on {os.uname().nodename} has another model than rank 0"
         assert says in process.text, process.text
         assert "Traceback" not in process.text
     assert not (hands.output / "checkpoints").exists()

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed_ranks import RankError, Ranks
+from tests.distributed_ranks import RankError, Ranks, device_of
+from trainer.distributed.process_group import collectives
 
 HERE = "tests.project.test_distributed_ranks"
 
@@ -42,3 +43,19 @@ def test_a_failing_rank_and_a_hanging_one_are_named(ranks: Ranks) -> None:
     with pytest.raises(RankError, match=r"rank 1 hangs:[^$]*in hang_on"):
         ranks.run(f"{HERE}:hang_on", 1, patience=10.0)
     assert ranks.run(f"{HERE}:add_up", 0) == [[0, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("world", "gpus", "devices", "engines"),
+    [
+        (2, 0, ["cpu", "cpu"], "gloo"),
+        (2, 2, ["cuda:0", "cuda:1"], "cpu:gloo,cuda:nccl"),
+        (4, 2, ["cpu"] * 4, "gloo"),  # two ranks of NCCL cannot share a GPU
+    ],
+)
+def test_ranks_take_gpus_where_there_is_one_each(
+    world: int, gpus: int, devices: list[str], engines: str
+) -> None:
+    found = [device_of(rank, world, gpus) for rank in range(world)]
+    assert found == devices
+    assert {collectives(torch.device(device)) for device in found} == {engines}

@@ -21,7 +21,8 @@ from trainer.checkpoint.resume import (
     open_store,
     refuse_changes,
 )
-from trainer.checkpoint.store import CheckpointStore, Restored
+from trainer.checkpoint.store import CheckpointStore, Reopened
+from trainer.checkpoint.stored_state import StoredState
 from trainer.data.tokens import Dataset
 from trainer.distributed.board import Board
 from trainer.distributed.checkpoint import ShardedCheckpoints, set_step, training_parts
@@ -32,7 +33,6 @@ from trainer.distributed.optimizer import ParallelAdamW
 from trainer.distributed.roll_call import Member, prepared
 from trainer.distributed.sharded import ShardedSaves
 from trainer.errors import TrainerError
-from trainer.optimizer.adamw import TrainState
 from trainer.process.stopping import Stop
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
@@ -84,7 +84,7 @@ def make_distributed(
         )
         optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
         if step:
-            optimizer.restore(opened and opened.state, step)
+            optimizer.restore(opened and opened.stored, step)
         sharded = None
         if config.checkpoint.sharded or parts_first:
             board = Board(
@@ -158,15 +158,15 @@ class _Opened:
 
     journal: RunRecorder
     store: CheckpointStore
-    restored: Restored | None
+    restored: Reopened | None
     """Nothing if a sharded one is newer, or as new."""
     sharded: bool
     whole: int
     """The newest step that is saved in one process's form; 0 without."""
 
     @property
-    def state(self) -> TrainState | None:
-        return self.restored and self.restored.state
+    def stored(self) -> StoredState | None:
+        return self.restored and self.restored.stored
 
     def tell(self) -> tuple[int, int, bool, int]:
         """Return what the other ranks need: step and generation of `restored`, and the rest."""
@@ -192,7 +192,7 @@ def _open(inputs: RunInputs, expect_workers: int) -> _Opened:
         if parts is not None and sharded:
             refuse_changes(parts, read_progress(parts), config, job.data)
         else:
-            restored = continue_run(store, job.run_id, config, job.data)
+            restored = continue_run(store, store.reopen, job.run_id, config, job.data)
         every, total = config.checkpoint.every, inputs.plan.total_steps
         watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
         write_run_file(config, job.run_id)
@@ -220,11 +220,11 @@ def _restore(
         set_step(optimizer.torch, reached)
     if reached >= whole:
         return resumed
-    restored = opened and opened.store.restore(run_id)
+    restored = opened and opened.store.reopen(run_id)
     note = restored and [str(restored.path), asdict(restored.progress)]
     found = board.announce("whole checkpoint", note)
     if found is None or found[1]["step"] <= reached:
         return resumed
     path, progress = Path(found[0]), RunProgress(**found[1])
-    optimizer.restore(restored and restored.state, progress.step)
-    return Resumed(path, progress)
+    optimizer.restore(restored and restored.stored, progress.step)
+    return Resumed(path, progress, ())

@@ -66,7 +66,7 @@ def make_coordinator(
         until_told.callback(held.release)
         store = open_store(config, job.run_id, layout, inputs.model_dir)
         until_told.callback(store.release)
-        restored = continue_run(store, job.run_id, config, job.data)
+        restored = continue_run(store, store.restore, job.run_id, config, job.data)
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
         else:
@@ -197,7 +197,8 @@ def make_student(
     with ExitStack() as until_made:
         store = open_store(config, inputs.job.run_id, layout, inputs.model_dir)
         until_made.callback(store.release)
-        restored = continue_run(store, inputs.job.run_id, config, inputs.job.data)
+        job = inputs.job
+        restored = continue_run(store, store.restore, job.run_id, config, job.data)
         choice = open_replica()
         from trainer.distill.student.loop import Student
         from trainer.distill.student.optimizer import StudentOptimizer

@@ -1,4 +1,4 @@
-"""Read a checkpoint folder: progress, weights and moments.
+"""Read a checkpoint folder: what is in it, progress, and all of it checked.
 
 Only what the manifest proves is trusted. Writing is in `trainer.checkpoint.store`.
 """
@@ -6,19 +6,17 @@ Only what the manifest proves is trusted. Writing is in `trainer.checkpoint.stor
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
 from blake3 import blake3
 
+from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.errors import InputError, StorageError
-from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE, weight_tensors
-from trainer.model.safetensors_headers import read_file_headers
-from trainer.optimizer.adamw import TrainState
+from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
+from trainer.optimizer.adamw import TrainState, Vector
 from trainer.storage.atomic_folder import MANIFEST, read_manifest, verify
 from trainer.storage.removal import pin
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from trainer.model.layout import GradientLayout
 
 RUN_FILE = "run.json"
-OPTIMIZER_FILE = "optimizer.safetensors"
 SCHEMA = "motley.checkpoint/1"
 FOLDER = "checkpoints"
 """Below a run's output folder."""
@@ -64,7 +61,7 @@ class Resumed:
 
     path: Path
     progress: RunProgress
-    rejected: tuple[str, ...] = ()
+    rejected: tuple[str, ...]
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -115,57 +112,34 @@ def load_checkpoint(path: Path, layout: GradientLayout) -> tuple[TrainState, Run
         InputError: it belongs to another model or another trainable set.
     """
     with pin(path):
-        records = verify(path)
-        missing = {RUN_FILE, OPTIMIZER_FILE} - records.keys()
-        weights_name = next((n for n in (ADAPTER_FILE, MODEL_FILE) if n in records), None)
-        if missing or weights_name is None:
-            lacks = min(missing, default="the weights")
-            raise StorageError(f"{path}: the manifest lacks {lacks}")
-        run, progress = read_run(path), read_progress(path)
-        if run.get("layout") != layout.digest:
-            raise InputError(f"{path}: is a checkpoint of another model or trainable set")
-        weights = np.empty(layout.size, dtype=np.float32)
-        _read_tensors(path / weights_name, weight_tensors(layout, weights))
-        first, second = np.empty_like(weights), np.empty_like(weights)
-        _read_tensors(path / OPTIMIZER_FILE, {"first_moment": first, "second_moment": second})
-    return TrainState(weights, first, second, progress.step), progress
+        stored, progress = open_checkpoint(path, layout)
+        vectors = map(stored.whole, get_args(Vector))
+        return TrainState(*vectors, step=progress.step), progress
+
+
+def open_checkpoint(path: Path, layout: GradientLayout) -> tuple[StoredState, RunProgress]:
+    """Check every byte of a checkpoint against its manifest, and return it to be read in pieces.
+
+    Nothing prevents its removal: the caller holds the lease of its folder, or a pin.
+
+    Raises:
+        StorageError: it is damaged; names the file.
+        InputError: it belongs to another model or another trainable set.
+    """
+    records = verify(path)
+    missing = {RUN_FILE, OPTIMIZER_FILE} - records.keys()
+    weights_name = next((n for n in (ADAPTER_FILE, MODEL_FILE) if n in records), None)
+    if missing or weights_name is None:
+        lacks = min(missing, default="the weights")
+        raise StorageError(f"{path}: the manifest lacks {lacks}")
+    run, progress = read_run(path), read_progress(path)
+    if run.get("layout") != layout.digest:
+        raise InputError(f"{path}: is a checkpoint of another model or trainable set")
+    return StoredState(path / weights_name, path / OPTIMIZER_FILE, layout), progress
 
 
 def _required(entry: Field[Any]) -> bool:
     return entry.default is MISSING
-
-
-def _read_tensors(path: Path, targets: dict[str, np.ndarray]) -> None:
-    """Fill each target, a contiguous fp32 array, from the tensor of its name."""
-    try:
-        headers = read_file_headers(path)
-        with path.open("rb", buffering=0) as file:
-            for name, target in targets.items():
-                header = headers.get(name)
-                if header is None or header.dtype != "F32" or header.shape != target.shape:
-                    raise StorageError(f"{path}: tensor {name} is missing or has another shape")
-                file.seek(header.begin)
-                _read_into(file, target)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
-    except InputError as error:
-        raise StorageError(str(error)) from None
-
-
-def _read_into(file: Any, target: np.ndarray) -> None:
-    # A view that shares the memory: a reshape that copied would leave the target unread.
-    view = target.view()
-    view.shape = (target.size,)
-    if not target.size:
-        return
-    memory = view.view(np.uint8).data
-    while memory:
-        count = file.readinto(memory)
-        if not count:
-            raise StorageError(f"{file.name}: is truncated")
-        memory = memory[count:]
-    if sys.byteorder == "big":
-        target.byteswap(inplace=True)
 
 
 def read_run(path: Path) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.checkpoint.reader import SHARDED, complete_checkpoints, owner_of, step_of
-from trainer.checkpoint.store import FOLDER, CheckpointStore, Restored, RunProgress
+from trainer.checkpoint.store import FOLDER, CheckpointStore, Found, RunProgress
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.storage import lease
@@ -68,15 +69,22 @@ def open_store(
 
 
 def continue_run(
-    store: CheckpointStore, run_id: str, config: RunConfig, data_digest: str
-) -> Restored | None:
+    store: CheckpointStore,
+    restore: Callable[[str], Found | None],
+    run_id: str,
+    config: RunConfig,
+    data_digest: str,
+) -> Found | None:
     """Return the newest intact checkpoint of a run, None if there is none.
+
+    Args:
+        restore: the store's `restore` or `reopen`.
 
     Raises:
         InputError: the folder is another run's, this run's settings or data have changed, or a
             sharded one is newer.
     """
-    restored = store.restore(run_id)
+    restored = restore(run_id)
     reached = -1 if restored is None else restored.progress.step
     sharded = newest_of(store.folder / SHARDED, run_id)
     if sharded is not None and step_of(sharded) > reached:

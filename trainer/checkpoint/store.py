@@ -11,18 +11,17 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blake3 import blake3
 
 from trainer.checkpoint.reader import (
     BEST_EVALUATED,
     FOLDER,
-    OPTIMIZER_FILE,
     RUN_FILE,
     SCHEMA,
     Resumed,
@@ -32,12 +31,14 @@ from trainer.checkpoint.reader import (
     find_checkpoint,
     linked_checkpoint,
     load_checkpoint,
+    open_checkpoint,
     owner_of,
     read_progress,
     read_run,
     step_folders,
 )
 from trainer.checkpoint.retention import prune
+from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.errors import StorageError
 from trainer.model.hf_export import (
     companions,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FOLDER",
     "CheckpointStore",
+    "Reopened",
     "Restored",
     "RunProgress",
     "complete_checkpoints",
@@ -73,7 +75,18 @@ logger = logging.getLogger(__name__)
 class Restored(Resumed):
     """One that was read back whole."""
 
-    state: TrainState = field(kw_only=True)
+    state: TrainState
+
+
+@dataclass(frozen=True)
+class Reopened(Resumed):
+    """One that is intact, to be read in pieces."""
+
+    stored: StoredState
+
+
+State = TypeVar("State")
+Found = TypeVar("Found", bound=Resumed)
 
 
 class CheckpointStore:
@@ -180,23 +193,35 @@ class CheckpointStore:
 
         Newer ones that are damaged are logged and named in `rejected`.
         """
-        rejected: list[str] = []
-        for path in step_folders(self.folder):
-            try:
-                if run_id is not None and read_progress(path).run_id != run_id:
-                    continue
-                state, progress = self.load(path)
-            except StorageError as error:
-                rejected.append(str(error))
-                logger.warning("checkpoint left out: %s", error)
-                continue
-            return Restored(path, progress, tuple(rejected), state=state)
-        return None
+        return self._newest(run_id, load_checkpoint, Restored)
+
+    def reopen(self, run_id: str) -> Reopened | None:
+        """Return the same to be read in pieces; this process must hold the lease meanwhile."""
+        return self._newest(run_id, open_checkpoint, Reopened)
 
     def owner(self) -> str | None:
         """Return the id of the run that wrote the newest complete checkpoint."""
         newest = self.latest()
         return owner_of(newest) if newest else None
+
+    def _newest(
+        self,
+        run_id: str | None,
+        read: Callable[[Path, GradientLayout], tuple[State, RunProgress]],
+        found: Callable[[Path, RunProgress, tuple[str, ...], State], Found],
+    ) -> Found | None:
+        rejected: list[str] = []
+        for path in step_folders(self.folder):
+            try:
+                if run_id is not None and read_progress(path).run_id != run_id:
+                    continue
+                state, progress = read(path, self._layout)
+            except StorageError as error:
+                rejected.append(str(error))
+                logger.warning("checkpoint left out: %s", error)
+                continue
+            return found(path, progress, tuple(rejected), state)
+        return None
 
     def _publish(
         self, name: str, snapshot: SavedState, progress: RunProgress, metric: float | None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainer.checkpoint.stored_state import StoredState
 from trainer.config.run import OptimizerConfig
 from trainer.errors import NonFiniteError
 from trainer.model.layout import GradientLayout
-from trainer.optimizer.adamw import Snapshot, TrainState, Vector
+from trainer.optimizer.adamw import Snapshot, Vector
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.replica import ParallelReplica
 
@@ -108,10 +110,11 @@ class ParallelAdamW:
         return Snapshot(weights, first, second, step)
 
     @torch.no_grad()
-    def restore(self, state: TrainState | None, step: int) -> None:
-        """Resume from the weights and moments that rank 0 has read; the others give None."""
+    def restore(self, stored: StoredState | None, step: int) -> None:
+        """Resume from the weights and moments that rank 0 reads; the others give None."""
         for vector, parts in self.vectors().items():
-            flat.broadcast(self._layout, getattr(state, vector) if state else None, parts)
+            read = partial(stored.read, vector) if stored else None
+            flat.broadcast(self._layout, read, parts)
         for entry in self.torch.state.values():
             entry["step"].fill_(step)
 

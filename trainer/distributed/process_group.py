@@ -77,6 +77,14 @@ def meet(environment: Environment, patience: float) -> Store:
         ) from None
 
 
+def collectives(device: torch.device) -> str:
+    """Return the engine of collectives for each kind of tensor: NCCL between CUDA devices.
+
+    What ranks tell each other from their hosts' memory goes by gloo on any device.
+    """
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
 @contextmanager
 def process_group(
     environment: Environment, store: Store, device: torch.device, timeout: float
@@ -86,12 +94,10 @@ def process_group(
     Args:
         timeout: of a collective, in seconds.
     """
-    # What ranks tell each other from their hosts' memory goes by gloo on any device.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        backend,
+        collectives(device),
         store=store,
         rank=environment.rank,
         world_size=environment.world_size,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainer.config.run import RunConfig
-    from trainer.model.layout import GradientLayout
 
 ADAPTER_FILE = "adapter_model.safetensors"
 MODEL_FILE = "model.safetensors"
@@ -109,15 +108,6 @@ def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "problem_type": "single_label_classification",
         # Without one, transformers classifies only batches of one.
         "pad_token_id": _pad_token(model_dir) if (pad := tree.get("pad_token_id")) is None else pad,
-    }
-
-
-def weight_tensors(
-    layout: GradientLayout, flat: NDArray[np.float32]
-) -> dict[str, NDArray[np.float32]]:
-    """Return views of the flat vector by tensor name; nothing is copied."""
-    return {
-        slot.name: flat[slot.start : slot.stop].reshape(slot.shape) for slot in layout.tensors()
     }
 
 

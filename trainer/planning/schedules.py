@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from trainer.planning.strategy import Schedule
@@ -182,3 +183,19 @@ def _numbered(words: Iterator[str], held: Sequence[int], microbatches: int) -> l
         found.append(action)
         left += [action] if word[0] == "I" else []
     return [action for action in found if action.microbatch < microbatches]
+
+
+def split_layers(num_layers: int, stages: int) -> list[range]:
+    """Return the layers of each stage, as evenly as possible.
+
+    The first stage also computes the embedding and the last one the head: of layers that are left
+    over they get one only if every stage between them has one, and the last stage never.
+    """
+    least, left = divmod(num_layers, stages)
+    assert least, f"{num_layers} layers are too few for {stages} stages"
+    # Later stages keep the activations of fewer micro-batches, so they come first.
+    with_one_more = [*range(stages - 2, 0, -1), 0][:left]
+    bounds = [0]
+    for stage in range(stages):
+        bounds.append(bounds[-1] + least + (stage in with_one_more))
+    return [range(*pair) for pair in pairwise(bounds)]

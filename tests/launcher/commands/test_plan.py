@@ -65,6 +65,21 @@ def test_a_block_as_mermaid(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("flowchart TD\n")
 
 
+def test_a_step_of_four_devices_as_mermaid(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--shape", "7b", "--cluster", "4xA100-80G", "--method", "full"]
+    assert run([*arguments, "--diagram", "ddp"]) == 0
+    shown = capsys.readouterr().out
+    sent = 6_738_415_616 * 4 * 2 * 3 / 4 / 2**30  # a ring's 2 (n - 1) / n of fp32 gradients
+    for device in range(4):
+        assert f"d{device}->>d{(device + 1) % 4}: all-reduce: {sent:.2f} GiB" in shown
+    assert run([*arguments, "--diagram", "pp"]) == 0
+    shown = capsys.readouterr().out
+    assert "Note over d3: the head, layers 24 to 31" in shown
+    assert shown.count(": forward ") == shown.count(": backward ") == 3 * 8
+    assert run(["plan", "--shape", "7b", "--cluster", "1xT4", "--diagram", "ddp"]) == 2
+    assert "--diagram ddp: needs two devices" in capsys.readouterr().err
+
+
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--shape", "405b", "--cluster", "1xT4"]) == 4
     shown = capsys.readouterr()

@@ -2,12 +2,13 @@
 
 Each case is `NAME.json` (model folder, strategy, processes), `NAME.yaml` (config) and
 `NAME.safetensors` (samples); the answer is `NAME.npz`. `refused` is what a group says of a member
-with another torch.
+with another torch, `starved` how one ends whose member runs out of memory.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from safetensors.numpy import load_file
 
 from trainer.config.run import RunConfig, load
 from trainer.data.tokens import Encoded
+from trainer.distributed.group import member as group_member
 from trainer.distributed.group import setup as group_setup
 from trainer.distributed.group.link import Link, unpack_samples
 from trainer.distributed.group.member import serve
@@ -31,6 +33,7 @@ def main(folder: Path) -> None:
     # Before the first of them opens anything.
     groups = [Members(["cpu"] * task["processes"], serve) for task in tasks]
     odd_group = Members(["cpu", "cpu"], serve_with_another_torch)
+    starved = start_starved_group(folder)
     for case, task, members in zip(cases, tasks, groups, strict=True):
         batch = unpack_samples(load_file(case.with_suffix(".safetensors")))
         config = load(case.with_suffix(".yaml"))
@@ -39,6 +42,8 @@ def main(folder: Path) -> None:
     case, task = cases[0], tasks[0]
     setup = make_setup(task, load(case.with_suffix(".yaml")), odd_group)
     (folder / "refused").write_text(refusal(setup, odd_group))
+    code = os.waitstatus_to_exitcode(os.waitpid(starved, 0)[1])
+    (folder / "starved.json").write_text(json.dumps([code, (folder / "starved").read_text()]))
 
 
 def is_running(pid: int) -> bool:
@@ -50,6 +55,17 @@ def serve_with_another_torch(link: Link, rank: int) -> int:
     """Be a member of another installation."""
     group_setup.version = lambda _: "1.0"
     return serve(link, rank)
+
+
+def start_starved_group(folder: Path) -> int:
+    """Start a group whose member runs out of memory; return its leader's process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.dup2(os.open(folder / "starved", os.O_WRONLY | os.O_CREAT, 0o644), 2)
+    group_member._serve = lambda *_: int(np.empty(1 << 50)[0])
+    Members(["cpu", "cpu"], serve).answers()  # until the leader's watch ends it
+    os._exit(0)
 
 
 def refusal(setup: Setup, members: Members) -> str:

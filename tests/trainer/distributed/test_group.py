@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -78,7 +79,12 @@ def answers(
     finally:
         program.end()
     found = {name: dict(np.load(folder / f"{name}.npz")) for name in CASES}
-    return {**found, "refused": {"text": np.array((folder / "refused").read_text())}}
+    code, said = json.loads((folder / "starved.json").read_text())
+    return {
+        **found,
+        "refused": {"text": np.array((folder / "refused").read_text())},
+        "starved": {"code": np.array(code), "text": np.array(said)},
+    }
 
 
 @pytest.mark.cluster
@@ -107,6 +113,17 @@ def test_a_member_of_another_installation_is_refused(answers: Answers) -> None:
     assert "has another torch than the leader" in text
     assert "(1.0, not 2." in text
     assert "\n" not in text
+
+
+@pytest.mark.cluster
+def test_a_member_without_memory_ends_the_group_in_one_line(answers: Answers) -> None:
+    """A killed and a stopped one are in tests/cluster."""
+    text = str(answers["starved"]["text"])
+    name = f"rank 1 of the group of 2 (cpu on {os.uname().nodename})"
+    assert text.startswith(f"trainer: {name}: the group's model or a micro-batch does not fit; ")
+    assert "lower training.micro_batch_size" in text
+    assert text.count("\n") == 1
+    assert answers["starved"]["code"] == 2
 
 
 @pytest.mark.parametrize("allocate", [partial(torch.empty, dtype=torch.uint8), np.empty])

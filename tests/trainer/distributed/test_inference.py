@@ -112,6 +112,7 @@ def test_an_adapter_under_torchrun(model: Path, tmp_path: Path, make_config: Mak
         ["generate", *words, "--parallel", "tensor=2"],
         ["evaluate", *scored, "--parallel", "data=fsdp"],
         ["evaluate", *scored, "--parallel", "tensor=2,sequence=true"],
+        ["evaluate", *scored, "--parallel", "pipeline.stages=2"],
     ]
     found = subprocess.run(
         [*torchrun, json.dumps(commands)],
@@ -122,12 +123,12 @@ def test_an_adapter_under_torchrun(model: Path, tmp_path: Path, make_config: Mak
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )
     assert found.returncode == 0, found.stderr
-    *tokens, sharded, cut = (json.loads(line) for line in found.stdout.splitlines())
+    *tokens, sharded, cut, staged = (json.loads(line) for line in found.stdout.splitlines())
     assert tokens == [json.loads(line) for line in alone[0].stdout.splitlines()]
     assert "on 2 x cpu" in found.stderr
     wanted = json.loads(alone[1].stdout)
     assert wanted["count"] == 5
-    for scores in (sharded, cut):
+    for scores in (sharded, cut, staged):
         for name in ("loss", "perplexity"):
             assert scores.pop(name) == pytest.approx(wanted[name], rel=1e-5)
         assert scores.items() <= wanted.items()

@@ -13,6 +13,7 @@ from trainer.planning.decision import diagram
 from trainer.planning.shapes import NAMED
 from trainer.planning.tensor_diagram import tensor_diagram
 
+STRATEGIES = (ROOT / "docs/strategies.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
 
 
@@ -28,3 +29,10 @@ def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = command_block("docs/planning.md", "A worked example").commands
     assert run(shlex.split(command)[1:]) == 0
     assert f"```text\n{capsys.readouterr().out.rstrip()}\n```" in PAGE
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp", "sp", "pp", "group"])
+def test_a_step_of_each_strategy(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"launch plan --shape qwen3-0.6b --cluster 2xRTX4090 --diagram {kind}"
+    assert run(shlex.split(command)[1:]) == 0
+    assert f"`{command}`:\n\n```mermaid\n{capsys.readouterr().out}```" in STRATEGIES

@@ -15,7 +15,7 @@ import torch
 from tests.covering import covering
 from tests.trainer.replica.driving import METHODS, TASKS, drawn_weights, gradient, relative, start
 from trainer.config.run import RunConfig
-from trainer.model.hf_export import adapter_config, weight_tensors
+from trainer.model.hf_export import adapter_config
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.decoder import Decoder
@@ -175,8 +175,8 @@ def with_peft(folder: Path, config: RunConfig, layout: GradientLayout, weights: 
     tree = adapter_config(config, folder)
     settings = {key: value for key, value in tree.items() if key != "peft_type"}
     tensors = {
-        name: torch.from_numpy(part.copy())
-        for name, part in weight_tensors(layout, weights).items()
+        slot.name: torch.from_numpy(weights[slot.start : slot.stop].reshape(slot.shape).copy())
+        for slot in layout.tensors()
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft 0.21 asks transformers 5.23 by a deprecated name

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.distributed.group.setup import Setup
+from trainer.distributed.process_group import collectives
 from trainer.errors import InputError
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.replica.backend import UnusableError, cuda_device
@@ -74,7 +75,7 @@ def open_part(setup: Setup, rank: int) -> Part:
     if device != "cpu":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+        collectives(torch.device(device)),
         store=dist.FileStore(setup.store, len(setup.devices)),  # pyright: ignore[reportPrivateImportUsage]  # documented
         rank=rank,
         world_size=len(setup.devices),

@@ -17,6 +17,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainer.model.layout import GradientLayout, TensorSlot
 
+PIECE = 1 << 24
+"""Elements that are sent at once: 64 MiB."""
+Reading = Callable[[TensorSlot, int, np.ndarray], None]
+"""Fills contiguous fp32 `[n]` with a tensor's elements from the given one on."""
+
 
 def gather(
     layout: GradientLayout,
@@ -89,30 +94,43 @@ def scatter(
             _take(slot, whole(slot), parts[slot.name])
 
 
-def broadcast(layout: GradientLayout, flat: np.ndarray | None, parts: Mapping[str, Tensor]) -> None:
-    """Copy rank 0's flat vector fp32 `[layout.size]` into the parts of all ranks.
+def broadcast(layout: GradientLayout, read: Reading | None, parts: Mapping[str, Tensor]) -> None:
+    """Copy what rank 0 reads into the parts of all ranks; every rank calls this.
 
-    Every rank calls this; the others give None, and hold one whole tensor at a time.
+    A rank holds `PIECE` elements at a time beside its parts, or one row that is longer.
+
+    Args:
+        read: None on the other ranks.
     """
     for slot in layout.tensors():
-        if flat is None:
-            whole = np.empty(slot.size, np.float32)
-        else:
-            whole = flat[slot.start : slot.stop].copy()  # what is restored may be read-only
-        dist.broadcast(torch.from_numpy(whole), 0)
-        if slot.name in parts:
-            _take(slot, whole, parts[slot.name])
+        width = slot.size // slot.shape[0]
+        rows = max(1, PIECE // width)
+        for first in range(0, slot.shape[0], rows):
+            count = min(rows, slot.shape[0] - first)
+            piece = np.empty(count * width, np.float32)
+            if read is not None:
+                read(slot, first * width, piece)
+            dist.broadcast(torch.from_numpy(piece), 0)
+            if slot.name in parts:
+                _take(slot, piece, parts[slot.name], first)
 
 
 @torch.no_grad()
-def _take(slot: TensorSlot, values: np.ndarray, part: Tensor) -> None:
-    whole = torch.from_numpy(values.reshape(slot.shape))
+def _take(slot: TensorSlot, values: np.ndarray, part: Tensor, first: int = 0) -> None:
+    """Copy into a part what it has of a tensor's rows from `first` on."""
+    rows = torch.from_numpy(values).view(-1, *slot.shape[1:])
+    mine = local(part)
     if isinstance(part, DTensor):
         sizes, starts = compute_local_shape_and_global_offset(
             part.shape, part.device_mesh, part.placements
         )
-        whole = whole[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))]
-    local(part).copy_(whole)
+        inner = tuple(slice(a, a + n) for a, n in zip(starts[1:], sizes[1:], strict=True))
+        rows, begin, count = rows[(slice(None), *inner)], starts[0], sizes[0]
+    else:
+        begin, count = 0, slot.shape[0]
+    start, stop = max(first, begin), min(first + len(rows), begin + count)
+    if start < stop:
+        mine[start - begin : stop - begin].copy_(rows[start - first : stop - first])
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import Block, GradientLayout
+from trainer.planning.schedules import split_layers
 from trainer.replica.microbatch import Limit
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
@@ -33,7 +34,6 @@ from trainer.replica.torch.parallel.stages import (
     Stage,
     make_schedule,
     placement,
-    split_layers,
 )
 from trainer.replica.torch.precision import autocast
 

@@ -13,7 +13,6 @@ arXiv 2104.04473), ZBV (Qi et al., arXiv 2401.10241), DualPipeV (arXiv 2412.1943
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -48,22 +47,6 @@ SCHEDULES = {
     "zbv": Schedule(ScheduleZBVZeroBubble, v_shaped=True, splits_backward=True),
     "dualpipev": Schedule(ScheduleDualPipeV, v_shaped=True, splits_backward=True),
 }
-
-
-def split_layers(num_layers: int, stages: int) -> list[range]:
-    """Return the layers of each stage, as evenly as possible.
-
-    The first stage also computes the embedding and the last one the head: of layers that are left
-    over they get one only if every stage between them has one, and the last stage never.
-    """
-    least, left = divmod(num_layers, stages)
-    assert least, f"{num_layers} layers are too few for {stages} stages"
-    # Later stages keep the activations of fewer micro-batches, so they come first.
-    with_one_more = [*range(stages - 2, 0, -1), 0][:left]
-    bounds = [0]
-    for stage in range(stages):
-        bounds.append(bounds[-1] + least + (stage in with_one_more))
-    return [range(*pair) for pair in pairwise(bounds)]
 
 
 def placement(settings: PipelineConfig) -> list[int]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from tests.distributed_ranks import device_of
 from tests.trainer.replica.driving import drawn_weights, gradient
 from trainer.config.parallel import ParallelConfig, PipelineConfig
 from trainer.config.run import RunConfig, load
@@ -66,9 +67,8 @@ def mesh_of(stages: int, tensor: int) -> DeviceMesh:
 
 def device() -> torch.device:
     """Return this rank's device."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    return torch.device(device_of(dist.get_rank(), dist.get_world_size(), gpus))
 
 
 def parallel_replica(

@@ -1,0 +1,71 @@
+"""Ranks that resume read and send a state in pieces, and take what each of them keeps."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from tests.trainer.replica.torch.parallel.one_process import parallel_replica
+from trainer.optimizer.adamw import TrainState
+
+if TYPE_CHECKING:
+    from tests.distributed_ranks import Ranks
+    from tests.trainer.replica.torch.parallel.conftest import DrawnModel
+
+HERE = "tests.trainer.distributed.test_resume_memory"
+PIECE = 1000
+
+
+def resumed(folder: str, output: str, settings: dict[str, Any]) -> list[Any]:
+    """Return a rank's most bytes while it resumes, those of a vector, and what is wrong."""
+    from trainer.checkpoint.store import CheckpointStore, RunProgress
+    from trainer.distributed.optimizer import ParallelAdamW
+    from trainer.replica.torch.parallel import flat
+
+    replica, config = parallel_replica(folder, {"method": "full", **settings})
+    optimizer = ParallelAdamW(
+        config.optimizer, replica.layout, replica.parameters, replica.copies_of
+    )
+    drawing = np.random.default_rng(0)
+    size = replica.layout.size
+    state = TrainState(*(drawing.random(size, np.float32) for _ in range(3)), step=2)
+    found = None
+    if dist.get_rank() == 0:
+        store = CheckpointStore(Path(output), replica.layout, config, Path(folder))
+        store.save(state.snapshot(), RunProgress("run", 2, 0, 8, 0, 0, {}))
+        found = store.reopen("run")
+    whole, flat.PIECE = flat.PIECE, PIECE
+    tracemalloc.start()
+    try:
+        optimizer.restore(found and found.stored, 2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        flat.PIECE = whole
+        tracemalloc.stop()
+    snapshot, wrong = optimizer.snapshot(2, replica), list[str]()
+    for vector in ("weights", "first_moment", "second_moment") if snapshot else ():
+        if not np.array_equal(getattr(snapshot, vector), getattr(state, vector)):
+            wrong.append(vector)
+    return [peak, 4 * size, wrong]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"parallel.data": "fsdp"},
+        {"parallel.tensor": 2, "parallel.sequence": True},
+        {"parallel.pipeline.stages": 2},
+    ],
+    ids=["fsdp", "tp-sp", "pp"],
+)
+def test_no_rank_holds_a_whole_vector(
+    ranks: Ranks, drawn_model: DrawnModel, tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    for peak, vector, wrong in ranks.run(f"{HERE}:resumed", drawn_model(), str(tmp_path), strategy):
+        assert not wrong
+        assert peak < vector / 4, (peak, vector)
