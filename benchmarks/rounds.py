@@ -147,7 +147,8 @@ def train(demo: Path, case: Case) -> dict[str, Any]:
     plan = StepPlan(
         inputs.samples, training.batch_size, training.epochs, case.steps, settle_every=settle
     ).with_rounds((case.after, case.inner_steps) if case.inner_steps > 1 else None)
-    run = Steps(inputs, replica)
+    steps = Steps(inputs, replica)
+    run: Steps | Rounds = steps
     assert isinstance(inputs.train, Dataset)
     losses: list[float] = []
     for step in range(plan.total_steps):
@@ -155,7 +156,7 @@ def train(demo: Path, case: Case) -> dict[str, Any]:
         order = epoch_order(training.seed, at.epoch, len(inputs.train))
         batch = [inputs.train[int(index)] for index in order[at.start : at.stop]]
         if step == plan.first_round:
-            run = Rounds(inputs, replica, plan, run.state)
+            run = Rounds(inputs, replica, plan, steps.state)
         losses.append(run.step(step, batch))
     size = inputs.layout.size
     settled = sum(plan.settles(step) and plan.is_round(step) for step in range(plan.total_steps))

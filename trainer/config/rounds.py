@@ -59,21 +59,19 @@ class RoundSettings(Section):
         """Check that rounds are short enough for a run of so many inner steps.
 
         Raises:
-            InputError: they are not; says how long a round may be.
+            InputError: they are not, which says how long a round may be; or none would begin.
         """
-        longest = total_inner // FEWEST_ROUNDS
-        if not self.rounds or self.inner_steps <= longest:
-            self._check_begins(total_inner)
+        if not self.rounds:
             return
-        remedy = f"give at most {longest}, or leave" if longest else "leave"
-        raise InputError(
-            f"exchange.inner_steps: {self.inner_steps} of the run's {total_inner} steps leave fewer"
-            f" than {FEWEST_ROUNDS} rounds, too few for the outer update; {remedy}"
-            " exchange.schedule at steps"
-        )
-
-    def _check_begins(self, total_inner: int) -> None:
-        if self.rounds and self.rounds_after >= total_inner:
+        longest = total_inner // FEWEST_ROUNDS
+        if self.inner_steps > longest:
+            remedy = f"give at most {longest}, or leave" if longest else "leave"
+            raise InputError(
+                f"exchange.inner_steps: {self.inner_steps} of the run's {total_inner} steps leave"
+                f" fewer than {FEWEST_ROUNDS} rounds, too few for the outer update; {remedy}"
+                " exchange.schedule at steps"
+            )
+        if self.rounds_after >= total_inner:
             raise InputError(
                 f"exchange.rounds_after: the run has {total_inner} steps, so no round would begin"
                 f" after {self.rounds_after}; give less, or leave exchange.schedule at steps"

@@ -240,3 +240,32 @@ def test_a_round_that_follows_steps_has_more_time_than_they_took():
     patience = cluster.problem.config.exchange.join_deadline
     assert round_.inner_batch
     assert round_.deadline - round_.started == 2 * patience
+
+
+def test_measured_steps_decide_and_all_workers_hear_of_it_before_the_first_round():
+    problem = ExactProblem(
+        training__batch_size=4,
+        training__max_steps=2000,
+        training__evaluate_every=0,
+        exchange__schedule="auto",
+        exchange__codec="bf16",
+    )
+    cluster = SimulatedCluster(problem, workers=2)
+    for worker in cluster.workers:
+        worker.request = worker.request.model_copy(update={"transport": "TLS"})
+        worker.seconds_per_sample = 0.02
+    for _ in range(1000):
+        if cluster.named("schedule"):
+            break
+        cluster.go_on()
+        cluster.now += 0.02
+    (decision,) = cluster.named("schedule")
+    assert decision["rounds_after"] == cluster.step + 2 == 15
+    assert cluster.coordinator
+    rounds = (15, decision["inner_steps"])
+    assert cluster.coordinator.training.plan.rounds == rounds
+    assert [worker.rounds for worker in cluster.workers] == [None, None]
+    until_step(cluster, 15)
+    assert [worker.rounds for worker in cluster.workers] == [rounds, rounds]
+    assert open_round(cluster).inner_batch
+    assert cluster.saves[-1].snapshot.step == 15

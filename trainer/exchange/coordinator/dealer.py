@@ -84,8 +84,17 @@ class Dealer:
             limit = self._balancer.limit(shares)
         columns = 1 + (len(sums.layout.blocks) if sums else 0)
         deadline = now + self._pace.allowance(kind, self._balancer.expected(shares))
-        round_ = Round(kind, step, epoch, Ledger(columns, shards), sums, now, deadline)
-        round_.inner_batch, round_.limit = inner_batch, limit
+        round_ = Round(
+            kind=kind,
+            step=step,
+            epoch=epoch,
+            ledger=Ledger(columns, shards),
+            sums=sums,
+            started=now,
+            deadline=deadline,
+            inner_batch=inner_batch,
+            limit=limit,
+        )
         if sums:
             round_.form_groups(self._membership.ready())
         return round_
