@@ -6,9 +6,10 @@
 
 Each run is the preset `quickstart` with the workers' arithmetic and without their processes: four
 workers with 40, 30, 20 and 10 % of each round's samples, Motley's inner steps and outer update. A
-run of H = 1 is the ordinary schedule. All runs of a seed and length see the same samples from the
-same weights, so "gap", of the validation loss, is at equal tokens. `post-local SGD` averages
-weights as torch's PostLocalSGDOptimizer does: an outer learning rate of 1 without momentum.
+run of H = 1 is the ordinary schedule; others may begin with ordinary steps. All runs of a seed and
+length see the same samples from the same weights, so "gap", of the validation loss, is at equal
+tokens. `post-local SGD` averages weights as torch's PostLocalSGDOptimizer does: an outer learning
+rate of 1 without momentum.
 
 Finished runs are kept in --work and not repeated. Writes benchmarks/results/rounds.json, and
 docs/rounds.svg with --picture.
@@ -40,7 +41,7 @@ from trainer.data.tokens import Dataset
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
-from trainer.optimizer.nesterov import OuterNesterov
+from trainer.optimizer.nesterov import Update
 from trainer.replica.torch.replica import TorchReplica
 from trainer.steps.inner_steps import InnerSteps
 
@@ -62,12 +63,15 @@ class Case:
     """Of the outer update."""
     settle: int = 0
     """Rounds between settled ones; 0 settles at the end alone."""
+    after: int = 0
+    """Ordinary steps before the first round."""
     seed: int = 0
 
     @property
     def file(self) -> str:
         """A name for its result."""
         outer = f"-{self.rate:g}-{self.momentum:g}-{self.settle}" if self.inner_steps > 1 else ""
+        outer += f"-after-{self.after}" if self.after else ""
         return f"{self.inner_steps}-{self.steps}{outer}-{self.seed}.json"
 
     @property
@@ -79,7 +83,8 @@ class Case:
         if (self.rate, self.momentum) == (1, 0):
             outer = "post-local SGD"
         settled = f", settled every {self.settle} rounds" if self.settle else ""
-        return f"H = {self.inner_steps}, {self.steps} steps, {outer}{settled}"
+        after = f" after {self.after}" if self.after else ""
+        return f"H = {self.inner_steps}{after}, {self.steps} steps, {outer}{settled}"
 
 
 def cases(seeds: Sequence[int]) -> list[Case]:
@@ -87,7 +92,8 @@ def cases(seeds: Sequence[int]) -> list[Case]:
     found: list[Case] = []
     for seed in seeds:
         first = [
-            *(Case(1, 420), Case(20, 420), Case(20, 420, 1.0, 0.0), Case(50, 420)),
+            *(Case(1, 420), Case(20, 420, 1.0, 0.0, after=100), Case(20, 420, after=100)),
+            *(Case(20, 420, 1.0, 0.0), Case(20, 420), Case(50, 420)),
             *(Case(20, 420, 0.7, 0.5), Case(20, 420, settle=1), Case(50, 420, 1.0, 0.0)),
             *(Case(1, 1000), Case(50, 1000), Case(20, 1000), Case(50, 1000, 1.0, 0.0)),
         ]
@@ -129,22 +135,31 @@ def main() -> int:
 
 def train(demo: Path, case: Case) -> dict[str, Any]:
     """Train one case; return its losses and what a worker sent."""
-    inputs, replica = open_demo(demo, case.steps, training__seed=case.seed)
+    inputs, replica = open_demo(
+        demo,
+        case.steps,
+        training__seed=case.seed,
+        exchange__outer_learning_rate=case.rate,
+        exchange__outer_momentum=case.momentum,
+    )
     training = inputs.config.training
     settle = (case.settle,) if case.settle else ()
     plan = StepPlan(
-        inputs.samples, training.batch_size, training.epochs, case.steps, case.inner_steps, settle
-    )
-    run = Steps(inputs, replica) if case.inner_steps == 1 else Rounds(inputs, replica, plan, case)
+        inputs.samples, training.batch_size, training.epochs, case.steps, settle_every=settle
+    ).with_rounds((case.after, case.inner_steps) if case.inner_steps > 1 else None)
+    steps = Steps(inputs, replica)
+    run: Steps | Rounds = steps
     assert isinstance(inputs.train, Dataset)
     losses: list[float] = []
     for step in range(plan.total_steps):
         at = plan.at(step)
         order = epoch_order(training.seed, at.epoch, len(inputs.train))
         batch = [inputs.train[int(index)] for index in order[at.start : at.stop]]
+        if step == plan.first_round:
+            run = Rounds(inputs, replica, plan, steps.state)
         losses.append(run.step(step, batch))
     size = inputs.layout.size
-    settled = sum(map(plan.settles, range(plan.total_steps))) if case.inner_steps > 1 else 0
+    settled = sum(plan.settles(step) and plan.is_round(step) for step in range(plan.total_steps))
     return {
         **asdict(case),
         **validate(inputs, replica),
@@ -161,10 +176,10 @@ class Steps:
         self._config, self._layout, self._replica = inputs.config, inputs.layout, replica
         self._total = inputs.plan.total_inner
         self._optimizer = AdamW(inputs.config.optimizer, inputs.layout)
-        self._state = TrainState.fresh(
+        self.state = TrainState.fresh(
             initial_weights(inputs.layout, inputs.model_dir, inputs.config)
         )
-        replica.write_trainable(self._state.weights)
+        replica.write_trainable(self.state.weights)
 
     def step(self, step: int, batch: Sequence[Any]) -> float:
         """Apply a step and return its mean loss."""
@@ -181,8 +196,8 @@ class Steps:
         average /= np.float32(len(batch))
         scale = self._optimizer.clip_scale(math.sqrt(float(np.dot(average, average))))
         rate = learning_rate_at(step, self._total, self._config.optimizer)
-        self._optimizer.apply(self._state, average, rate, scale)
-        self._replica.write_trainable(self._state.weights)
+        self._optimizer.apply(self.state, average, rate, scale)
+        self._replica.write_trainable(self.state.weights)
         return sum(result.loss_sum for result in results) / len(batch)
 
 
@@ -190,17 +205,19 @@ class Rounds:
     """DiLoCo: each worker's inner steps, one after the other, and the outer update of all."""
 
     def __init__(
-        self, inputs: RunInputs, replica: TorchReplica, plan: StepPlan, case: Case
+        self, inputs: RunInputs, replica: TorchReplica, plan: StepPlan, begin: TrainState
     ) -> None:
         self._plan, self._layout, self._replica = plan, inputs.layout, replica
         self._inner_batch = inputs.config.training.batch_size // len(shards(0))
-        weights = initial_weights(inputs.layout, inputs.model_dir, inputs.config)
+        arrays = (begin.weights, begin.first_moment, begin.second_moment)
         # A state for each worker, as in a run: their second moments are their own.
-        self._states = [TrainState.fresh(weights.copy()) for _ in shards(0)]
+        self._states = [
+            TrainState(*(array.copy() for array in arrays), step=begin.step) for _ in shards(0)
+        ]
         self._inner = [
             InnerSteps(replica, inputs.config.optimizer, plan, state) for state in self._states
         ]
-        self._outer = OuterNesterov(case.rate, case.momentum, inputs.layout)
+        self._update = Update(inputs.config, inputs.layout)
 
     def step(self, step: int, batch: Sequence[Any]) -> float:
         """Apply a round and return its mean loss."""
@@ -214,7 +231,7 @@ class Rounds:
                 average[block.start : block.stop] += moved.block(block.index)
         average /= np.float32(len(batch))
         for inner, state in zip(self._inner, self._states, strict=True):
-            self._outer.apply(state, average, 0.0, 1.0)
+            self._update.apply(state, average, 0.0, 1.0, self._plan.first_round)
             inner.committed(step)
         self._replica.write_trainable(self._states[0].weights)
         return loss / len(batch)
@@ -230,7 +247,7 @@ def report(runs: dict[Case, dict[str, Any]]) -> int:
             groups.setdefault(replace(case, seed=0), []).append(case)
     for group, members in groups.items():
         gaps = [100 * (runs[c]["loss"] / exact[c.steps, c.seed] - 1) for c in members]
-        judged = (group.rate, group.momentum, group.settle) == (0.7, 0.9, 0)
+        judged = (group.rate, group.momentum, group.settle, group.after) == (0.7, 0.9, 0, 0)
         allowed = group.inner_steps <= group.steps / 20
         goal = GOALS.get(group.inner_steps) if judged and allowed else None
         every = runs[members[0]]["fp32_bytes_an_inner_step"]
@@ -260,6 +277,7 @@ def draw(runs: dict[Case, dict[str, Any]]) -> None:
                 losses, samples = np.convolve(losses, np.ones(50) / 50, "valid"), samples[49:]
             averaged = case.rate == 1
             label = "every step" if case.inner_steps == 1 else f"H = {case.inner_steps}"
+            label += f" after {case.after}" if case.after else ""
             axes.plot(
                 samples, losses, color=COLOURS[case.inner_steps], lw=1.2,
                 ls=":" if averaged else "-", label=label + (", mean of weights" * averaged),

@@ -102,7 +102,8 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     choice = _open(inputs, place)
     coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
     request = build.make_request(inputs, choice, 0)
-    session = Session(request, inputs.layout, config.exchange.codec, config.exchange.in_rounds)
+    settings = config.exchange
+    session = Session(request, inputs.layout, settings.codec, settings.may_have_rounds)
     exchange = LocalExchange(coordinator, session, journal)
     worker = build.make_worker(inputs, choice, lambda: exchange)
     on_signal(exchange.interrupt)
@@ -210,7 +211,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
             folder=folder,
             patience=config.exchange.join_deadline,
             sum_on_host=config.exchange.sum_on_host,
-            rounds=config.exchange.in_rounds,
+            rounds=config.exchange.may_have_rounds,
         )
 
     worker = build.make_worker(inputs, choice, connect)

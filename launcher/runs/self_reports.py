@@ -44,6 +44,8 @@ class _Report(_Member):
     loss: float | None = None
     exchange_ms: float | None = None
     exchange_exposed_ms: float | None = None
+    codec: _Text | None = None
+    round_of: _Count | None = None
     validation: dict[str, Any] | None = None
     workers: Annotated[list[_Member], Field(max_length=65536)] | None = None
     card: Annotated[list[_Text], Field(max_length=64)] | None = None

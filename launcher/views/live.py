@@ -15,6 +15,7 @@ from launcher.facts.gauges import Gauge
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import ProcessState
 from launcher.runs.status import shards
+from launcher.views.render import exchanged
 from launcher.views.tables import COLOURS, Column, table
 from launcher.views.telemetry import Snapshot
 
@@ -127,7 +128,8 @@ def _exchange(training: Mapping[str, Any]) -> str:
     """Return the exchange's time; leaders of earlier versions do not say what was exposed."""
     exposed = _figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
     whole = _figure("exchange", training.get("exchange_ms"), ".0f", " ms")
-    return f"{whole} ({exposed})" if whole and exposed else whole
+    figure = f"{whole} ({exposed})" if whole and exposed else whole
+    return ", ".join(filter(None, (figure, *exchanged(training))))
 
 
 def _line(figures: Sequence[str]) -> Text:

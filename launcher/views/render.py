@@ -293,12 +293,19 @@ def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
         parts.append(f"loss {training['loss']:.4f}")
     if isinstance(training.get("tokens_per_second"), int | float):
         parts.append(f"{training['tokens_per_second']:,.0f} tokens/s")
+    parts += exchanged(training)
     validation = training.get("validation")
     if isinstance(validation, dict):
         accuracy: object = validation.get("accuracy")  # pyright: ignore
         if isinstance(accuracy, int | float):
             parts.append(f"validation accuracy {accuracy:.3f}")
     return ", ".join(parts)
+
+
+def exchanged(training: Mapping[str, Any]) -> list[str]:
+    """Return the codec of the last step and, if it was a round, of how many steps that is."""
+    codec, steps = training.get("codec"), training.get("round_of")
+    return [*([str(codec)] if codec else []), *([f"rounds of {steps} steps"] if steps else [])]
 
 
 def moment(seconds: float) -> str:

@@ -244,7 +244,7 @@ def main() -> int:
             folder=flags.tls,
             patience=settings.exchange.join_deadline,
             sum_on_host=settings.exchange.sum_on_host,
-            rounds=settings.exchange.in_rounds,
+            rounds=settings.exchange.may_have_rounds,
         )
 
     worker = build.make_worker(inputs, choice, connect)

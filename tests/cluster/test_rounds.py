@@ -65,6 +65,32 @@ def test_a_coordinator_that_dies_replays_from_the_last_settled_commit_bit_for_bi
     assert [len(after[step]) for step in before] == [1] * 6
 
 
+def test_a_coordinator_that_dies_in_the_first_round_resumes_between_steps_and_rounds(
+    cluster: Cluster,
+) -> None:
+    """Workers go back to steps' moments with it, and all ends as if nothing had happened."""
+    cluster.configure(**ROUNDS, exchange__rounds_after=6)
+    coordinator = cluster.coordinator(2)
+    gate = cluster.folder / "gate"
+    workers = [cluster.worker(rank, "--gate", f"7:{gate}") for rank in (0, 1)]
+    cluster.wait_event("verified", at=7)
+    saved = cluster.output / "checkpoints" / "step-000006" / "manifest.json"
+    wait_for(saved.exists, "the checkpoint at the change", cluster)
+    coordinator.signal(signal.SIGKILL)
+    coordinator.wait()
+    coordinator = cluster.coordinator(2)
+    gate.touch()
+    assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
+    assert [event["step"] for event in cluster.events("resumed")] == [6]
+    assert cluster.step == cluster.status["total_steps"] == 6 + 11 + 12
+    assert cluster.status["round_of"] == INNER
+    sizes = [sum(stop - start for _, start, stop in s["samples"]) for s in cluster.records("step")]
+    batch = BATCH // INNER
+    assert sizes == [batch] * 6 + [BATCH] * 10 + [2 * batch] + [BATCH] * 12
+    after = proofs(cluster)
+    assert [len(after[step]) for step in range(1, 30)] == [1] * 29
+
+
 def proofs(cluster: Cluster) -> dict[int, set[str]]:
     """Return by step all digests that were proved, also in a future that was abandoned."""
     found: dict[int, set[str]] = {}

@@ -6,6 +6,7 @@ The faults are those of `test_f_dp_001_002_006_machine.py`; what must hold is in
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,13 +20,17 @@ pytestmark = pytest.mark.usefixtures("small_frames")
 
 
 @cache
-def problem(codec: str, shares: str) -> LossyProblem:
+def problem(codec: str, shares: str, schedule: str = "steps") -> LossyProblem:
+    """Return a run of six steps, or of three and four rounds: decided after the first."""
+    rounds: dict[str, Any] = {"exchange__schedule": "auto", "decided": (1, 2)}
+    rounds |= {"training__batch_size": 4, "training__evaluate_every": 0}
     return LossyProblem(
         samples=20,
         method="full",
         exchange__codec=codec,
         exchange__shares=shares,
         checkpoint__every=3,
+        **(rounds if schedule == "auto" else {}),
     )
 
 
@@ -36,10 +41,18 @@ class LossyExchangeUnderFaults(ExchangeUnderFaults):
         codec=st.sampled_from(["auto", "int8", "int4", "topk:0.1", "topk:0.4", "powersgd:1"]),
         shares=st.sampled_from(["equal", "measured"]),
         careless=st.booleans(),
-        together=st.sampled_from([(), (1, 2), (0, 1, 2, 3)]),
+        together=st.sampled_from([(), (1, 2), (0, 1, 2, 3), "auto"]),
     )
-    def begin(self, codec: str, shares: str, careless: bool, together: tuple[int, ...]) -> None:
-        self.cluster = LossyCluster(problem(codec, shares), workers=4, expect=3, together=together)
+    def begin(
+        self, codec: str, shares: str, careless: bool, together: tuple[int, ...] | str
+    ) -> None:
+        hosts, schedule = (), "steps"
+        if codec != "powersgd:1" and isinstance(together, str):
+            schedule = together
+        elif not isinstance(together, str):
+            hosts = together
+        run = problem(codec, shares, schedule)
+        self.cluster = LossyCluster(run, workers=4, expect=3, together=hosts)
         self.cluster.workers[3].alive = False
         for worker in self.cluster.workers:
             worker.careless = careless

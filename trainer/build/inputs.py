@@ -53,9 +53,8 @@ class RunInputs:
             training.batch_size,
             training.epochs,
             training.max_steps,
-            exchange.inner_steps if exchange.in_rounds else 1,
-            settle_periods(self.config),
-        )
+            settle_every=settle_periods(self.config),
+        ).with_rounds(exchange.rounds)
 
 
 def read_inputs(

@@ -28,7 +28,7 @@ from trainer.logits.stream import Position, ShardStream
 from trainer.logits.targets import has_bare_rest
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import TrainState
-from trainer.optimizer.nesterov import make_update
+from trainer.optimizer.nesterov import Update
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder
@@ -69,6 +69,7 @@ def make_coordinator(
         restored = continue_run(store, store.restore, job.run_id, config, job.data)
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
+            plan = plan.with_rounds(restored.progress.rounds)
         else:
             state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
             generation = 0
@@ -149,15 +150,14 @@ def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchang
         scheme = train.description.scheme
         prepare = Preparation(scheme, config.distillation, config.data.max_seq_len)
         train = TaughtDataset(train, prepare)
-        steps = inputs.plan.total_steps
+        steps = inputs.plan.total_inner
         order, alpha = train.order, partial(alpha_at, config.distillation, total_steps=steps)
     return Worker(
         replica=choice.replica,
         exchange=connect(),
-        optimizer=make_update(config, inputs.layout),
-        rounds=partial(InnerSteps, choice.replica, config.optimizer, inputs.plan)
-        if config.exchange.in_rounds
-        else None,
+        optimizer=Update(config, inputs.layout),
+        plan=inputs.plan,
+        rounds=partial(InnerSteps, choice.replica, config.optimizer),
         train=train,
         validation=inputs.validation,
         seed=config.training.seed,

@@ -53,6 +53,8 @@ class RunProgress:
     """BLAKE3 of the training file: another file changes the order of all samples."""
     stream: dict[str, Any] | None = None
     """A student's position in its folder of logits; None for a run on a file."""
+    rounds: tuple[int, int] | None = None
+    """`rounds_after` and `inner_steps` of the run's plan; None: no round was planned then."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,9 @@ from trainer.exchange.transport.server import GradientServer
 from trainer.exchange.worker_session import Committed, Event
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import GradientLayout, build_layout
-from trainer.optimizer.adamw import AdamW, TrainState
+from trainer.optimizer.adamw import TrainState
+from trainer.optimizer.nesterov import Update
+from trainer.steps.inner_steps import InnerSteps
 from trainer.steps.loop import Worker
 
 _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
@@ -185,13 +188,7 @@ def coordinate(spec: Spec) -> None:
         config=spec.config(),
         job=synthetic.job(of),
         layout=of,
-        plan=StepPlan(
-            spec.batch * spec.steps,
-            spec.batch,
-            1,
-            spec.steps,
-            settle_every=settle_periods(spec.config()),
-        ),
+        plan=_plan(spec),
         validation_samples=0,
         state=TrainState.fresh(_weights(spec, of)),
         expect_workers=spec.workers,
@@ -207,7 +204,7 @@ def coordinate(spec: Spec) -> None:
 def work(spec: Spec) -> None:
     """Be a worker, and say at the end when its steps began and ended."""
     commands = Commands()
-    of = spec.layout()
+    of, config = spec.layout(), spec.config()
     job = synthetic.job(of)
     replica: Any
     samples: Any
@@ -216,7 +213,7 @@ def work(spec: Spec) -> None:
         samples = synthetic.Samples(spec.batch * spec.steps)
         commands.on_cost = lambda cost: setattr(replica, "cost", cost)
     else:
-        replica = training.open_replica(Path(spec.model), spec.config(), of, spec.rank)
+        replica = training.open_replica(Path(spec.model), config, of, spec.rank)
         samples = training.Samples(spec.batch * spec.steps)
     gated = iter(range(spec.gated))
 
@@ -243,15 +240,26 @@ def work(spec: Spec) -> None:
             device="cpu",
         ),
         of,
-        codec=spec.config().exchange.codec,
+        codec=config.exchange.codec,
         folder=Path(spec.tls) / f"rank-{spec.rank}" if spec.tls else None,
         patience=30.0,
-        sum_on_host=spec.config().exchange.sum_on_host,
+        sum_on_host=config.exchange.sum_on_host,
+        rounds=config.exchange.may_have_rounds,
     )
-    optimizer = AdamW(spec.config().optimizer, of)
-    end = Worker(replica, client, optimizer, samples, None, seed=0).run()
+    rounds = partial(InnerSteps, replica, config.optimizer)
+    worker = Worker(
+        replica, client, Update(config, of), _plan(spec), samples, None, seed=0, rounds=rounds
+    )
+    end = worker.run()
     say(event="stamps", rank=spec.rank, stamps=client.stamps)
     sys.exit(end.exit_code)
+
+
+def _plan(spec: Spec) -> StepPlan:
+    exchange = spec.config().exchange
+    settled = settle_periods(spec.config())
+    plan = StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_every=settled)
+    return plan.with_rounds(exchange.rounds)
 
 
 def _weights(spec: Spec, of: GradientLayout) -> NDArray[np.float32]:

@@ -16,10 +16,13 @@ FEWEST_ROUNDS = 20
 class RoundSettings(Section):
     """DiLoCo (arXiv:2311.08105); see docs/low-bandwidth.md."""
 
-    schedule: Literal["steps", "rounds"] = "steps"
-    """`steps` exchanges gradients at every step, `rounds` weights after `inner_steps` of them."""
+    schedule: Literal["steps", "rounds", "auto"] = "steps"
+    """`steps` exchanges gradients at every step, `rounds` weights after `inner_steps` of them,
+    `auto` begins with steps and goes over to rounds if no lossless codec hides the exchange."""
     inner_steps: Annotated[int, Field(gt=0)] = 20
     """Steps of a round, of a worker of mean speed; a faster one does more, a slower one fewer."""
+    rounds_after: Annotated[int, Field(ge=0)] = 0
+    """Ordinary steps before the first round (post-local SGD, arXiv:1808.07217)."""
     outer_learning_rate: float = Field(default=0.7, gt=0, allow_inf_nan=False)
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
     """Nesterov's; 0 with an outer learning rate of 1 is the mean of all workers' weights."""
@@ -27,9 +30,14 @@ class RoundSettings(Section):
     """Steps, or rounds, after which nothing stays private to a worker; those that are saved too."""
 
     @property
-    def in_rounds(self) -> bool:
-        """Whether the schedule is rounds."""
-        return self.schedule == "rounds"
+    def rounds(self) -> tuple[int, int] | None:
+        """`rounds_after` and `inner_steps`, as far as they are settings; None: no rounds so far."""
+        return (self.rounds_after, self.inner_steps) if self.schedule == "rounds" else None
+
+    @property
+    def may_have_rounds(self) -> bool:
+        """Whether a step of the run may be a round."""
+        return self.schedule != "steps"
 
     def settled_at(self, *saved_every: int) -> tuple[int, ...]:
         """Return the intervals of settled steps, with those at whose ends a run is saved."""
@@ -37,30 +45,37 @@ class RoundSettings(Section):
 
     def agreed(self, *saved_every: int) -> dict[str, Any] | None:
         """Return what all members must share; None if they exchange gradients at every step."""
-        if not self.in_rounds:
+        if not self.may_have_rounds:
             return None
+        fixed = {"inner_steps": self.inner_steps, "rounds_after": self.rounds_after}
         return {
-            "inner_steps": self.inner_steps,
+            **(fixed if self.rounds else {"schedule": self.schedule}),
             "outer_learning_rate": self.outer_learning_rate,
             "outer_momentum": self.outer_momentum,
             "settled_at": list(self.settled_at(*saved_every)),
         }
 
     def check_length(self, total_inner: int) -> None:
-        """Check that a run of so many inner steps has enough rounds.
+        """Check that rounds are short enough for a run of so many inner steps.
 
         Raises:
-            InputError: it has not; says how long a round may be.
+            InputError: they are not, which says how long a round may be; or none would begin.
         """
-        longest = total_inner // FEWEST_ROUNDS
-        if not self.in_rounds or self.inner_steps <= longest:
+        if not self.rounds:
             return
-        remedy = f"give at most {longest}, or leave" if longest else "leave"
-        raise InputError(
-            f"exchange.inner_steps: {self.inner_steps} of the run's {total_inner} steps leave fewer"
-            f" than {FEWEST_ROUNDS} rounds, too few for the outer update; {remedy}"
-            " exchange.schedule at steps"
-        )
+        longest = total_inner // FEWEST_ROUNDS
+        if self.inner_steps > longest:
+            remedy = f"give at most {longest}, or leave" if longest else "leave"
+            raise InputError(
+                f"exchange.inner_steps: {self.inner_steps} of the run's {total_inner} steps leave"
+                f" fewer than {FEWEST_ROUNDS} rounds, too few for the outer update; {remedy}"
+                " exchange.schedule at steps"
+            )
+        if self.rounds_after >= total_inner:
+            raise InputError(
+                f"exchange.rounds_after: the run has {total_inner} steps, so no round would begin"
+                f" after {self.rounds_after}; give less, or leave exchange.schedule at steps"
+            )
 
     def check_every_step(self, who: str) -> None:
         """Check that a kind of training that has no rounds can follow the settings.
@@ -68,7 +83,7 @@ class RoundSettings(Section):
         Raises:
             InputError: it cannot.
         """
-        if self.in_rounds:
+        if self.may_have_rounds:
             raise InputError(
                 f"exchange.schedule: {who} has no rounds, which need a coordinator and workers;"
                 " leave it out"

@@ -143,8 +143,10 @@ class ExchangeConfig(RoundSettings):
     def _ordered(self) -> Self:
         if self.lost_after <= 2 * self.heartbeat:
             raise ValueError("lost_after must be more than twice heartbeat")
-        if self.sum_on_host and self.in_rounds:
+        if self.sum_on_host and self.may_have_rounds:
             raise ValueError("sum_on_host needs schedule steps: a round sends little as it is")
+        if self.schedule == "auto" and self.codec.startswith("powersgd"):
+            raise ValueError("schedule auto needs a codec of a known size, not powersgd")
         return self
 
 

@@ -38,6 +38,8 @@ class Restored:
 
     rank: int
     state: TrainState
+    rounds: tuple[int, int] | None = None
+    """The plan's."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,8 @@ class Session:
             return [], []
         proof = messages.StateLoaded(step=state.step, digest=self._state.digest)
         self._state = None
-        return [Restored(self.rank, state)], [self.message(proof, state.step)]
+        restored = Restored(self.rank, state, self.accepted.rounds)
+        return [restored], [self.message(proof, state.step)]
 
     def _void(self, shard: int, blocks: tuple[int, ...]) -> None:
         """Send nothing more of a shard; what was owed went into what does not count."""

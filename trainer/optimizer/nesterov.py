@@ -1,4 +1,6 @@
-"""The outer update of DiLoCo (arXiv:2311.08105): Nesterov momentum on how far workers moved.
+"""What all members apply after a commit: AdamW, or the outer update of DiLoCo.
+
+DiLoCo's (arXiv:2311.08105) is Nesterov momentum on how far workers moved.
 
 As deterministic as `AdamW`, and for the same reason: separate NumPy operations.
 """
@@ -35,24 +37,15 @@ class OuterNesterov:
         self._size = layout.size
         self._scratch = np.empty(min(CHUNK, layout.size), np.float32)
 
-    def clip_scale(self, norm: float) -> float:
-        """Return 1: the inner steps clip, the outer one does not."""
-        del norm
-        return 1.0
-
-    def apply(self, state: TrainState, average: Flat, learning_rate: float, scale: float) -> None:
+    def apply(self, state: TrainState, average: Flat) -> None:
         """Move `state` by one outer update; the average is not changed.
 
         Args:
             state: moved in place, or onto fresh arrays while a snapshot of it is alive.
             average: fp32 [N]: the pseudo-gradient; [2 N] of a settled step: behind it the mean of
                 the workers' second moments.
-            learning_rate: of the inner steps; not used.
-            scale: 1.
         """
-        del learning_rate
         assert average.size in (self._size, 2 * self._size), average.shape
-        assert scale == 1.0, scale
         state.detach()
         state.whole = False
         state.step += 1
@@ -71,13 +64,39 @@ class OuterNesterov:
         state.whole = True
 
 
-Update = AdamW | OuterNesterov
-"""What all members apply after a commit."""
+class Update:
+    """AdamW on the gradient of an ordinary step, the outer update after a round."""
 
+    def __init__(self, config: RunConfig, layout: GradientLayout) -> None:
+        exchange = config.exchange
+        self._inner = AdamW(config.optimizer, layout)
+        self._outer = OuterNesterov(exchange.outer_learning_rate, exchange.outer_momentum, layout)
 
-def make_update(config: RunConfig, layout: GradientLayout) -> Update:
-    """Return the update of a run's schedule."""
-    exchange = config.exchange
-    if not exchange.in_rounds:
-        return AdamW(config.optimizer, layout)
-    return OuterNesterov(exchange.outer_learning_rate, exchange.outer_momentum, layout)
+    def clip_scale(self, norm: float, *, is_round: bool) -> float:
+        """Return the factor for an average of this norm; after a round it is 1, the steps clip."""
+        return 1.0 if is_round else self._inner.clip_scale(norm)
+
+    def apply(
+        self,
+        state: TrainState,
+        average: Flat,
+        learning_rate: float,
+        scale: float,
+        first_round: int | None,
+    ) -> None:
+        """Move `state` by the update of its next step.
+
+        What AdamW had in the first moment is the workers' own from the first round on: the outer
+        momentum begins at zero.
+
+        Args:
+            state, average, learning_rate, scale: as for `AdamW` and `OuterNesterov`.
+            first_round: the number of the first step that is a round; None: none is.
+        """
+        if first_round is None or state.step < first_round:
+            self._inner.apply(state, average, learning_rate, scale)
+            return
+        if state.step == first_round:
+            state.detach()
+            state.first_moment[...] = 0.0
+        self._outer.apply(state, average)

@@ -140,15 +140,19 @@ def first_within(exchange: Exchange, candidates: Sequence[Candidate]) -> Choice:
     return Choice(taken or least, taken is not None, tuple(candidates))
 
 
-def rounds_of(exchange: Exchange) -> Candidate | None:
+def rounds_of(exchange: Exchange, codec: str = ROUNDS_CODEC) -> Candidate | None:
     """Return rounds of H* steps, or of the most that the run allows; None: it is too short."""
     most = exchange.total_steps // LEAST_ROUNDS
     if most < 1:
         return None
-    allowed = MOST_EXPOSED * exchange.step_seconds
-    every = max(1, math.ceil(exposed_by_rounds(exchange, 1).value / allowed))
-    every = min(every, most)
-    return Candidate(ROUNDS_CODEC, every, exposed_by_rounds(exchange, every))
+    every = min(hiding_rounds(exchange, codec), most)
+    return Candidate(codec, every, exposed_by_rounds(exchange, every, codec))
+
+
+def hiding_rounds(exchange: Exchange, codec: str = ROUNDS_CODEC) -> int:
+    """Return H*: the least steps of a round with which an exchange adds at most 5 % to each."""
+    allowed = MOST_EXPOSED * exchange.step_seconds * (1 + 1e-9)
+    return max(1, math.ceil(exposed_by_rounds(exchange, 1, codec).value / allowed))
 
 
 def exposed(exchange: Exchange, codec: str) -> Term:

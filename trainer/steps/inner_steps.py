@@ -131,9 +131,15 @@ class InnerSteps:
             self._settle(step + 1)
 
     def _settle(self, done: int) -> None:
-        """Forget what is private; the second moment is that of the last settled round."""
-        self._first = np.zeros_like(self._common.weights)
+        """Forget what is private; the second moment is that of the last settled round.
+
+        Before the first round both moments are those of the ordinary steps.
+        """
         self._taken = self._restarted = self._plan.settled(done)
+        if done == self._plan.first_round:
+            self._first, self._restarted = self._common.first_moment.copy(), 0
+        else:
+            self._first = np.zeros_like(self._common.weights)
 
     def _keep(self, index: int, gradient: Float32) -> None:
         block = self._layout.blocks[index]

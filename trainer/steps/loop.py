@@ -21,6 +21,7 @@ from trainer.exchange.protocol.messages import (
     StepCommit,
     WeightsReport,
 )
+from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.worker_session import Committed, Restored, result_message
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
@@ -45,17 +46,19 @@ class Worker:
     replica: Replica
     exchange: Exchange
     optimizer: Update
+    plan: StepPlan
+    """As far as it is known: the coordinator says when rounds begin."""
     train: Samples
     validation: Samples | None
     seed: int
     order: Callable[[int, int, int], np.ndarray] = epoch_order
     """(seed, epoch, length) -> the permutation of `range(length)` that an epoch visits."""
     alpha: Callable[[int], float] | None = None
-    """The divergence's share at a step, counted from 1, of a distillation."""
+    """The divergence's share at an inner step, counted from 1, of a distillation."""
     watts: Callable[[], float | None] = lambda: None
     """The host's power, where a budget wants to know and something measures it."""
-    rounds: Callable[[TrainState], InnerSteps] | None = None
-    """What makes the inner steps from the state on, if the run has rounds."""
+    rounds: Callable[[StepPlan, TrainState], InnerSteps] | None = None
+    """What makes the inner steps from the state before a round on."""
     stop_reason: str = ""
     _state: TrainState | None = None
     _inner: InnerSteps | None = None
@@ -66,10 +69,10 @@ class Worker:
         """Work until the run is over, or until asked to stop, and return how it ended."""
         while True:
             match self.exchange.next_event():
-                case Restored(rank=rank, state=state):
+                case Restored(rank=rank, state=state, rounds=rounds):
                     log.info("in the run as rank %d from step %d", rank, state.step)
                     self._state, self._owes_commit = state, False
-                    self._inner = self.rounds(state) if self.rounds else None
+                    self._follow(rounds)
                     self.replica.write_trainable(state.weights)
                 case ShardAssignment(kind="train") as shard if self._inner:
                     self._train_alone(shard, self._inner)
@@ -106,8 +109,7 @@ class Worker:
                 self.exchange.send_block(shard, index, gradient, weight)
 
         self._owes_commit = True
-        alpha = None if self.alpha is None else self.alpha(shard.step + 1)
-        result = self.replica.forward_backward(batch, on_block, alpha)
+        result = self.replica.forward_backward(batch, on_block, self._alpha(shard))
         overlap = 0.0 if first is None else time.perf_counter() - first
         assert result.weight == weight, (result.weight, weight)
         self.exchange.send(
@@ -127,7 +129,7 @@ class Worker:
         """Take a shard of a round: inner steps, then how far they moved the weights is sent."""
         batch = self._samples(shard)
         self._owes_commit = True
-        alpha = None if self.alpha is None else self.alpha(shard.step + 1)
+        alpha = self._alpha(shard)
         moved = inner.run(batch, shard.step, shard.inner_batch, alpha=alpha, limit=shard.limit)
         result = moved.result
         if moved.samples < len(batch):
@@ -141,14 +143,28 @@ class Worker:
     def _apply(self, commit: StepCommit, gradient: np.ndarray) -> None:
         """Apply the averaged gradient: the same bytes and the same scalars as everyone."""
         assert self._state is not None
-        self.optimizer.apply(self._state, gradient, commit.learning_rate, commit.clip_scale)
+        scalars, first_round = (commit.learning_rate, commit.clip_scale), self.plan.first_round
+        self.optimizer.apply(self._state, gradient, *scalars, first_round)
         if self._inner:
             self._inner.committed(commit.step)
+        else:
+            self._follow(commit.rounds)
         self.replica.write_trainable(self._state.weights)
         self._owes_commit = False
         if commit.report:
             digest = weights_digest(self._state.weights)
             self.exchange.send(WeightsReport(step=commit.step, digest=digest), commit.step)
+
+    def _follow(self, rounds: tuple[int, int] | None) -> None:
+        """Take over what the coordinator says of rounds, and begin them if they are due."""
+        assert self._state is not None
+        self.plan, self._inner = self.plan.with_rounds(rounds), None
+        if self.plan.is_round(self._state.step):
+            assert self.rounds is not None
+            self._inner = self.rounds(self.plan, self._state)
+
+    def _alpha(self, shard: ShardAssignment) -> float | None:
+        return self.alpha(self.plan.inner(shard.step).stop) if self.alpha else None
 
     def _evaluate(self, shard: ShardAssignment) -> None:
         assert self.validation is not None

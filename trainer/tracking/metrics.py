@@ -34,6 +34,7 @@ EventKind = Literal[
     "redealt",
     "residual_lost",
     "codec",
+    "schedule",
     "carried",
     "verified",
     "diverged",

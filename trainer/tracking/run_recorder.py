@@ -236,6 +236,7 @@ class RunRecorder:
         )
         for key in MOVING:
             self._status[key] = details[key]
+        self._status["codec"], self._status["round_of"] = map(details.get, ("codec", "round_of"))
         self._begin_running()
         for rank, worker in self._workers.items():
             worker["samples"] = shares.get(rank, 0)
@@ -273,6 +274,9 @@ class RunRecorder:
             self._workers[rank]["state"] = kind
         elif kind == "resumed":
             self._status["step"] = details["step"]
+        elif kind == "schedule" and details["schedule"] == "rounds":
+            self._plan = self._plan.with_rounds((details["rounds_after"], details["inner_steps"]))
+            self._status["total_steps"] = self._plan.total_steps
         elif kind == "stopping":
             self._status["state"] = "stopping"
         elif kind == "waiting":
@@ -308,7 +312,7 @@ class RunRecorder:
             if self._best is None or metric > self._best["metric"]:
                 self._best = {"step": step, "metric": metric, **scores}
         progress = progress_at(step, save.generation, self._config, self._job, self._plan)
-        progress = replace(progress, best=self._best, stream=save.stream)
+        progress = replace(progress, best=self._best, stream=save.stream, rounds=save.rounds)
         began = time.monotonic()
         try:
             path = self._store.save(snapshot, progress, metric)

@@ -80,6 +80,10 @@ class Status(TypedDict):
     """Of the last step, from the slowest worker's first gradient to the commit."""
     exchange_exposed_ms: float | None
     """Of these, what was not hidden behind backward."""
+    codec: str | None
+    """Of the last step, as a setting; settled steps are in bf16 all the same."""
+    round_of: int | None
+    """The inner steps of a round, if the last step was one."""
     generation: int
     expect_workers: int
     workers: list[WorkerStatus]
@@ -108,6 +112,8 @@ def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
         tokens_per_second=None,
         exchange_ms=None,
         exchange_exposed_ms=None,
+        codec=None,
+        round_of=None,
         generation=0,
         expect_workers=expect_workers,
         workers=[],

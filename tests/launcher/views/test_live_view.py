@@ -22,6 +22,7 @@ from launcher.runs.run import Run
 from launcher.runs.status import RunMonitor, RunView
 from launcher.views import render, telemetry
 from launcher.views.live import curve, live_view
+from launcher.views.render import progress
 from launcher.views.telemetry import Snapshot, StepRate, Telemetry
 from tests.launcher.keeping import python_process
 from tests.waiting import wait_for
@@ -122,6 +123,17 @@ def test_a_leader_of_an_earlier_version_does_not_say_what_was_exposed(run: Run) 
     training = {key: value for key, value in TRAINING.items() if key != "exchange_exposed_ms"}
     text = "\n".join(drawn(replace(whole, view=replace(whole.view, training=training)), 80))
     assert "exchange 35 ms\n" in "\n".join(map(str.rstrip, text.splitlines()))
+
+
+def test_codec_and_rounds_in_use_are_shown(run: Run) -> None:
+    whole = snapshot(run)
+    training = {**TRAINING, "codec": "int8", "round_of": 20}
+    view = replace(whole.view, training=training)
+    text = " ".join("\n".join(drawn(replace(whole, view=view), 80)).split())
+    assert "exchange 35 ms (9 exposed), int8, rounds of 20 steps" in text
+    assert "4,200 tokens/s, int8, rounds of 20 steps" in progress(training)
+    assert progress({**training, "round_of": None}).endswith("tokens/s, int8")
+    assert progress(TRAINING).endswith("tokens/s")
 
 
 def test_without_a_gpu_no_column_is_empty(run: Run) -> None:

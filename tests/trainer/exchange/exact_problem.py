@@ -8,20 +8,22 @@ faults a test injects, every member must be on it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from trainer.config.run import RunConfig, load
+from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.codecs import make_codec
-from trainer.exchange.protocol.members import Job
+from trainer.exchange.protocol.members import Job, Member
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import Snapshot, TrainState, learning_rate_at
-from trainer.optimizer.nesterov import make_update
+from trainer.optimizer.nesterov import Update
 
 NUM_CLASSES = 5
 JOB = Job("run-1", "agreement", "layout", "model", "data", "version")
@@ -66,7 +68,16 @@ def join_request(rank: int | None = None, **changes: Any) -> JoinRequest:
 class ExactProblem:
     """Samples, their gradients and losses, and the weights that must come out after every step."""
 
-    def __init__(self, *, samples: int = 20, validation_samples: int = 7, **overrides: Any) -> None:
+    def __init__(
+        self,
+        *,
+        samples: int = 20,
+        validation_samples: int = 7,
+        decided: tuple[int, int] | None = None,
+        **overrides: Any,
+    ) -> None:
+        """`decided`: after so many steps, and of how many inner steps, `schedule: auto` plans
+        rounds. What it measures has tests of its own; here all must follow it."""
         settings: dict[str, Any] = {
             "training.epochs": 2,
             "training.batch_size": 8,
@@ -91,9 +102,12 @@ class ExactProblem:
             training.batch_size,
             training.epochs,
             training.max_steps,
-            exchange.inner_steps if exchange.in_rounds else 1,
-            settle_periods(self.config),
-        )
+            settle_every=settle_periods(self.config),
+        ).with_rounds(exchange.rounds)
+        self._decided = decided
+        self._begin = self.plan
+        if decided:
+            self.plan = self.plan.with_rounds((decided[0] + 2, decided[1]))
         self.trajectory: list[bytes] = []
         """The weights after 0, 1, ... updates, as bytes."""
         self.second_moments: list[bytes] = []
@@ -112,18 +126,19 @@ class ExactProblem:
 
     def coordinator(self, workers: int, now: float, last: Save | None = None) -> Coordinator:
         """Return the coordinator of a run from its last checkpoint, or from the beginning."""
-        state, generation = self.fresh_state(), 0
+        state, generation, plan = self.fresh_state(), 0, self._begin
         if last:
+            plan = plan.with_rounds(last.rounds)
             snapshot, generation = last.snapshot, last.generation
             assert isinstance(snapshot, Snapshot)
             arrays = (snapshot.weights, snapshot.first_moment, snapshot.second_moment)
             state = TrainState(*(array.copy() for array in arrays), step=snapshot.step)
             assert state.weights.tobytes() == self.trajectory[state.step]
-        return Coordinator(
+        coordinator = Coordinator(
             config=self.config,
             job=JOB,
             layout=self.layout,
-            plan=self.plan,
+            plan=plan,
             validation_samples=self.validation_samples,
             state=state,
             expect_workers=workers,
@@ -131,6 +146,18 @@ class ExactProblem:
             now=now,
             generation=generation,
         )
+        if self._decided:
+            self._decide(coordinator.training.choice, *self._decided)
+        return coordinator
+
+    def _decide(self, choice: ExchangeChoice, after: int, inner_steps: int) -> None:
+        def measured(step: Mapping[str, Any], members: Iterable[Member]) -> None:
+            del members
+            if step["step"] == after:
+                assert choice.plan.rounds is None, "it is decided once"
+                choice.plan = choice.plan.with_rounds((after + 2, inner_steps))
+
+        choice.measured = measured
 
     def gradient(self, epoch: int, position: int) -> np.ndarray:
         """Return a sample's gradient, fp32 `[N]`.
@@ -171,7 +198,7 @@ class ExactProblem:
 
     def wire_layout(self, step: int) -> GradientLayout:
         """Return the layout of what travels in a step."""
-        settles = self.config.exchange.in_rounds and self.plan.settles(step)
+        settles = self.plan.is_round(step) and self.plan.settles(step)
         return self.layout.doubled if settles else self.layout
 
     def shard_weight(self, start: int, stop: int) -> int:
@@ -200,7 +227,7 @@ class ExactProblem:
 
     def _compute(self) -> None:
         state = self.fresh_state()
-        update = make_update(self.config, self.layout)
+        update = Update(self.config, self.layout)
         codec = make_codec(self.config.exchange.codec)
         total = self.plan.total_steps
         self._note(state)
@@ -219,7 +246,8 @@ class ExactProblem:
             norm = math.sqrt(math.fsum(squares[: len(self.layout.blocks)]))
             last = self.plan.inner(step)[-1]
             rate = learning_rate_at(last, self.plan.total_inner, self.config.optimizer)
-            update.apply(state, average, rate, update.clip_scale(norm))
+            scale = update.clip_scale(norm, is_round=self.plan.is_round(step))
+            update.apply(state, average, rate, scale, self.plan.first_round)
             self.norms.append(norm)
             self._note(state)
 

@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
+from trainer.config.codec import AUTO
 from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger
 from trainer.exchange.protocol.messages import ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker_session import Session
+from trainer.model.layout import GradientLayout
 from trainer.planning.exchange_choice import FREE
 
 Float64 = NDArray[np.float64]
@@ -48,10 +50,20 @@ class LossyProblem(ExactProblem):
         return 1
 
     def true_average(self, step: int) -> Float64:
-        """Return the mean gradient of a step's samples."""
+        """Return the mean gradient of a step's samples, and behind it what a round settles."""
         at = self.plan.at(step)
-        samples = [self.gradient(at.epoch, position) for position in range(at.start, at.stop)]
-        return np.mean(np.array(samples, np.float64), axis=0)
+        drawn = [self.gradient(at.epoch, position) for position in range(at.start, at.stop)]
+        samples = np.array(drawn, np.float64)
+        found = np.zeros(self.account.size)
+        found[: self.layout.size] = np.mean(samples, axis=0)
+        if self.wire_layout(step) is not self.layout:
+            found[self.layout.size :] = np.mean(np.abs(samples), axis=0)
+        return found
+
+    @property
+    def account(self) -> GradientLayout:
+        """The layout of all that may travel."""
+        return self.layout.doubled if self.config.exchange.may_have_rounds else self.layout
 
     def check_event(self, event: dict[str, Any], applied: int) -> None:
         if event["event"] == "step":
@@ -88,7 +100,7 @@ class LossyCluster(SimulatedCluster):
     problem: LossyProblem
 
     def start_coordinator(self) -> None:
-        size = self.problem.layout.size
+        size = self.problem.account.size
         self.debtors: list[Debtor] = []
         self.true, self.applied, self.lost = np.zeros(size), np.zeros(size), np.zeros(size)
         self._ledgers: dict[int, Ledger] = {}
@@ -116,7 +128,7 @@ class LossyCluster(SimulatedCluster):
             return encode(block, values, settle=settle, batch=batch)
 
         def sums(step: int) -> GradientSum:
-            if choice:  # what is owed must survive every change
+            if self.problem.config.exchange.codec == AUTO:  # what is owed must survive every change
                 choice.codec = FREE[step // 2 % 2]
             found = make(step)
             self._settled[step] = found.settled
@@ -157,11 +169,11 @@ class LossyCluster(SimulatedCluster):
             self._ledgers[round_.step] = round_.ledger
 
     def _span(self, block: int) -> slice:
-        found = self.problem.layout.blocks[block]
+        found = self.problem.account.blocks[block]
         return slice(found.start, found.stop)
 
     def _watch(self, session: Session) -> None:
-        debtor = Debtor(session, self.problem.layout.size)
+        debtor = Debtor(session, self.problem.account.size)
         self.debtors.append(debtor)
         owed, void = session._owed, session._void
 
@@ -229,7 +241,7 @@ class LossyCluster(SimulatedCluster):
         own, settled = self.coordinator.training.residuals.own, self._settled[step]
         assert own
         self.true += self.problem.true_average(step)
-        self.applied += flat
+        self.applied[: flat.size] += flat
         ledger = self._ledgers[step]
         for debtor in self.debtors:
             whole = self._book(debtor, ledger)

@@ -86,7 +86,7 @@ class SimulatedShell:
             worker.request,
             self.problem.layout,
             self.problem.config.exchange.codec,
-            self.problem.config.exchange.in_rounds,
+            self.problem.config.exchange.may_have_rounds,
         )
         worker.heard = worker.beat = self.now
         self.wires[self._count] = (worker.wire, worker)

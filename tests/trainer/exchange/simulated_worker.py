@@ -18,10 +18,12 @@ from trainer.exchange.protocol.messages import (
     Shutdown,
     WeightsReport,
 )
+from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, run_tag
 from trainer.exchange.worker_session import Committed, Event, Restored, Session, result_message
+from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, weights_digest
-from trainer.optimizer.nesterov import make_update
+from trainer.optimizer.nesterov import Update
 
 if TYPE_CHECKING:
     from tests.trainer.exchange.simulated_host import SimulatedHost
@@ -148,7 +150,9 @@ class SimulatedWorker:
         self.events: deque[tuple[Session, Event]] = deque()
         self.wire = self.session = None
         self.commits: list[Committed] = []
-        self._update = make_update(self.problem.config, self.problem.layout)
+        self._update = Update(self.problem.config, self.problem.layout)
+        self.rounds: tuple[int, int] | None = None
+        """Of the run's plan, as far as the coordinator has said."""
         self._running = self._loop()
 
     @property
@@ -205,6 +209,7 @@ class SimulatedWorker:
                 continue  # of a membership that is gone
             elif isinstance(event, Restored):
                 self.state, self.member_of = event.state, session
+                self.rounds = event.rounds
             elif isinstance(event, Committed):
                 self._apply(session, event)
             elif event.kind == "train":
@@ -217,7 +222,8 @@ class SimulatedWorker:
         problem = self.problem
         assert self.state is not None
         assert self.state.step == shard.step, "it computes with the weights of another step"
-        stop, layout = shard.stop, problem.wire_layout(shard.step)
+        stop, layout = shard.stop, self._layout(shard.step)
+        assert bool(shard.inner_batch) == self._plan.is_round(shard.step)
         early = self.hands_in_early and shard.blocks is None and shard.stop - shard.start > 1
         if shard.inner_batch and early:
             stop = (shard.start + shard.stop) // 2
@@ -251,6 +257,15 @@ class SimulatedWorker:
         if sender := self._sender(session):
             self._send(sender, sender.answer(result, shard.step))
 
+    @property
+    def _plan(self) -> StepPlan:
+        """The plan by what this worker was told, and not by what is right."""
+        return self.problem.plan.with_rounds(self.rounds)
+
+    def _layout(self, step: int) -> GradientLayout:
+        plan, layout = self._plan, self.problem.layout
+        return layout.doubled if plan.is_round(step) and plan.settles(step) else layout
+
     def _evaluate(self, session: Session, shard: ShardAssignment) -> None:
         assert self.state is not None
         assert self.state.step == shard.step, "it evaluates the weights of another step"
@@ -264,7 +279,10 @@ class SimulatedWorker:
         assert self.state is not None
         commit = event.commit
         assert commit.step == self.state.step, "a commit was left out or came twice"
-        self._update.apply(self.state, event.gradient, commit.learning_rate, commit.clip_scale)
+        scalars, plan = (commit.learning_rate, commit.clip_scale), self._plan
+        assert event.gradient.size == self._layout(commit.step).size
+        self._update.apply(self.state, event.gradient, *scalars, plan.first_round)
+        self.rounds = commit.rounds
         if self.corrupt:
             self.state.weights.view(np.uint32)[3] ^= 1
         self.commits.append(event)

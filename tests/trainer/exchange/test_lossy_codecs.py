@@ -64,6 +64,20 @@ def test_a_run_ends_and_saves_settled_states_alone(codec: str, together: tuple[i
     assert np.abs(cluster.applied).max() > 0.1
 
 
+@pytest.mark.parametrize("codec", ["auto", "int8", "topk:0.1"])
+def test_what_is_owed_of_gradients_is_sent_before_the_first_round(codec: str) -> None:
+    """And what rounds owe goes on to the next; the account covers both, and second moments."""
+    rounds = {"exchange__schedule": "auto", "training__batch_size": 4}
+    given = problem(codec, **rounds, decided=(1, 2), training__evaluate_every=0)
+    cluster = LossyCluster(given, 3)
+    cluster.run_to_end()
+    assert [step for step, _ in saved(cluster)] == [3, 6, 7]
+    assert not cluster.named("residual_lost")
+    codecs = [event["codec"] for event in cluster.named("step")]
+    assert codecs[3:] == ["int8" if codec == "auto" else codec] * 4
+    assert [event["round_of"] for event in cluster.named("step")] == [None] * 3 + [2] * 4
+
+
 @pytest.mark.parametrize("step", [1, 2, 4, 5])
 @pytest.mark.parametrize("codec", CODECS)
 def test_from_a_settled_commit_on_the_bits_are_the_same_again(codec: str, step: int) -> None:

@@ -72,8 +72,8 @@ def mean(total: Any) -> Any:
     return total / np.float32(16)
 
 
-def plain_steps(steps: StepPlan, numbers: range) -> np.ndarray:
-    """Return the weights after AdamW steps on consecutive batches, as one process takes them."""
+def plain_steps(steps: StepPlan, numbers: range) -> TrainState:
+    """Return the state after AdamW steps on consecutive batches, as one process takes them."""
     state, optimizer, replica = TrainState.fresh(START.copy()), AdamW(SETTINGS, LAYOUT), Quadratic()
     gradient = np.empty(LAYOUT.size, np.float32)
 
@@ -89,7 +89,7 @@ def plain_steps(steps: StepPlan, numbers: range) -> np.ndarray:
         scale = optimizer.clip_scale(float(np.linalg.norm(gradient.astype(np.float64))))
         rate = learning_rate_at(number, steps.total_inner, SETTINGS)
         optimizer.apply(state, gradient, rate, scale)
-    return state.weights
+    return state
 
 
 def test_rounds_of_one_worker_are_plain_adamw_steps():
@@ -101,9 +101,25 @@ def test_rounds_of_one_worker_are_plain_adamw_steps():
         at = steps.at(step)
         moved = inner.run(list(SAMPLES[at.start : at.stop]), step, 4)
         assert (moved.samples, moved.result.weight) == (16, 16)
-        outer.apply(state, mean(summed(moved, 4)), 0.0, 1.0)
+        outer.apply(state, mean(summed(moved, 4)))
         inner.committed(step)
-    np.testing.assert_allclose(state.weights, plain_steps(steps, range(8)), rtol=0, atol=1e-6)
+    expected = plain_steps(steps, range(8)).weights
+    np.testing.assert_allclose(state.weights, expected, rtol=0, atol=1e-6)
+
+
+def test_rounds_go_on_with_the_moments_of_the_ordinary_steps_before_them():
+    """One worker, a mean of weights: three AdamW steps and two rounds are eleven AdamW steps."""
+    steps = plan(inner=4).with_rounds((3, 4))
+    inner, state = worker(steps, plain_steps(steps, range(3)))
+    update = OuterNesterov(1.0, 0.0, LAYOUT)
+    assert [len(steps.inner(step)) for step in range(6)] == [1, 1, 1, 4, 4, 1]
+    for step in (3, 4):
+        at = steps.at(step)
+        moved = inner.run(list(SAMPLES[at.start : at.stop]), step, 4)
+        update.apply(state, mean(summed(moved, 4)))
+        inner.committed(step)
+    expected = plain_steps(steps, range(11)).weights
+    np.testing.assert_allclose(state.weights, expected, rtol=0, atol=1e-6)
 
 
 def torch_diloco(rounds: int, shares: tuple[int, int], inner_batch: int) -> np.ndarray:
@@ -167,7 +183,7 @@ def test_two_workers_are_diloco_as_torch_does_it(shares: tuple[int, int]):
             total += summed(moved, 4)
             start += share
         for inner, state in workers:
-            outer.apply(state, mean(total), 0.0, 1.0)
+            outer.apply(state, mean(total))
             inner.committed(step)
     first, second = (state.weights for _, state in workers)
     np.testing.assert_array_equal(first, second)
@@ -186,7 +202,7 @@ def test_a_settled_round_leaves_nothing_private():
     for step in range(2):
         moved = inner.run(list(SAMPLES[:16]), step, 4)
         average = mean(summed(moved, 8 if steps.settles(step) else 4))
-        outer.apply(state, average, 0.0, 1.0)
+        outer.apply(state, average)
         inner.committed(step)
     arrays = (state.weights.copy(), state.first_moment.copy(), state.second_moment.copy())
     joiner, _ = worker(steps, TrainState(*arrays, step=2))

@@ -11,13 +11,13 @@ import pytest
 
 from tests.trainer.clock import Clock
 from tests.trainer.exchange.exact_problem import tiny_layout
-from trainer.config.run import OptimizerConfig
+from trainer.config.run import OptimizerConfig, load
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import HandIn, ShardAssignment, ShardResult, Shutdown
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.worker_session import Restored
 from trainer.optimizer.adamw import TrainState
-from trainer.optimizer.nesterov import OuterNesterov
+from trainer.optimizer.nesterov import Update
 from trainer.replica.base import OnBlock, StepResult
 from trainer.steps import loop
 from trainer.steps.inner_steps import InnerSteps
@@ -71,7 +71,15 @@ def test_a_result_says_how_much_followed_the_first_gradient(
     exchange = OneShard(SHARD.model_copy(update={"blocks": blocks}))
     sample = Encoded(np.arange(3, dtype=np.int32), 1)
     nothing: Any = None
-    worker = Worker(TimedReplica(clock), exchange, nothing, [sample, sample], None, seed=0)  # pyright: ignore[reportArgumentType]
+    worker = Worker(
+        TimedReplica(clock),  # pyright: ignore[reportArgumentType]
+        exchange,  # pyright: ignore[reportArgumentType]
+        nothing,
+        StepPlan(2, 2, 1),
+        [sample, sample],  # pyright: ignore[reportArgumentType]
+        None,
+        seed=0,
+    )
     worker.run()
     (result,) = exchange.sent
     assert isinstance(result, ShardResult)
@@ -90,17 +98,18 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
     state = TrainState.fresh(np.ones(tiny_layout().size, np.float32))
     exchange = OneShard(shard)
     exchange.sent = exchange.blocks = order = []  # both in one order
-    exchange._events.insert(0, Restored(0, state))
+    exchange._events.insert(0, Restored(0, state, plan.rounds))
     replica: Any = TimedReplica(clock)
     replica.write_trainable = lambda flat: None
     worker = Worker(
         replica,
         exchange,  # pyright: ignore[reportArgumentType]
-        OuterNesterov(0.7, 0.9, tiny_layout()),
+        Update(load("quickstart"), tiny_layout()),
+        StepPlan(8, 4, 1),
         [sample] * 8,  # pyright: ignore[reportArgumentType]
         None,
         seed=0,
-        rounds=partial(InnerSteps, replica, OptimizerConfig(), plan),
+        rounds=partial(InnerSteps, replica, OptimizerConfig()),
     )
     worker.run()
     early = [HandIn(shard=4, samples=4)] if limit is not None else []

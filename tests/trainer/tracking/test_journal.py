@@ -254,3 +254,13 @@ def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: 
     said = read_status(share.folder / "status.json")
     assert (said["state"], said["exit_code"]) == ("failed", 5)
     assert read_status(tmp_path / "output" / "status.json")["exit_code"] == 5
+
+
+def test_a_run_that_goes_over_to_rounds_has_fewer_steps(journal: RunRecorder) -> None:
+    """100 samples in 10 steps: four of them, and two rounds of three."""
+    assert journal._status["total_steps"] == 10
+    journal.emit({"event": "schedule", "schedule": "steps", "reason": "too short"})
+    assert journal._status["total_steps"] == 10
+    decided = {"schedule": "rounds", "rounds_after": 4, "inner_steps": 3}
+    journal.emit({"event": "schedule", **decided})
+    assert journal._status["total_steps"] == 6

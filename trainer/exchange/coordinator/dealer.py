@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.residuals import Residuals
-from trainer.exchange.coordinator.rounds import Round, RoundTimes
+from trainer.exchange.coordinator.rounds import Kind, Round, RoundTimes
 from trainer.exchange.coordinator.shares import Balancer
 from trainer.exchange.protocol.members import Membership
 from trainer.exchange.protocol.messages import ShardVoided
+from trainer.exchange.protocol.schedule import StepPlan
 
 
 class Dealer:
@@ -59,13 +60,44 @@ class Dealer:
             else:
                 self._outbox.emit("active", rank=member.rank)
 
-    def divide_steps(self, round_: Round, batch_size: int, shares: dict[int, int]) -> None:
-        """Divide each inner step of a round among its workers, evenly.
+    def open(
+        self,
+        kind: Kind,
+        step: int,
+        epoch: int,
+        samples: range,
+        shares: dict[int, int],
+        now: float,
+        plan: StepPlan | None = None,
+    ) -> Round:
+        """Return a validation, or a step of a plan, with a shard of its samples for each share.
 
-        All take steps of one size, and who has the larger share takes more of them.
+        An inner step of a round is divided among its workers evenly: all take steps of one size,
+        and who has the larger share takes more of them.
         """
-        round_.inner_batch = max(1, round(batch_size / len(round_.ledger.dealt)))
-        round_.limit = self._balancer.limit(shares)
+        shards = self.cut(samples.start, shares)
+        sums = self._residuals.sums(step) if plan else None
+        inner_batch, limit = 0, None
+        if plan and plan.is_round(step):
+            self._pace.expect_rounds(plan.inner_steps)
+            inner_batch = max(1, round(plan.batch_size / len(shards)))
+            limit = self._balancer.limit(shares)
+        columns = 1 + (len(sums.layout.blocks) if sums else 0)
+        deadline = now + self._pace.allowance(kind, self._balancer.expected(shares))
+        round_ = Round(
+            kind=kind,
+            step=step,
+            epoch=epoch,
+            ledger=Ledger(columns, shards),
+            sums=sums,
+            started=now,
+            deadline=deadline,
+            inner_batch=inner_batch,
+            limit=limit,
+        )
+        if sums:
+            round_.form_groups(self._membership.ready())
+        return round_
 
     def assign(self, round_: Round, shard: Shard, now: float) -> None:
         """Send a shard to its worker."""

@@ -206,6 +206,7 @@ class Coordinator:
             moments=moments,
             heartbeat=self._settings.heartbeat,
             lost_after=self._settings.lost_after,
+            rounds=self.training.plan.rounds,
         )
         self._outbox.send(member, accepted)
         frames = member.delivery.state(state.snapshot(), member.generation, moments)
@@ -293,9 +294,8 @@ class Coordinator:
                 self.phase = "running"
                 self.training.begin(now)
             elif gave_up:
-                missing = [r for r in range(self.expect_workers) if r not in ready]
-                listed = ", ".join(map(str, missing))
-                self._end(3, f"rank {listed} did not join within {patience:.0f} s")
+                missing = ", ".join(str(r) for r in range(self.expect_workers) if r not in ready)
+                self._end(3, f"rank {missing} did not join within {patience:.0f} s")
         elif self.phase == "running" and not ready and gave_up:
             self.training.save()
             self._end(3, f"no worker was left for {patience:.0f} s: see their logs, then resume")

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-from trainer.config.codec import AUTO
 from trainer.config.run import ExchangeConfig
 from trainer.exchange.compression.choice import AgreedCodecs
-from trainer.exchange.coordinator.codec_choice import CodecChoice
+from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.outbox import Outbox
-from trainer.exchange.protocol.members import Member
-from trainer.exchange.protocol.messages import SHARED_MEMORY
-from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import GradientLayout
 
 
@@ -21,45 +14,41 @@ class Residuals:
     """The feedback of averages, and the norms of what each rank owes; says what is lost of it."""
 
     def __init__(
-        self, settings: ExchangeConfig, layout: GradientLayout, plan: StepPlan, outbox: Outbox
+        self,
+        settings: ExchangeConfig,
+        layout: GradientLayout,
+        choice: ExchangeChoice,
+        outbox: Outbox,
     ) -> None:
-        self.wire_layout = layout.doubled if settings.in_rounds else layout
+        self.wire_layout = layout.doubled if settings.may_have_rounds else layout
         """What the most blocks of a step are of: second moments come with a settled round."""
         self.codecs = AgreedCodecs(settings.codec, self.wire_layout)
         self.own = self.codecs.feedback()
         """What averages owe; None where the codec needs no feedback."""
         self._memory = SumMemory(layout)
-        self._choice = CodecChoice(layout, plan) if settings.codec == AUTO else None
+        self._choice = choice
         self._owed: dict[int, float] = {}
         self._layout = layout
-        self._rounds = settings.in_rounds
-        self._plan = plan
         self._outbox = outbox
 
     def all_sent(self, step: int) -> bool:
         """Return whether contributions to a step hold what was owed of many."""
-        return self.own is not None and self._plan.settles(step)
+        return self.own is not None and self._choice.plan.settles(step)
 
     def sums(self, step: int) -> GradientSum:
         """Return what takes the contributions to a step, and makes averages of them."""
-        in_bf16 = self._choice is not None and self._choice.codec == "bf16"
-        settled = in_bf16 or self._plan.settles(step)
-        doubled = settled and self._rounds
+        plan = self._choice.plan
+        settles = plan.settles(step)
+        doubled = settles and plan.is_round(step)
         return GradientSum(
             self._layout,
             self.codecs,
             step,
             self.own,
-            settled=settled,
+            settled=settles or self._choice.in_bf16(step),
             second_moments=doubled,
             memory=None if doubled else self._memory,
         )
-
-    def measured(self, step: Mapping[str, Any], members: Iterable[Member]) -> None:
-        """Note what a step took; where the codec is `auto`, that decides about the next ones."""
-        remote = any(member.request.transport != SHARED_MEMORY for member in members)
-        if self._choice and (found := self._choice.measured(step, remote=remote)):
-            self._outbox.emit("codec", **found)
 
     def reported(self, rank: int, norm: float) -> None:
         """Note what a member owes after a shard."""
@@ -79,7 +68,7 @@ class Residuals:
 
     def saved(self, step: int) -> None:
         """Say what the state after `step` updates lacks when a run resumes from it."""
-        if self.own is None or self._plan.settles(step - 1):
+        if self.own is None or self._choice.plan.settles(step - 1):
             return
         reason = "saved between two settled commits: a resumed run begins without it"
         for rank, norm in sorted(self._owed.items()):

@@ -176,10 +176,18 @@ class RoundTimes:
         self._first = first
         self._least = least
         self._patience = 1.0
+        self._expects_rounds = False
         self._seconds: dict[Kind, deque[float]] = {
             "train": deque(maxlen=50),
             "evaluate": deque(maxlen=50),
         }
+
+    def expect_rounds(self, inner_steps: int) -> None:
+        """Forget how long ordinary steps took, before the first round of so many steps."""
+        if not self._expects_rounds:
+            self._expects_rounds = True
+            self._first *= inner_steps
+            self._seconds["train"].clear()
 
     def finished(self, kind: Kind, seconds: float) -> None:
         """Note the duration of a round."""

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from trainer.config.run import RunConfig
 from trainer.errors import NonFiniteError, ProtocolError
+from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.dealer import Dealer
-from trainer.exchange.coordinator.ledger import Ledger, Shard
+from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.outliers import Outliers
 from trainer.exchange.coordinator.residuals import Residuals
-from trainer.exchange.coordinator.rounds import Kind, Round, RoundTimes, step_event
+from trainer.exchange.coordinator.rounds import Round, RoundTimes, step_event
 from trainer.exchange.coordinator.shares import Balancer
 from trainer.exchange.coordinator.validation import Score, Validation
 from trainer.exchange.coordinator.weight_audit import Audit
@@ -23,7 +24,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, learning_rate_at, weights_digest
-from trainer.optimizer.nesterov import make_update
+from trainer.optimizer.nesterov import Update
 
 _STEPS_BEHIND = 3
 """Times a step's deadline that a proof of equal weights may take."""
@@ -46,24 +47,28 @@ class Training:
     ) -> None:
         self.config = config
         self.layout = layout
-        self.plan = plan
+        self.choice = ExchangeChoice(config.exchange, layout, plan, outbox)
         self.state = state
         self.round: Round | None = None
         self.stopping = False
         """Whether to end after the step that is under way."""
         self.audit = Audit(outbox, membership.diverged, state.step)
         self.balancer = Balancer(config.exchange.shares)
-        first = config.exchange.join_deadline * plan.inner_steps
-        self.pace = RoundTimes(first, config.exchange.step_deadline)
+        self.pace = RoundTimes(config.exchange.join_deadline, config.exchange.step_deadline)
         self._membership = membership
         self._outbox = outbox
-        self._update = make_update(config, layout)
-        self.residuals = Residuals(config.exchange, layout, plan, outbox)
+        self._update = Update(config, layout)
+        self.residuals = Residuals(config.exchange, layout, self.choice, outbox)
         self._outliers = Outliers(layout, config.exchange, outbox, self.residuals.all_sent)
         self._validation = Validation(config, validation_samples, score)
         self._dealer = Dealer(membership, outbox, self.balancer, self.pace, self.residuals)
         self._unsettled: Callable[[], None] | None = None
         self._saved_step = state.step
+
+    @property
+    def plan(self) -> StepPlan:
+        """Which samples each step takes; `exchange.schedule: auto` may change it."""
+        return self.choice.plan
 
     # One round
 
@@ -257,7 +262,8 @@ class Training:
         self._saved_step = self.state.step
         self.residuals.saved(self.state.step)
         scores = self._validation.scores(self.state.step)
-        self._outbox.add(Save(self.state.snapshot(), self._membership.generation, scores))
+        generation, rounds = self._membership.generation, self.plan.rounds
+        self._outbox.add(Save(self.state.snapshot(), generation, scores, rounds=rounds))
 
     # Inside
 
@@ -275,31 +281,20 @@ class Training:
         if self._validation.due(step, self.plan.total_steps):
             samples = self._validation.samples
             shares = self.balancer.proportional(len(samples), self._dealer.ranks())
-            self._open("evaluate", step, 0, samples, shares, now)
+            self.round = self._dealer.open("evaluate", step, 0, samples, shares, now)
         elif step < self.plan.total_steps:
             at = self.plan.at(step)
             shares = self.balancer.divide(at.stop - at.start, self._dealer.ranks())
             self._dealer.note_shares(shares)
-            self._open("train", step, at.epoch, range(at.start, at.stop), shares, now)
-
-    def _open(
-        self, kind: Kind, step: int, epoch: int, samples: range, shares: dict[int, int], now: float
-    ) -> None:
-        shards = self._dealer.cut(samples.start, shares)
-        sums = self.residuals.sums(step) if kind == "train" else None
-        columns = 1 + (len(sums.layout.blocks) if sums else 0)
-        allowance = self.pace.allowance(kind, self.balancer.expected(shares))
-        self.round = Round(kind, step, epoch, Ledger(columns, shards), sums, now, now + allowance)
-        if sums:
-            self.round.form_groups(self._membership.ready())
-            if self.config.exchange.in_rounds:
-                self._dealer.divide_steps(self.round, self.plan.batch_size, shares)
+            samples = range(at.start, at.stop)
+            self.round = self._dealer.open("train", step, at.epoch, samples, shares, now, self.plan)
 
     def _commit(self, round_: Round, now: float) -> None:
         """Tell everyone to apply the step and what to do next, then do the same here."""
         assert round_.sums is not None
         sums, done = round_.sums, round_.step + 1
-        norm, scale = sums.norm, self._update.clip_scale(sums.norm)
+        norm, first_round = sums.norm, self.plan.first_round
+        scale = self._update.clip_scale(norm, is_round=self.plan.is_round(round_.step))
         inner, total = self.plan.inner(round_.step)[-1], self.plan.total_inner
         rate = learning_rate_at(inner, total, self.config.optimizer)
         last = self.stopping or done == self.plan.total_steps
@@ -321,21 +316,25 @@ class Training:
                 learning_rate=rate,
                 report=report,
                 settled=sums.settled,
+                rounds=self.plan.rounds,
                 next=following,
             )
             self._outbox.send(member, commit, round_.step)
         self._outbox.add(Settle())
 
         def settle() -> None:
-            self._update.apply(self.state, sums.flat, rate, scale)
+            self._update.apply(self.state, sums.flat, rate, scale, first_round)
             if report:
                 ranks, due = self._dealer.ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
             details = step_event(round_, receivers, rate, now - round_.started)
+            details["codec"] = self.choice.codec_of(round_.step)
+            details["round_of"] = self.plan.inner_steps if round_.inner_batch else None
             self._outbox.emit("step", generation=self._membership.generation, **details)
-            self.residuals.measured(details, self._membership.ready())
+            self.choice.measured(details, self._membership.ready())
             training_goes_on = self.round is not None and self.round.kind == "train"
-            if training_goes_on and done % self.config.checkpoint.every == 0:
+            due = done % self.config.checkpoint.every == 0 or done == first_round
+            if training_goes_on and due:
                 self.save()
 
         self._unsettled = settle

@@ -15,6 +15,8 @@ from trainer.exchange.protocol.wire import Frame, MessageType
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=2**16)]
+Rounds = tuple[Count, Annotated[int, Field(gt=0, lt=2**31)]]
+"""`StepPlan.rounds`: the ordinary steps before the first round, and inner steps of each round."""
 Seconds = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(max_length=1000)]
 
@@ -70,6 +72,8 @@ class JoinAccepted(Message):
     moments: bool
     heartbeat: Seconds
     lost_after: Seconds
+    rounds: Rounds | None = None
+    """None: no round is planned."""
 
 
 class JoinRefused(Message):
@@ -165,6 +169,8 @@ class StepCommit(Message):
     """Whether to answer with a WeightsReport."""
     settled: bool = True
     """Whether nothing is owed now; a worker drops what it could not send."""
+    rounds: Rounds | None = None
+    """Of all steps from here on; they may come to a run that had none, never change or go."""
     next: ShardAssignment | None
 
 

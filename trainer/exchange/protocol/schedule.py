@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.config.codec import read_codec
 from trainer.config.run import RunConfig
@@ -19,30 +19,47 @@ class StepSamples:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Steps of the run over `epochs` of `samples`, `inner_steps` of `batch_size` samples in each.
+    """Steps over `epochs` of `samples`: ordinary ones of `batch_size` samples, then rounds.
 
-    An ordinary step has one inner step; one of more is a round (docs/low-bandwidth.md). A step ends
-    with its epoch, so the last of an epoch may be smaller. `max_steps`, where given, counts inner
-    steps and decides instead of `epochs`, as in transformers.
+    A round (docs/low-bandwidth.md) has `inner_steps` inner steps, an ordinary step is one. A step
+    ends with its epoch, so the last of an epoch may be smaller. `max_steps`, where given, counts
+    inner steps and decides instead of `epochs`, as in transformers.
     """
 
     samples: int
     batch_size: int
     epochs: int
     max_steps: int | None = None
-    inner_steps: int = 1
+    inner_steps: int = 0
+    """Of a round; 0: the run has no rounds."""
     settle_every: tuple[int, ...] = (1,)
     """A step is settled if its number, counted from 1, is a multiple of one of these."""
+    rounds_after: int = 0
+    """Ordinary steps before the first round."""
+
+    @property
+    def rounds(self) -> tuple[int, int] | None:
+        """Return `rounds_after` and `inner_steps`; None: every step is an ordinary one."""
+        return (self.rounds_after, self.inner_steps) if self.inner_steps else None
+
+    def with_rounds(self, rounds: tuple[int, int] | None) -> StepPlan:
+        """Return the plan with other `rounds`."""
+        after, inner_steps = rounds or (0, 0)
+        return replace(self, rounds_after=after, inner_steps=inner_steps)
+
+    @property
+    def first_round(self) -> int | None:
+        """Return the number of the first step that is a round, counted from 0; None: none is."""
+        return min(self.rounds_after, self.total_inner) if self.inner_steps else None
+
+    def is_round(self, step: int) -> bool:
+        """Return whether a step, counted from 0, is a round."""
+        return self.first_round is not None and step >= self.first_round
 
     @property
     def batches_per_epoch(self) -> int:
         """Return the number of inner steps that see every sample once."""
         return -(-self.samples // self.batch_size)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Return the number of steps that see every sample once."""
-        return -(-self.batches_per_epoch // self.inner_steps)
 
     @property
     def total_inner(self) -> int:
@@ -52,37 +69,57 @@ class StepPlan:
     @property
     def total_steps(self) -> int:
         """Return the number of steps of the run."""
-        epochs, rest = divmod(self.total_inner, self.batches_per_epoch)
-        return epochs * self.steps_per_epoch + -(-rest // self.inner_steps)
+        if self.first_round is None:
+            return self.total_inner
+        last_epoch, rest = divmod(self.total_inner, self.batches_per_epoch)
+        epoch, skipped = divmod(self.first_round, self.batches_per_epoch)
+        if epoch == last_epoch:
+            return self.first_round + self._rounds_in(rest - skipped)
+        between = (last_epoch - epoch - 1) * self._rounds_in(self.batches_per_epoch)
+        of_first = self._rounds_in(self.batches_per_epoch - skipped)
+        return self.first_round + of_first + between + self._rounds_in(rest)
 
     def inner(self, step: int) -> range:
         """Return the inner steps of a step, both counted from 0."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        before = epoch * self.batches_per_epoch
-        start = before + index * self.inner_steps
-        stop = min(start + self.inner_steps, before + self.batches_per_epoch, self.total_inner)
+        first, length = self.first_round, self.batches_per_epoch
+        if first is None or step < first:
+            return range(step, step + 1)
+        epoch, skipped = divmod(first, length)
+        index = step - first
+        if (passed := index - self._rounds_in(length - skipped)) >= 0:
+            epochs, index = divmod(passed, self._rounds_in(length))
+            epoch, skipped = epoch + 1 + epochs, 0
+        start = epoch * length + skipped + index * self.inner_steps
+        stop = min(start + self.inner_steps, (epoch + 1) * length, self.total_inner)
         return range(start, max(start, stop))
 
     def at(self, step: int) -> StepSamples:
         """Return the samples of a step, counted from 0."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        start = index * self.inner_steps * self.batch_size
-        stop = start + len(self.inner(step)) * self.batch_size
-        return StepSamples(epoch, start, min(stop, self.samples))
+        inner = self.inner(step)
+        epoch, first = divmod(inner.start, self.batches_per_epoch)
+        start = first * self.batch_size
+        return StepSamples(epoch, start, min(start + len(inner) * self.batch_size, self.samples))
 
     def settles(self, step: int) -> bool:
-        """Return whether a step, counted from 0, leaves nothing private to a worker."""
+        """Return whether a step, counted from 0, leaves nothing private to a worker.
+
+        So does the one before the first round: what is owed of gradients is none of weights.
+        """
         done = step + 1
-        return done == self.total_steps or any(done % every == 0 for every in self.settle_every)
+        last = done in (self.total_steps, self.first_round)
+        return last or any(done % every == 0 for every in self.settle_every)
 
     def settled(self, done: int) -> int:
         """Return after how many inner steps the last settled of the first `done` steps ended."""
         return next((self.inner(s).stop for s in reversed(range(done)) if self.settles(s)), 0)
 
+    def _rounds_in(self, inner_steps: int) -> int:
+        return -(-inner_steps // self.inner_steps)
+
 
 def settle_periods(config: RunConfig) -> tuple[int, ...]:
     """Return a plan's `settle_every`: checkpoints, also those of validations, are settled."""
     exchange = config.exchange
-    if not exchange.in_rounds and not read_codec(exchange.codec).needs_feedback:
+    if not exchange.may_have_rounds and not read_codec(exchange.codec).needs_feedback:
         return (1,)
     return exchange.settled_at(*config.saved_every)

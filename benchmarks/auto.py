@@ -1,0 +1,162 @@
+"""`exchange.codec: auto` beside the better of bf16 and int8, on three links with three step times.
+
+    python benchmarks/auto.py [--rate 10 --rate 50] [--step 0.2] [--rounds] [--megabytes 1.3]
+
+Real processes: a coordinator beside one worker, and another worker on a host of its own behind a
+link of that rate each way, in plain text. Workers sleep for a step's time and hand over their
+gradient meanwhile, from the last layer on. A ratio is the median step of `auto` after its decision
+over that of the faster fixed codec; `--rounds` adds a run of `exchange.schedule: auto` where the
+faster codec does not hide its exchange to 5 %, and tells what rounds leave of it.
+
+Needs root. Writes benchmarks/results/auto.json. All nine cells take about five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rig.report import Ratio, Report, skip
+
+from trainer.compare.cluster import COORDINATOR, Cluster, end_on_terminate
+from trainer.compare.member import Spec
+from trainer.compare.network import Network, missing
+from trainer.planning.exchange_choice import FREE, MOST_EXPOSED
+
+TARGET = 1.10
+RATES = (10, 50, 200)
+"""Mbit/s."""
+STEPS = (0.05, 0.2, 0.8)
+"""Seconds of computing."""
+WARM_UP = 3
+DECIDED = 15
+"""Steps after which `auto` has its codec, and the exchange of a change is over."""
+MEASURED = 8
+ROUNDS = 3
+LONGEST = 40
+"""Inner steps of the longest rounds that are waited for."""
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A link and a step time."""
+
+    network: Network
+    rate: int
+    step: float
+    megabytes: float
+
+    @property
+    def name(self) -> str:
+        """What it is called in the report."""
+        return f"{self.rate} Mbit/s, steps of {1e3 * self.step:.0f} ms"
+
+    def events(self, count: int, **settings: str) -> list[dict[str, Any]]:
+        """Run until so many steps were committed, and return their events."""
+        spec = Spec(
+            role="worker",
+            elements=int(self.megabytes * 1e6 / 4),
+            workers=WORKERS,
+            steps=4000,
+            batch=WORKERS,
+            address=(self.network.address(0), 0),
+            settings={
+                "exchange.shares": "equal",
+                **{f"exchange.{name}": value for name, value in settings.items()},
+            },
+        )
+        found: list[dict[str, Any]] = []
+        with Cluster() as cluster:
+            port = cluster.start_coordinator(spec.as_coordinator(), self.network.inside(0))
+            for rank in range(WORKERS):
+                worker = spec.as_worker(rank, port, cost=self.step)
+                cluster.start_worker(worker, self.network.inside(rank))
+            for name, event in cluster.events():
+                if name == COORDINATOR and event["event"] in ("step", "schedule"):
+                    found.append(event)
+                    if event["event"] == "schedule":
+                        count = until(event)
+                if count <= 0 or (found and found[-1].get("step", 0) >= count):
+                    break
+        return found
+
+
+def until(event: dict[str, Any]) -> int:
+    """Return the step at which a run is over for us that has decided about its schedule."""
+    if event["schedule"] == "steps" or event["inner_steps"] > LONGEST:
+        return 0
+    return event["rounds_after"] + ROUNDS
+
+
+def median(events: list[dict[str, Any]], figure: str = "seconds") -> float:
+    """Return the median of a figure over the last steps."""
+    return statistics.median(event[figure] for event in events[-MEASURED:])
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rate", type=int, action="append", help="Mbit/s; may be repeated")
+    parser.add_argument("--step", type=float, action="append", help="seconds; may be repeated")
+    parser.add_argument("--megabytes", type=float, default=1.3, help="of the fp32 gradient")
+    parser.add_argument("--rounds", action="store_true", help="also run schedule: auto")
+    options = parser.parse_args()
+    end_on_terminate()
+    if reason := missing():
+        skip(reason)
+    report = Report("auto")
+    for rate in options.rate or RATES:
+        with Network(WORKERS, rate * 10**6) as network:
+            for step in options.step or STEPS:
+                measure(report, Cell(network, rate, step, options.megabytes), options.rounds)
+    table(report)
+    return report.write()
+
+
+def measure(report: Report, cell: Cell, rounds: bool) -> None:
+    """Run a cell's codecs and report their ratios."""
+    fixed = {codec: median(cell.events(WARM_UP + MEASURED, codec=codec)) for codec in FREE}
+    events = cell.events(DECIDED + MEASURED, codec="auto")
+    auto, best = median(events), min(fixed, key=lambda codec: fixed[codec])
+    report.add(
+        Ratio(f"{cell.name}, auto", auto / fixed[best], f"{best}'s step", TARGET),
+        rate=cell.rate,
+        step_seconds=cell.step,
+        taken=events[-1]["codec"],
+        best=best,
+        seconds={**fixed, "auto": auto},
+    )
+    if not rounds or fixed[best] < (1 + MOST_EXPOSED) * cell.step:
+        return
+    found = cell.events(10**6, codec="auto", schedule="auto")
+    decision = next(event for event in found if event["event"] == "schedule")
+    of_rounds = [event for event in found if event.get("round_of")]
+    if not of_rounds:
+        print(f"{cell.name}, schedule: {decision.get('reason') or decision['settings']}")
+        return
+    inner = decision["inner_steps"]
+    seconds = median(of_rounds) / inner
+    exposed = median(of_rounds, "exchange_exposed_ms") / inner / (1e3 * cell.step)
+    report.add(
+        Ratio(f"{cell.name}, a step in rounds of {inner}", seconds / cell.step, "its computing"),
+        settings=decision["settings"],
+        exposed_share=exposed,
+    )
+
+
+def table(report: Report) -> None:
+    """Print the seconds of all cells."""
+    rows = [figures for figures in report.figures if "taken" in figures]
+    print(f"\n{'Mbit/s':>6} {'step':>6} {'bf16':>8} {'int8':>8} {'auto':>8}  takes   best")
+    for row in rows:
+        each = " ".join(f"{1e3 * row['seconds'][key]:8.1f}" for key in (*FREE, "auto"))
+        step, ends = 1e3 * row["step_seconds"], f"{row['taken']:7} {row['best']}"
+        print(f"{row['rate']:6} {step:6.0f} {each}  {ends}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""The choices of `exchange.codec: auto` and `exchange.schedule: auto`, from what steps took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.trainer.exchange.exact_problem import join_request
+from trainer.config.run import load
+from trainer.exchange.coordinator.choice import ExchangeChoice
+from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.protocol.actions import Emit
+from trainer.exchange.protocol.members import Member
+from trainer.exchange.protocol.messages import SHARED_MEMORY
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.model.layout import Block, GradientLayout, TensorSlot
+from trainer.planning.exchange_choice import FREE, element_bytes
+
+LAYERS = GradientLayout(
+    tuple(
+        Block(i, f"layers.{i}", 9 * i, 9 * i + 9, (TensorSlot(f"t{i}", (9,), 9 * i),))
+        for i in range(40)
+    ),
+    40,
+)
+COMPUTE, BACKWARD = 1.0, 0.5
+"""Seconds of a step, and of the part of it that hides an exchange."""
+
+
+class Run:
+    """Steps over a wire that takes so many seconds for a gradient in fp32."""
+
+    def __init__(
+        self,
+        wire: float,
+        *,
+        transport: str = "TLS",
+        codec: str = "auto",
+        schedule: str = "steps",
+        total: int = 1000,
+        **rounds: int,
+    ) -> None:
+        self.wire, self.done = wire, 0
+        settings = {"exchange.codec": codec, "exchange.schedule": schedule}
+        settings |= {f"exchange.{name}": value for name, value in rounds.items()}
+        exchange = load("quickstart", settings).exchange
+        plan = StepPlan(total, 1, 1).with_rounds(exchange.rounds)
+        self.outbox = Outbox()
+        self.choice = ExchangeChoice(exchange, LAYERS, plan, self.outbox)
+        self.members = [
+            Member(rank, rank, 0, join_request(rank, transport=each), 0.0)
+            for rank, each in enumerate((SHARED_MEMORY, transport))
+        ]
+        self.events: list[dict[str, Any]] = []
+
+    def steps(self, number: int, *, stalls: int = 0) -> list[str]:
+        """Take steps, of which the first few wait for ten seconds; return the codecs taken."""
+        taken: list[str] = []
+        for step in range(number):
+            taken.append(self.choice.codec)
+            wire = self.wire * element_bytes(self.choice.codec) / 4
+            exposed = max(wire - BACKWARD, 0.01 * wire) + (10 if step < stalls else 0)
+            self.done += 1
+            figures = {
+                "step": self.done,
+                "seconds": COMPUTE + exposed,
+                "exchange_ms": 1e3 * (exposed + min(wire, BACKWARD)),
+                "exchange_exposed_ms": 1e3 * exposed,
+            }
+            self.choice.measured(figures, self.members)
+            self.events += [each.event for each in self.outbox.take() if isinstance(each, Emit)]
+        return taken
+
+
+def test_a_step_that_hides_its_exchange_stays_at_bf16():
+    run = Run(wire=1.0, schedule="auto")
+    assert set(run.steps(200)) == {"bf16"}
+    assert run.events == []
+
+
+def test_a_slow_link_takes_int8_once_it_is_measured():
+    run = Run(wire=4.0)
+    taken = run.steps(100)
+    assert taken == ["bf16"] * 13 + ["int8"] * 87
+    assert run.events == [
+        {
+            "event": "codec",
+            "codec": "int8",
+            "step_ms": 1000.0,
+            "exposed_ms": pytest.approx({
+                "bf16": 1500.0, "int8": 515.6, "topk:0.1": 16.2, "topk:0.01": 2.0,
+            }, abs=0.1),
+        }
+    ]  # fmt: skip
+
+
+def test_a_link_that_is_fast_again_goes_back_after_two_windows():
+    run = Run(wire=4.0)
+    run.steps(40)
+    run.wire = 0.9
+    taken = run.steps(60)
+    assert taken.index("bf16") > 20
+    assert taken == sorted(taken, key=FREE[::-1].index)
+    assert [event["codec"] for event in run.events] == ["int8", "bf16"]
+
+
+def test_stalls_of_a_few_steps_change_nothing():
+    run = Run(wire=1.0, schedule="auto")
+    run.steps(3)
+    for _ in range(5):
+        assert set(run.steps(10, stalls=4)) == {"bf16"}
+    assert run.choice.plan.rounds is None
+
+
+@pytest.mark.parametrize("transport", [SHARED_MEMORY, ""])
+def test_workers_in_memory_need_neither_codec_nor_rounds(transport: str):
+    run = Run(wire=100.0, transport=transport, schedule="auto")
+    assert set(run.steps(100)) == {"bf16"}
+    assert run.events == []
+
+
+def test_rounds_begin_once_int8_was_measured_and_did_not_hide_the_exchange():
+    """Its 515 ms follow 500 that backward hides: a round of 22 steps hides 1.07 s to 5 %."""
+    run = Run(wire=4.0, schedule="auto")
+    run.steps(23)
+    assert run.choice.plan.rounds is None
+    run.steps(1)
+    assert [event["event"] for event in run.events] == ["codec", "schedule"]
+    assert run.events[1] == {
+        "event": "schedule",
+        "schedule": "rounds",
+        "inner_steps": 22,
+        "rounds_after": 26,
+        "settings": "exchange.codec=int8 exchange.schedule=rounds exchange.inner_steps=22"
+        " exchange.rounds_after=26",
+        "step_ms": 1000.0,
+        "exposed_ms": {"int8": pytest.approx(515.6, abs=0.1), "rounds": pytest.approx(48.5, abs=1)},
+    }
+    assert run.choice.plan.rounds == (26, 22)
+    assert not run.choice.in_bf16(26)
+
+
+def test_a_decision_stands():
+    run = Run(wire=4.0, schedule="auto")
+    run.steps(24)
+    run.wire = 0.01
+    run.steps(40)
+    assert run.choice.plan.rounds == (26, 22)
+    assert len(run.events) == 2
+
+
+def test_a_codec_that_was_named_is_the_one_that_decides():
+    run = Run(wire=4.0, codec="bf16", schedule="auto")
+    run.steps(13)
+    (event,) = run.events
+    assert event["settings"].startswith("exchange.codec=bf16 exchange.schedule=rounds")
+    assert run.choice.plan.rounds == (15, event["inner_steps"])
+    assert event["inner_steps"] == 42, "2 s of the wire, and the last block, at 50 ms a step"
+
+
+def test_rounds_that_do_not_fit_the_run_twenty_times_are_not_begun_and_that_is_said_once():
+    run = Run(wire=4.0, codec="bf16", schedule="auto", total=15 + 20 * 42 - 1)
+    run.steps(100)
+    (event,) = run.events
+    assert event["schedule"] == "steps"
+    assert event["reason"] == (
+        "rounds would need 42 steps to hide the exchange: 20 of them do not fit the 839 steps that"
+        " are left"
+    )
+    assert run.choice.plan.rounds is None
+    just = Run(wire=4.0, codec="bf16", schedule="auto", total=15 + 20 * 42)
+    just.steps(13)
+    assert just.choice.plan.rounds == (15, 42)
+
+
+def test_a_plan_that_has_rounds_is_not_changed():
+    run = Run(wire=4.0, codec="bf16", schedule="rounds", rounds_after=40, inner_steps=5)
+    run.steps(60)
+    assert run.choice.plan.rounds == (40, 5)
+    assert run.events == []
+
+
+def test_rounds_take_int8_of_the_codecs_that_auto_has():
+    run = Run(wire=0.1, schedule="rounds", rounds_after=40, inner_steps=5)
+    steps = (0, 39, 40, 99)
+    assert [run.choice.in_bf16(step) for step in steps] == [True, True, False, False]
+    assert [run.choice.codec_of(step) for step in steps] == ["bf16", "bf16", "int8", "int8"]
