@@ -12,6 +12,7 @@ from torch import device
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from trainer.budget.watch import open_watch
+from trainer.build.inputs import RunInputs
 from trainer.checkpoint.reader import SHARDED, Resumed, RunProgress, read_progress, step_of
 from trainer.checkpoint.resume import (
     checkpoint_path,
@@ -36,7 +37,6 @@ from trainer.process.stopping import Stop
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.recomputation import recomputes_together
-from trainer.build.inputs import RunInputs
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder, progress_at

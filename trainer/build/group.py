@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from trainer.build.inputs import RunInputs
 from trainer.config.run import Backend
 from trainer.distributed.group.member import serve
 from trainer.distributed.group.processes import Members
@@ -12,7 +13,6 @@ from trainer.distributed.group.setup import Setup
 from trainer.distributed.group.strategy import Strategy
 from trainer.process.announcement import announced
 from trainer.replica.backend import Choice
-from trainer.build.inputs import RunInputs
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainer.budget.power import PowerMeter
 from trainer.budget.watch import open_watch
+from trainer.build.inputs import RunInputs
 from trainer.checkpoint.resume import continue_run, open_store
 from trainer.config.run import Backend
 from trainer.data.metrics import accuracy, matthews
@@ -28,7 +29,6 @@ from trainer.logits.targets import has_bare_rest
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import make_update
-from trainer.build.inputs import RunInputs
 from trainer.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder
@@ -36,13 +36,14 @@ from trainer.tracking.run_recorder import RunRecorder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trainer.budget.watch import BudgetWatch
     from trainer.checkpoint.store import Restored
     from trainer.distill.student.loop import Student
     from trainer.distill.student.prefetch import Batch
     from trainer.exchange.base import Exchange
-    from trainer.steps.loop import Worker
     from trainer.process.stopping import Stop
     from trainer.replica.backend import Choice
+    from trainer.steps.loop import Worker
     from trainer.storage.lease import Lease
 
 
@@ -175,6 +176,7 @@ def make_student(
     stop: Stop,
     teacher_timeout: float,
     compiled: bool,
+    budget: BudgetWatch | None = None,
 ) -> Student:
     """Return a student at step 0, or at this run's newest checkpoint.
 
@@ -186,6 +188,7 @@ def make_student(
         teacher_timeout: seconds without a sign of a living teacher after which waiting for a shard
             is an error.
         compiled: by torch.compile.
+        budget: the guard of the run.
 
     Raises:
         InputError: the checkpoints are another run's, or the model cannot be used.
@@ -216,7 +219,8 @@ def make_student(
             optimizer.restore(restored.state)
         else:
             replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
-        journal = RunRecorder(Path(config.output), store, config, inputs.job, plan, 1, lease)
+        output = Path(config.output)
+        journal = RunRecorder(output, store, config, inputs.job, plan, 1, lease, budget)
         until_made.pop_all()
     journal.go_on(restored)
     journal.emit(
