@@ -8,7 +8,7 @@ import sys
 import click
 
 from trainer.commandline.lazy_group import LazyGroup
-from trainer.errors import InputError, TrainerError
+from trainer.errors import DoesNotFitError, InputError, TrainerError, is_out_of_memory
 
 COMMANDS = {
     "autotune": (
@@ -78,6 +78,16 @@ def main() -> None:
     except TrainerError as error:
         print(f"trainer: {error}", file=sys.stderr)  # noqa: T201 - the one error boundary
         sys.exit(error.exit_code)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        said = str(error) or type(error).__name__
+        message = (
+            f"trainer: this host has not enough memory ({said}); lower"
+            " training.micro_batch_size or data.max_seq_len, use method lora, or end other programs"
+        )
+        print(" ".join(message.split()), file=sys.stderr)  # noqa: T201 - the one error boundary
+        sys.exit(DoesNotFitError.exit_code)
 
 
 def _unknown_option(error: click.NoSuchOption) -> str:

@@ -14,7 +14,9 @@ EXIT_CODES = {
     0: ExitCode("the job is done, or was stopped on request and saved", False),
     1: ExitCode("a defect in Motley; the traceback is in the log", True),
     2: ExitCode(
-        "usage, config, data or model is wrong, or the requested device is not available", False
+        "usage, config, data or model is wrong or needs more memory than there is, or the "
+        "requested device is not available",
+        False,
     ),
     3: ExitCode("the other side cannot be reached, or was lost", True),
     4: ExitCode(
@@ -46,6 +48,17 @@ EXIT_CODES = {
 }
 """The table in docs/commands.md is this one."""
 RESTARTED = tuple(code for code, row in EXIT_CODES.items() if row.restarted)
+
+
+_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
+"""What torch's allocator of host memory says, a file that is mapped, and CUDA libraries."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a device or in the host's memory."""
+    # Without torch, whose error is a RuntimeError of this name.
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or any(sign in str(error) for sign in _OF_MEMORY)
 
 
 def restarts(returncode: int) -> bool:

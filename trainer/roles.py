@@ -1,4 +1,4 @@
-"""The roles of a training process: alone, coordinator, worker, student."""
+"""The roles of a training process: alone, coordinator, worker, rank."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.build import run as build
-from trainer.build.inputs import RunInputs, read_inputs, read_student_inputs
+from trainer.build.inputs import RunInputs, read_inputs
 from trainer.config.run import Backend, RunConfig
-from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
-from trainer.errors import InputError, InUseError, NonFiniteError, TrainerError
+from trainer.errors import InputError
 from trainer.exchange.transport import tls
-from trainer.logits.dataset import LogitsFolder
 from trainer.model.tensor_shards import check_tensor_shards
 from trainer.process.announcement import announced
 from trainer.process.local_workers import LocalWorkers
 from trainer.process.stopping import Stop
 from trainer.storage import lease
-from trainer.tracking.status import StatusFile, first_status, say_last
 
 if TYPE_CHECKING:
     from trainer.distributed.environment import Environment
@@ -99,7 +95,7 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
 
     lease.refuse_if_held(Path(config.output))
     inputs = _read_inputs(config, run_id, notes)
-    choice = _open(inputs, place)
+    choice = open_replica(inputs, place)
     coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
     request = build.make_request(inputs, choice, 0)
     settings = config.exchange
@@ -198,9 +194,9 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     folder = place.worker_certificates(address[0])
     if folder is not None:
         tls.require_run(folder, run_id)
-    open_replica = _opener(place)  # before a thread is started: a group forks
+    opens = _opener(place)  # before a thread is started: a group forks
     inputs = read_inputs(config, run_id)
-    choice = open_replica(inputs)
+    choice = opens(inputs)
 
     def connect() -> WorkerClient:
         return WorkerClient(
@@ -221,83 +217,6 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     return end.exit_code
 
 
-def run_student(
-    config: RunConfig,
-    run_id: str,
-    place: Placement,
-    *,
-    compiled: bool,
-    teacher_timeout: float,
-    stop: Stop,
-    fresh: FreshStudent | None = None,
-) -> int:
-    """Train a student until its run is over, and return the exit code.
-
-    Args:
-        config: `data.train` is a folder of logits, which a teacher may still be writing.
-        compiled, teacher_timeout: see `build.make_student`.
-        fresh: makes the model folder, once the logits are known.
-
-    Raises:
-        InputError: model, folder or settings cannot be used together.
-        RefusedError: the student's tokenizer is not the one of the logits.
-        UnreachableError: the teacher died, or never came.
-        NonFiniteError: NaN or Inf halted the run.
-        StorageError: the folder, or the last checkpoint, cannot be read or written.
-        InUseError: another process writes the output folder or the checkpoints.
-    """
-    config.check_one_process()
-    held = lease.take(Path(config.output), run_id)
-    try:
-        folder = LogitsFolder(Path(config.data.train))
-        with _failure_in_status(config, run_id) as on_wait:
-            validation = check_ahead(config, fresh)
-            if not await_description(folder, teacher_timeout, stop, on_wait):
-                return 0
-            if fresh is not None:
-                fresh.make(config, folder.description)
-            inputs = read_student_inputs(config, run_id, folder, validation, log.info)
-            student = build.make_student(
-                inputs,
-                partial(_open, inputs, place, moments=True),
-                lease=held,
-                stop=stop,
-                teacher_timeout=teacher_timeout,
-                compiled=compiled,
-            )
-        try:
-            reason = student.run()
-        except TrainerError as error:
-            if isinstance(error, NonFiniteError):
-                student.journal.emit({"event": "halted", "reason": str(error)})
-            student.journal.close(error.exit_code, str(error))
-            raise
-        return student.journal.close(0, reason)
-    finally:
-        held.release()
-
-
-@contextmanager
-def _failure_in_status(config: RunConfig, run_id: str) -> Iterator[Callable[[str], None]]:
-    """Write an error to status.json while there is no recorder; yield what writes a wait."""
-    status, status_file = first_status(run_id, 0, 1), StatusFile(Path(config.output))
-
-    def on_wait(message: str) -> None:
-        log.info("waiting %s", message)
-        status["reason"] = message
-        status_file.update(status)
-
-    try:
-        yield on_wait
-    except TrainerError as error:
-        status.update(state="failed", reason=str(error), exit_code=error.exit_code)
-        # Checkpoints that another process writes are left alone.
-        checkpoints = None if isinstance(error, InUseError) else config.checkpoint.folder
-        for folder in filter(None, (config.output, checkpoints)):
-            say_last(Path(folder), status)
-        raise
-
-
 def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> RunInputs:
     inputs = read_inputs(config, run_id, log.info)
     for line in notes:
@@ -307,13 +226,13 @@ def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> RunInp
 
 def _opener(place: Placement) -> Callable[[RunInputs], Choice]:
     if place.strategy is None:
-        return partial(_open, place=place)
+        return partial(open_replica, place=place)
     from trainer.build.group import start_group
 
     return start_group(place.backend, place.gpus, place.strategy, place.threads)
 
 
-def _open(inputs: RunInputs, place: Placement, *, moments: bool = False) -> Choice:
+def open_replica(inputs: RunInputs, place: Placement, *, moments: bool = False) -> Choice:
     """Return a replica; log its device and why no earlier backend was taken."""
     gpu = "".join(place.gpus)
     choice = build.make_choice(inputs, place.backend, gpu, place.threads, moments=moments)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from launcher.errors import BudgetError, ConfigError
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
 from trainer.budget.ledger import SPEND_FILE
 from trainer.config.budget import BudgetConfig, HostRate, with_environment
+from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
 from trainer.planning.devices import find_device
+
+JobT = TypeVar("JobT", bound=RunConfig | DistillJob)
 
 
 def why_rented(host: Host) -> str:
@@ -104,11 +108,11 @@ def _known_watts(host: Host) -> float | None:
 
 
 def with_budget(
-    config: RunConfig,
+    config: JobT,
     plan: LaunchPlan,
     identities: Mapping[str, str],
     environment: Mapping[str, str],
-) -> tuple[RunConfig, list[str]]:
+) -> tuple[JobT, list[str]]:
     """Return the config with what its hosts cost, and remarks; unchanged if nothing is priced.
 
     Raises:

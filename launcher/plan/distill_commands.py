@@ -101,6 +101,8 @@ def _student_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]
         settings["checkpoint.folder"] = folder
     if student.validation is not None:
         settings["data.validation"] = where.own(host, student.validation)
+    if job.budget is not None:
+        settings["budget"] = job.budget.model_dump(mode="json", exclude_none=True)
     return (
         *("distill", "student", "--teacher-logits", where.logits(host)),
         *_model_words(job, host, where),
@@ -113,6 +115,7 @@ def _student_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]
             }
         ),
         *(("--compile",) if student.compile else ()),
+        *(("--await-scores",) if job.budget is not None and job.evaluation is not None else ()),
         *_device_words(seat.device),
     )
 
@@ -137,6 +140,7 @@ def _teacher_words(seat: Seat, teachers: int, job: DistillJob, where: Where) -> 
         *("--out", where.logits(host), *_flags({"tokenizer": tokenizer})),
         *("--workers", f"{number}/{teachers}", "--name", seat.name),
         *("--stay", "--until", str(PurePosixPath(where.watched(host)) / "status.json")),
+        *_with_student(job),
         *_flags(_scoring(teacher)),
         *_device_words(seat.device),
     )
@@ -157,8 +161,14 @@ def _evaluator_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ..
         *_flags({"base": base and where.own(host, base), **files, **values}),
         *(("--run-code",) if evaluation.run_code else ()),
         *("--runner", seat.name),
+        *_with_student(job),
         *_device_words(seat.device),
     )
+
+
+def _with_student(job: DistillJob) -> tuple[str, ...]:
+    """Return what ends a process with the student: the budget counts no time after that."""
+    return () if job.budget is None else ("--with-student",)
 
 
 def _adapted(job: DistillJob) -> str | None:

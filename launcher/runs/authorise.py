@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from launcher.errors import BudgetError, ConfigError
 from launcher.hosts.base import Connection
@@ -14,7 +14,7 @@ from launcher.runs.self_reports import read_training
 from launcher.runs.spending import MOST_SPEND
 from launcher.terminal import working
 from trainer.budget.ledger import earlier_attempts, parse_spend
-from trainer.config.budget import CEILING_VARIABLE, BudgetConfig
+from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.errors import InputError
@@ -25,7 +25,6 @@ def authorise(
     job: RunConfig | DistillJob,
     found: Survey,
     report: Callable[[str], None],
-    environment: Mapping[str, str],
 ) -> None:
     """Refuse a start whose cost is unknown, or would breach its ceiling.
 
@@ -36,12 +35,6 @@ def authorise(
         UnreachableError: the coordinator's host does not answer.
     """
     refuse_unknown_rents(plan.hosts)
-    if isinstance(job, DistillJob):
-        if environment.get(CEILING_VARIABLE):
-            raise BudgetError(
-                f"{CEILING_VARIABLE} is set, and a distillation has no guard; unset it to start"
-            )
-        return
     budget = job.budget
     if budget is None or budget.ceiling is None:
         return

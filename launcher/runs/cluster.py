@@ -141,9 +141,10 @@ class Cluster:
                     job, lines = follow_data(job, own, plan, found)
                 self.watch.lap("settings")
             job = with_shared_checkpoints(job, head_of(self.hosts).share_folder, plan.run_id)
-        if isinstance(job, RunConfig):
-            job, remarks = with_budget(job, plan, found.identities, os.environ)
-            lines += remarks
+        job, remarks = with_budget(job, plan, found.identities, os.environ)
+        lines += remarks
+        if isinstance(job, DistillJob) and job.budget is not None:  # its settings are in commands
+            plan = make_plan(found, job, self.start.expect_workers, plan.run_id)
         for line in lines:
             self._report(line)
         return Launch(plan, job, found)
@@ -156,7 +157,7 @@ class Cluster:
         """
         from launcher.runs.authorise import authorise  # with the planner, which no look needs
 
-        authorise(launch.plan, launch.job, launch.found, self._report, os.environ)
+        authorise(launch.plan, launch.job, launch.found, self._report)
         return bring_up(
             launch.plan,
             launch.job,

@@ -191,6 +191,44 @@ def test_whatever_ends_them_they_go_on(distillation: Distillation) -> None:
     distillation.check_whole(run_id, total)
 
 
+def test_the_budget_ends_all_three_and_a_higher_ceiling_goes_on(
+    distillation: Distillation,
+) -> None:
+    """A euro a second: what a student keeps back for an end in order is 30 euros."""
+    prices = ("-e", "motley_price_hour=3600", "-e", "motley_currency=EUR")
+    distillation.tree["budget"] = {"ceiling": 1e6, "currency": "EUR"}
+    run_id = distillation.up(*prices, max_steps=1_000_000, epochs=100_000)["run_id"]
+    distillation.wait(lambda: len(distillation.steps()) > 60, "a checkpoint")
+    distillation.launch("cluster", "down")
+    spent = distillation.status["training"]["budget"]["spent"]
+    up = ("distill", "up", "--resume", run_id, *prices)
+
+    dear = distillation.launch(*up, "--set", f"budget.ceiling={spent / 2}", check=False)
+    assert dear.returncode == 7, dear.stderr
+    assert f"{spent:.2f} EUR were spent, and the ceiling is" in dear.stderr
+    # Enough to start, not enough to end in order half a minute later.
+    done = distillation.launch(*up, "--set", f"budget.ceiling={spent + 31}", check=False)
+    assert done.returncode in (0, 7), done.stderr  # whether all have joined before
+    ended = distillation.wait_end()
+    assert (ended["state"], ended["training"]["state"]) == ("stopped", "stopped")
+    assert ended["reason"].startswith("budget.ceiling: ")
+    (student, *others) = ended["processes"]
+    assert student["exit_code"] == 9
+    assert {process["state"] for process in others} <= {"exited", "stopped"}
+
+    total = len(distillation.steps()) + 25
+    more = ("--set", "budget.ceiling=1e6", "--set", f"student.training.max_steps={total}")
+    distillation.launch(*up, *more)
+    assert distillation.wait_end()["state"] == "completed"
+    distillation.check_whole(run_id, total)
+    listed = json.loads(distillation.launch("spend", "--by", "run", "--json").stdout)
+    (counted,) = listed["totals"]
+    assert counted["name"] == run_id
+    assert counted["money"] == pytest.approx(
+        distillation.status["training"]["budget"]["spent"], abs=0.01
+    )
+
+
 def test_a_teacher_that_cannot_begin_is_named(distillation: Distillation, inputs: Path) -> None:
     """Its tokenizer is another model's: preflight cannot see that, `up` waits and finds out."""
     other, text = distillation.folder / "other", distillation.folder / "other.jsonl"

@@ -11,7 +11,8 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
 from trainer.distill.student.inputs import FreshStudent
 from trainer.process.stopping import Stop
-from trainer.roles import Placement, run_student
+from trainer.roles import Placement
+from trainer.student_role import run_student
 from trainer.tracking.metrics import read_metrics
 
 

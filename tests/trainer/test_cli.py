@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,25 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         main()
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("x: DefaultCPUAllocator: can't allocate memory\nmore")]
+)
+def test_a_host_without_memory_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("trainer.cli.trainer.main", fails)
+    assert run_here(monkeypatch, "finetune") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("trainer: this host has not enough memory (")
+    assert said.count("\n") == 1
+    monkeypatch.setattr("trainer.cli.is_out_of_memory", lambda _: False)
+    with pytest.raises(type(error)):
+        main()
 
 
 @pytest.mark.parametrize("path", [[], ["distill"]])

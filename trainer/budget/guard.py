@@ -68,6 +68,10 @@ class Guard:
         """Note the step at which this attempt begins."""
         self._step = step
 
+    def planned(self, total_steps: int) -> None:
+        """Note the steps of the run, after the last of which there is a checkpoint."""
+        self._total = total_steps
+
     def stepped(self, step: int, now: float) -> None:
         """Note a completed step."""
         self._step = step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ FRESH = 120.0
 
 
 class BudgetWatch:
-    """Counts what a run costs, and says when it must stop.
+    """Counts what a run costs, and says when it must stop. For several threads.
 
     Raises:
         InputError: no host has a price, or the ledger cannot be used.
@@ -49,6 +50,8 @@ class BudgetWatch:
         self._run_id = run_id
         self._ledger = SpendLedger(ledger)
         self._clock, self._wall = clock, wall
+        self._lock = threading.RLock()
+        self._closed = False
         self._meter = meter or PowerMeter()
         before = earlier_attempts(self._ledger.read(), run_id, budget.currency)
         now, today = clock(), wall()
@@ -77,18 +80,29 @@ class BudgetWatch:
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
         """Take an event of the exchange in: steps are progress, and carry readings of power."""
-        now = self._clock()
-        if kind == "resumed":
-            self._step = details["step"]
-            self._guard.resumed(self._step)
-        elif kind == "step":
-            self._step = details["step"]
-            self._guard.stepped(self._step, now)
-            for rank, watts in (details.get("watts") or {}).items():
-                if host := self._hosts.get(rank):
-                    self._watts[host] = (now, watts)
-        elif kind == "validation":
-            self._guard.progressed(now)
+        with self._lock:
+            now = self._clock()
+            if kind == "resumed":
+                self._step = details["step"]
+                self._guard.resumed(self._step)
+            elif kind == "step":
+                self._step = details["step"]
+                self._guard.stepped(self._step, now)
+                for rank, watts in (details.get("watts") or {}).items():
+                    if host := self._hosts.get(rank):
+                        self._watts[host] = (now, watts)
+            elif kind == "validation":
+                self._guard.progressed(now)
+
+    def planned(self, total_steps: int) -> None:
+        """Note the steps of the run, where they were not known when it began."""
+        with self._lock:
+            self._guard.planned(total_steps)
+
+    def progressed(self) -> None:
+        """Note something that was completed, other than a step."""
+        with self._lock:
+            self._guard.progressed(self._clock())
 
     def saved(self, seconds: float) -> None:
         """Note how long a checkpoint took: an end in order takes one more."""
@@ -97,15 +111,16 @@ class BudgetWatch:
     @property
     def ending(self) -> Ending | None:
         """Why the run must stop now, in order; None while it need not. Call it every second."""
-        now = self._clock()
-        own = self._meter.recent()
-        if own is not None and self.budget.hosts:
-            self._watts[self.budget.hosts[0].name] = (now, own)
-        self._accrual.advance(now, self._present(now))
-        if now - self._recorded_at >= RECORD_EVERY:
-            self._recorded_at = now
-            self._record()
-        return self._guard.look(now)
+        with self._lock:
+            now = self._clock()
+            own = self._meter.recent()
+            if own is not None and self.budget.hosts:
+                self._watts[self.budget.hosts[0].name] = (now, own)
+            self._accrual.advance(now, self._present(now))
+            if now - self._recorded_at >= RECORD_EVERY:
+                self._recorded_at = now
+                self._record()
+            return self._guard.look(now)
 
     def _present(self, now: float) -> dict[str, float]:
         return {host: watts for host, (at, watts) in self._watts.items() if now - at <= FRESH}
@@ -113,19 +128,27 @@ class BudgetWatch:
     @property
     def status(self) -> dict[str, Any]:
         """What the run has cost, for status.json."""
-        return {
-            "spent": round(self._guard.spent, 6),
-            "ceiling": self.budget.ceiling,
-            "currency": self.budget.currency,
-            "an_hour": round(self._accrual.an_hour, 6),
-            "measured": sorted(self._present(self._clock())),
-        }
+        with self._lock:
+            return {
+                "spent": round(self._guard.spent, 6),
+                "ceiling": self.budget.ceiling,
+                "currency": self.budget.currency,
+                "an_hour": round(self._accrual.an_hour, 6),
+                "measured": sorted(self._present(self._clock())),
+            }
 
     def close(self, *, ended: bool = True) -> None:
-        """Record what is not yet recorded; `ended`: in order, so that no time goes on."""
-        now = self._clock()
-        self._accrual.advance(now, self._present(now))
-        self._record(end=ended)
+        """Record what is not yet recorded; `ended`: in order, so that no time goes on.
+
+        The first call counts.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            now = self._clock()
+            self._accrual.advance(now, self._present(now))
+            self._record(end=ended)
 
     def _record(self, end: bool = False) -> None:
         """Append a line for each host; those that the disk does not take stay for the next time."""

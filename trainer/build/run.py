@@ -36,6 +36,7 @@ from trainer.tracking.run_recorder import RunRecorder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trainer.budget.watch import BudgetWatch
     from trainer.checkpoint.store import Restored
     from trainer.distill.student.loop import Student
     from trainer.distill.student.prefetch import Batch
@@ -175,6 +176,7 @@ def make_student(
     stop: Stop,
     teacher_timeout: float,
     compiled: bool,
+    budget: BudgetWatch | None = None,
 ) -> Student:
     """Return a student at step 0, or at this run's newest checkpoint.
 
@@ -186,6 +188,7 @@ def make_student(
         teacher_timeout: seconds without a sign of a living teacher after which waiting for a shard
             is an error.
         compiled: by torch.compile.
+        budget: the guard of the run.
 
     Raises:
         InputError: the checkpoints are another run's, or the model cannot be used.
@@ -217,7 +220,8 @@ def make_student(
             optimizer.restore(restored.state)
         else:
             replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
-        journal = RunRecorder(Path(config.output), store, config, inputs.job, plan, 1, lease)
+        output = Path(config.output)
+        journal = RunRecorder(output, store, config, inputs.job, plan, 1, lease, budget)
         until_made.pop_all()
     journal.go_on(restored)
     journal.emit(

@@ -73,6 +73,11 @@ _Path = click.Path(path_type=Path)
     show_default=True,
     help="Seconds after which a silent runner loses its claim; use one value for all runners.",
 )
+@click.option(
+    "--with-student",
+    is_flag=True,
+    help="End with a run that ends early, or 15 minutes after its last sign of life.",
+)
 @click.option("--runner", help="This runner's name in records and curves; default: the host's.")
 def evaluate(
     model: Path | None,
@@ -98,6 +103,7 @@ def evaluate(
     once: bool,
     every: float,
     claim_timeout: float,
+    with_student: bool,
     runner: str | None,
 ) -> None:
     """Evaluate MODEL: an output folder, a checkpoint, an adapter or a full model.
@@ -144,6 +150,7 @@ def evaluate(
         once=once,
         base=base,
         max_seq_len=max_seq_len,
+        with_student=with_student,
     )
     Runner(watch, make_tasks(tasks, material), Compute(backend, gpu, threads), manner).run()
 

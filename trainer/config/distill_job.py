@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from trainer.config import section as settings
+from trainer.config.budget import BudgetConfig
 from trainer.config.run import (
     CheckpointConfig,
     DistillationConfig,
@@ -128,6 +129,8 @@ class DistillJob(Section):
     student: StudentJob
     evaluation: EvaluationJob | None = None
     """Null: no evaluation."""
+    budget: BudgetConfig | None = None
+    """What it may cost, on all its hosts; null: the environment's, if there is one."""
     start_deadline: float = Field(default=600.0, gt=0)
     """Seconds for every process to start: reading a big teacher takes long."""
 

@@ -17,8 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import DoesNotFitError, InputError, TrainerError, UnreachableError
-from trainer.replica.torch.device import is_out_of_memory
+from trainer.errors import (
+    DoesNotFitError,
+    InputError,
+    TrainerError,
+    UnreachableError,
+    is_out_of_memory,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

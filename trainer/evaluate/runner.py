@@ -23,6 +23,7 @@ from trainer.evaluate.watcher import Checkpoint, WatchedRun
 from trainer.process.interruption import Interrupted, Interruption
 from trainer.replica.wgpu.gpu.errors import LostError
 from trainer.storage.removal import pin
+from trainer.tracking.student_watch import StudentWatch, ends_with_student
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Manner:
     base: str | None = None
     """The base model of an adapter, if it is not at the adapter's stored path."""
     max_seq_len: int | None = None
+    with_student: bool = False
+    """End at once with a run that ends early, or shows no sign of life; it waits for the scores."""
 
 
 class _GoneError(Exception):
@@ -76,7 +79,11 @@ class Runner:
             InputError: something that the checkpoints need, such as an adapter's base, is missing.
             TrainerError: the device was lost.
         """
-        with self._interruption.installed():
+        with ExitStack() as stack:
+            stack.enter_context(self._interruption.installed())
+            if self._manner.with_student:
+                watch = StudentWatch(self._output, unless_completed=True)
+                stack.enter_context(ends_with_student(watch, self._interruption))
             try:
                 self._watch()
             except Interrupted as reason:

@@ -25,17 +25,21 @@ class Device:
     """Bytes a second of its memory."""
     watts: float | None
     """Most power; None: unknown."""
+    fp32: float | None = None
+    """The same of an accelerator in fp32, by its matrix units only where they take it whole:
+    torch rounds no product to TF32 unless it is told to. None: unknown."""
     nvlink: float | None = None
     """Bytes a second to the other devices of its host, in one direction."""
     source: str
 
 
 def _device(
-    name: str, teraflops: float, gib: int, gb_s: float, watts: float, source: str, nvlink: float = 0
-) -> Device:
+    name: str, teraflops: float, wide: float | None, gib: int, gb_s: float, watts: float,
+    source: str, nvlink: float = 0,
+) -> Device:  # fmt: skip
     return Device(
-        name=name, flops=teraflops * 1e12, memory=gib * GIB, bandwidth=gb_s * 1e9, watts=watts,
-        nvlink=nvlink * 1e9 or None, source=source,
+        name=name, flops=teraflops * 1e12, fp32=wide and wide * 1e12, memory=gib * GIB,
+        bandwidth=gb_s * 1e9, watts=watts, nvlink=nvlink * 1e9 or None, source=source,
     )  # fmt: skip
 
 
@@ -43,22 +47,22 @@ _NVIDIA = "NVIDIA, data sheet of the"
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        _device("V100-32G", 125, 32, 900, 300, f"{_NVIDIA} V100 SXM2", 150),
-        _device("T4", 65, 16, 320, 70, f"{_NVIDIA} T4"),
-        _device("A100-40G", 312, 40, 1555, 400, f"{_NVIDIA} A100 SXM", 300),
-        _device("A100-80G", 312, 80, 2039, 400, f"{_NVIDIA} A100 SXM", 300),
-        _device("A6000", 154.8, 48, 768, 300, f"{_NVIDIA} RTX A6000", 56.25),
-        _device("L4", 121, 24, 300, 72, f"{_NVIDIA} L4, without sparsity"),
-        _device("L40S", 362, 48, 864, 350, f"{_NVIDIA} L40S, without sparsity"),
-        _device("H100-80G", 989, 80, 3350, 700, f"{_NVIDIA} H100 SXM, without sparsity", 450),
-        _device("H200", 989, 141, 4800, 700, f"{_NVIDIA} H200 SXM, without sparsity", 450),
-        _device("B200", 2250, 180, 8000, 1000, f"{_NVIDIA} DGX B200, without sparsity", 900),
-        _device("RTX3090", 71, 24, 936, 350, "NVIDIA, GA102 white paper, fp32 sums", 56.25),
-        _device("RTX4090", 165.2, 24, 1008, 450, "NVIDIA, Ada white paper, fp32 sums"),
-        _device("RTX5090", 209.5, 32, 1792, 575, "NVIDIA, Blackwell white paper, fp32 sums"),
-        _device("RX7900XTX", 122.8, 24, 960, 355, "AMD, product page of the RX 7900 XTX"),
-        _device("MI250X", 383, 128, 3277, 560, "AMD, data sheet of the MI250X", 350),
-        _device("MI300X", 1307.4, 192, 5300, 750, "AMD, data sheet of the MI300X", 448),
+        _device("V100-32G", 125, 15.7, 32, 900, 300, f"{_NVIDIA} V100 SXM2", 150),
+        _device("T4", 65, 8.1, 16, 320, 70, f"{_NVIDIA} T4"),
+        _device("A100-40G", 312, 19.5, 40, 1555, 400, f"{_NVIDIA} A100 SXM", 300),
+        _device("A100-80G", 312, 19.5, 80, 2039, 400, f"{_NVIDIA} A100 SXM", 300),
+        _device("A6000", 154.8, 38.7, 48, 768, 300, f"{_NVIDIA} RTX A6000", 56.25),
+        _device("L4", 121, 30.3, 24, 300, 72, f"{_NVIDIA} L4, without sparsity"),
+        _device("L40S", 362, 91.6, 48, 864, 350, f"{_NVIDIA} L40S, without sparsity"),
+        _device("H100-80G", 989, 67, 80, 3350, 700, f"{_NVIDIA} H100 SXM, without sparsity", 450),
+        _device("H200", 989, 67, 141, 4800, 700, f"{_NVIDIA} H200 SXM, without sparsity", 450),
+        _device("B200", 2250, None, 180, 8000, 1000, f"{_NVIDIA} DGX B200, dense, no fp32", 900),
+        _device("RTX3090", 71, 35.6, 24, 936, 350, "NVIDIA, GA102 white paper, fp32 sums", 56.25),
+        _device("RTX4090", 165.2, 82.6, 24, 1008, 450, "NVIDIA, Ada white paper, fp32 sums"),
+        _device("RTX5090", 209.5, 104.8, 32, 1792, 575, "NVIDIA, Blackwell white paper, fp32 sums"),
+        _device("RX7900XTX", 122.8, 61.4, 24, 960, 355, "AMD, product page of the RX 7900 XTX"),
+        _device("MI250X", 383, 95.7, 128, 3277, 560, "AMD, data sheet of the MI250X", 350),
+        _device("MI300X", 1307.4, 163.4, 192, 5300, 750, "AMD, data sheet of the MI300X", 448),
     )
 }
 PCIE = 25e9

@@ -9,7 +9,7 @@ from trainer.planning.decision import DDP, DILOCO, FSDP, MOTLEY, ONE, PIPELINE, 
 from trainer.planning.devices import Cluster, HostGroup
 from trainer.planning.strategies import Option, Request, options
 from trainer.planning.strategy import Training
-from trainer.planning.time import flops_per_token
+from trainer.planning.time import flops_per_token, speed_of
 
 FAMILIES = {
     "DDP": DDP,
@@ -54,10 +54,14 @@ def scaling(request: Request) -> dict[str, list[Point]]:
 
 def _alone(request: Request) -> float | None:
     """Return the seconds that the first device computes for the run; None: its speed is unknown."""
-    flops = request.cluster.groups[0].device.flops
+    precision, on_host = request.computes_in
+    training = Training(
+        method=request.method, rank=request.rank, length=request.length,
+        precision=precision, on_host=on_host,
+    )  # fmt: skip
+    flops = speed_of(request.cluster.groups[0].device, training)
     if flops is None:
         return None
-    training = Training(method=request.method, rank=request.rank, length=request.length)
     each = flops_per_token(request.shape, training).value
     return request.tokens * each / (flops * request.efficiency)
 

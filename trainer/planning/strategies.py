@@ -21,6 +21,7 @@ from trainer.planning.strategy import (
     Strategy,
     Training,
 )
+from trainer.planning.strategy import Precision as Format
 from trainer.planning.time import EFFICIENCY, StepTime, plan_time
 
 ROWS_EACH = 8
@@ -45,6 +46,13 @@ class Request:
     tokens: float = 50e6
     prices: Prices = NO_PRICES
     efficiency: float = EFFICIENCY
+
+    @property
+    def computes_in(self) -> tuple[Format, bool]:
+        """The format of products, and whether a processor computes them."""
+        on_host = self.cluster.smallest.device.name.startswith("CPU")
+        narrow = not on_host if self.precision == "auto" else self.precision != "fp32"
+        return AUTOCAST if narrow else FP32, on_host
 
     @property
     def rows(self) -> int:
@@ -114,10 +122,7 @@ def plan(request: Request, strategy: Strategy, method: Method) -> Option:
 
 
 def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[Option]:
-    device = request.cluster.smallest.device
-    on_host = device.name.startswith("CPU")
-    narrow = not on_host if request.precision == "auto" else request.precision != "fp32"
-    precision = AUTOCAST if narrow else FP32
+    precision, on_host = request.computes_in
     tried = _RECOMPUTE if request.recompute is None else ("full" if request.recompute else "none",)
     each = max(1, request.rows // strategy.replicas)
     rows = 1
@@ -137,16 +142,14 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
 
 def _option(request: Request, strategy: Strategy, training: Training) -> Option:
     memory = plan_memory_by_part(request.shape, training, strategy)
-    time = None
-    if training.on_host == (training.precision.activation == 4):  # the format of known speeds
-        time = plan_time(
-            request.shape,
-            training,
-            strategy,
-            request.cluster,
-            total_tokens=request.tokens,
-            efficiency=request.efficiency,
-        )
+    time = plan_time(
+        request.shape,
+        training,
+        strategy,
+        request.cluster,
+        total_tokens=request.tokens,
+        efficiency=request.efficiency,
+    )
     cost = None
     if time is not None:
         steps = request.tokens / (training.tokens * strategy.microbatches * strategy.replicas)

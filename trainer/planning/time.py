@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from trainer.planning.devices import Cluster, Link
+from trainer.planning.devices import Cluster, Device, Link
 from trainer.planning.exchange_choice import (
     LEAST_ROUNDS,
     Candidate,
@@ -150,7 +150,9 @@ def plan_time(
         total_tokens: of the run; of its steps, rounds may take a twentieth each.
     """
     speeds = [
-        group.device.flops for group in cluster.groups for _ in range(group.hosts * group.devices)
+        speed_of(group.device, training)
+        for group in cluster.groups
+        for _ in range(group.hosts * group.devices)
     ]
     known = [speed for speed in speeds if speed is not None]
     if len(known) < len(speeds):
@@ -175,6 +177,14 @@ def plan_time(
         choice = _choice(strategy, asked)
         return StepTime(compute, choice.taken.exposed, bubble, choice)
     return StepTime(compute, _exposed(shape, training, strategy, cluster, seconds), bubble)
+
+
+def speed_of(device: Device, training: Training) -> float | None:
+    """Return the peak of a device in the format of a training's products."""
+    wide = training.precision.activation == 4
+    if training.on_host:
+        return device.flops if wide else None
+    return device.fp32 if wide else device.flops
 
 
 def _star(

@@ -63,6 +63,10 @@ class Interruption:
         if self._asked.is_set():
             raise Interrupted(self._reason)
 
+    def give(self, reason: str) -> None:
+        """Name the reason of a signal that this process is about to send itself."""
+        self._reason = self._reason or reason
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._reason = self._reason or f"stopped by {signal.Signals(number).name}"

@@ -169,6 +169,10 @@ class RunRecorder:
         """Why the run must stop in order, to hold its budget."""
         return None if self._budget is None else self._budget.ending
 
+    def settle(self) -> None:
+        """Wait until every save that was asked for is on the disk, or has failed."""
+        self._writer.submit(lambda: None).result()
+
     def close(self, exit_code: int, reason: str) -> int:
         """Wait for the last checkpoint, record how the run ended, and return the exit code."""
         self._writer.shutdown(wait=True)

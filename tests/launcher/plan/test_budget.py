@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from launcher.errors import BudgetError, ConfigError
 from launcher.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import rates_of, refuse_unknown_rents, why_rented, with_budget
+from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import Setting
+from trainer.config import distill_job
 from trainer.config.run import RunConfig, load
 
 CARD = Device("cuda", "GPU-1", "NVIDIA GeForce RTX 4090", 24 << 30)
@@ -116,3 +119,26 @@ def test_two_names_of_one_machine_are_billed_once() -> None:
         ("rack", "rack-again"), "same"
     ))  # fmt: skip
     assert (rate.name, rate.price_hour, rate.ranks) == ("rack", 2.4, (0, 1))
+
+
+def test_a_distillation_gets_the_prices_of_all_its_hosts_the_students_first() -> None:
+    rack, home = replace(RACK, share_folder="/share"), replace(HOME, share_folder="/share")
+    job = distill_job.load(
+        None,
+        {
+            "teacher.model": "t",
+            "teacher.data": ["c"],
+            "student.model": "s",
+            "evaluation.data": ["e"],
+            "budget.ceiling": 5,
+            "budget.currency": "USD",
+        },
+    )
+    setting = Setting(run_id="r", trainer_command=("trainer",), state_folder="/state", routes={})
+    plan = place_distillation([home, rack], job, setting)
+    made, remarks = with_budget(job, plan, {}, {})
+    assert made.budget is not None
+    assert remarks == []
+    assert [host.name for host in made.budget.hosts] == ["rack", "home"]
+    assert made.budget.ledger == "/var/lib/motley/spend.jsonl"
+    assert distill_job.DistillJob.model_validate(yaml.safe_load(made.to_yaml())) == made

@@ -14,12 +14,13 @@ from launcher.errors import ConfigError
 from launcher.facts.devices import Device
 from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
-from launcher.plan.configuration import resolve_job
+from launcher.plan.configuration import parse_assignments, resolve_job
 from launcher.plan.distillation import place_distillation
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.plan.setting import Setting
 from tests import ROOT
 from trainer.config import distill_job
+from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
 from trainer.errors import InputError
 
@@ -84,6 +85,23 @@ def test_the_reference_cluster_needs_no_word_about_roles() -> None:
     assert (plan.port, plan.bind_address, plan.workers) == (None, "", ())
     assert all(not process.names and not process.address for process in plan.processes)
     assert receive(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
+
+
+def test_with_a_budget_all_end_with_the_student_and_it_waits_for_the_scores() -> None:
+    for process in place_distillation([INTEL, LAMBDA], job(), SETTING).processes:
+        assert not {"--with-student", "--await-scores"} & set(process.argv)
+    budget = {"ceiling": 5.0, "currency": "EUR", "hosts": [{"name": "a b", "price_hour": 1.5}]}
+    with_one = job(budget=budget)
+    student, teacher, evaluator = place_distillation([INTEL, LAMBDA], with_one, SETTING).processes
+    assert "--await-scores" in student.argv
+    assert "--with-student" in teacher.argv
+    assert "--with-student" in evaluator.argv
+    (said,) = [text for text in flags(student, "--set") if text.startswith("budget=")]
+    told = run_config.load("student", parse_assignments([said], "--set"))
+    assert told.budget == with_one.budget
+    without = with_one.model_copy(update={"evaluation": None})
+    alone = place_distillation([INTEL, LAMBDA], without, SETTING)
+    assert "--await-scores" not in alone.leader.argv
 
 
 def test_each_host_finds_the_share_at_its_own_place() -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,12 +211,12 @@ class Start:
             },
         ).model_copy(update={"budget": budget})
 
-    def ask(self, environment: Mapping[str, str] | None = None) -> list[str]:
+    def ask(self) -> list[str]:
         setting = Setting(run_id="r", trainer_command=("t",), state_folder="/s", routes={})
         plan = place([self.host], self.config, None, setting)
         found = Survey(hosts=(self.host,), connections={"box": LocalConnection()})
         said: list[str] = []
-        authorise(plan, self.config, found, said.append, environment or {})
+        authorise(plan, self.config, found, said.append)
         return said
 
 

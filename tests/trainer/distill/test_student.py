@@ -17,13 +17,16 @@ import torch
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
 from tests.trainer.small_model import SIZES, write_data
+from trainer.budget import stopper
+from trainer.budget.guard import Ending, Guard
+from trainer.budget.ledger import SpendLedger
 from trainer.checkpoint.store import Restored, find_checkpoint, read_progress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
 from trainer.distill.student.inputs import FreshStudent
 from trainer.distill.student.loop import Student
-from trainer.errors import InputError, NonFiniteError, RefusedError
+from trainer.errors import BudgetError, InputError, NonFiniteError, RefusedError
 from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
@@ -48,6 +51,52 @@ def test_it_learns_what_the_teacher_knows(
     assert (status["state"], status["step"]) == ("completed", len(steps))
     (worker,) = status["workers"]
     assert (worker["rank"], worker["device"], worker["state"]) == (0, "cpu", "active")
+
+
+def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
+    model: Path, logits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = {"ceiling": 1000, "currency": "EUR", "hosts": [{"name": "rack", "price_hour": 3600}]}
+    course = Course(tmp_path / "out", model, logits, budget=budget)
+    looks = Guard.look
+
+    def at_step_6(self: Guard, now: float) -> Ending | None:
+        return Ending("budget.ceiling: spent") if self.next_checkpoint == 8 else looks(self, now)
+
+    with monkeypatch.context() as dear:
+        dear.setattr(Guard, "look", at_step_6)
+        dear.setattr(stopper, "LOOK_EVERY", 0.001)
+        assert course.run() == 9
+    status = read_status(course.output / "status.json")
+    assert (status["state"], status["exit_code"]) == ("stopped", 9)
+    assert status["reason"] == "budget.ceiling: spent"
+    stopped = len(course.steps())
+    assert 4 <= stopped < 16
+    assert status["checkpoint"]["step"] == stopped
+    ledger = SpendLedger(course.output / "spend.jsonl")
+    before = sum(record.money for record in ledger.read())
+    assert before == pytest.approx(status["budget"]["spent"], abs=1e-4)
+    assert ledger.read()[-1].end
+
+    course.settings["budget"] = budget | {"ceiling": 1}
+    assert (course.run(), len(course.steps())) == (9, stopped)
+    course.settings["budget"] = budget | {"ceiling": 100_000}
+    assert course.run() == 0
+    assert course.steps("step") == list(range(1, 17))
+    after = read_status(course.output / "status.json")["budget"]["spent"]
+    assert after == pytest.approx(sum(record.money for record in ledger.read()), abs=1e-4)
+    assert after > before
+
+
+def test_its_budget_counts_while_it_waits_for_a_teacher(model: Path, tmp_path: Path) -> None:
+    budget = {"ceiling": 1, "currency": "EUR", "hosts": [{"name": "rack", "price_hour": 3600}]}
+    course = Course(tmp_path / "out", model, tmp_path / "nothing", budget=budget)
+    with pytest.raises(BudgetError, match=r"^budget\.ceiling: ") as stopped:
+        course.run()
+    assert stopped.value.exit_code == 9
+    status = read_status(course.output / "status.json")
+    assert (status["state"], status["exit_code"]) == ("stopped", 9)
+    assert SpendLedger(course.output / "spend.jsonl").read()[-1].end
 
 
 def test_a_checkpoint_is_an_ordinary_model(

@@ -164,7 +164,11 @@ def test_precision_and_recomputation_are_planned() -> None:
     )
     assert wide.memory.total > 1.7 * narrow.memory.total
     assert narrow.time is not None
-    assert wide.time is None, "the table of devices has no speed of fp32"
+    assert wide.time is not None
+    share = wide.time.compute.value / wide.training.rows / narrow.time.compute.value
+    assert share * narrow.training.rows == pytest.approx(165.2 / 82.6)
+    sheet = options(replace(plain, cluster=parse_cluster("1xB200"), precision="fp32"))
+    assert [option.time for option in sheet] == [None] * len(sheet), "none in its data sheet"
     for again in (True, False):
         for option in options(replace(plain, recompute=again)):
             assert option.training.recompute == ("full" if again else "none")

@@ -13,7 +13,7 @@ import torch
 
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, start
 from trainer.data.tokens import Encoded
-from trainer.errors import InputError
+from trainer.errors import DoesNotFitError, InputError
 from trainer.model.layout import build_layout
 from trainer.planning.replica import CPU_TOKENS
 from trainer.replica.torch.replica import TorchReplica
@@ -37,7 +37,16 @@ def test_nan_is_passed_on(
     assert np.isnan(result.loss_sum)
 
 
+HOST = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you"
+    " tried to allocate 67108864 bytes. Error code 12 (Cannot allocate memory)"
+)
+"""What torch 2.9 raised under a small RLIMIT_DATA."""
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), HOST, MemoryError()])
 def test_running_out_of_memory_halves_and_remembers(
+    error: Exception,
     tiny_model: TinyModel,
     make_config: MakeConfig,
     make_batch: MakeBatch,
@@ -54,7 +63,7 @@ def test_running_out_of_memory_halves_and_remembers(
 
     def crowded(model: Any, micro: Any, autocast: Any) -> Any:
         if micro.input_ids.shape[0] > 3:
-            raise torch.OutOfMemoryError("out of memory")
+            raise error
         return real(model, micro, autocast)
 
     monkeypatch.setattr(objective, "classify", crowded)
@@ -68,17 +77,17 @@ def test_running_out_of_memory_halves_and_remembers(
     def late(index: int, values: np.ndarray) -> None:
         sent.append(index)
         if index == 1 and next(failures, False):
-            raise torch.OutOfMemoryError("out of memory")
+            raise error
 
     sent: list[int] = []
     replica.forward_backward(batch, late)
     assert sent == list(replica.layout.send_order)
 
     def full(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("out of memory")
+        raise error
 
     monkeypatch.setattr(objective, "classify", full)
-    with pytest.raises(InputError, match=r"one sample of \d+ tokens does not fit"):
+    with pytest.raises(DoesNotFitError, match=r"one sample of \d+ tokens does not fit"):
         replica.forward_backward(batch, lambda *_: None)
 
 

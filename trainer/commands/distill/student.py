@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from trainer.commands.place import place_options
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
+from trainer.config.budget import with_environment
 from trainer.errors import InputError
 
 _PRESET = "student"
@@ -50,6 +52,11 @@ _SETTINGS = {
     "--teacher-timeout", type=click.FloatRange(min=0), default=120.0, show_default=True,
     help="Seconds without a live teacher until a missing shard is an error.",
 )  # fmt: skip
+@click.option(
+    "--await-scores",
+    is_flag=True,
+    help="End once an eval runner has scored the checkpoints, so that a budget counts it.",
+)
 def student(
     source: str,
     shape: str | None,
@@ -61,6 +68,7 @@ def student(
     threads: int | None,
     compiled: bool,
     teacher_timeout: float,
+    await_scores: bool,
     **flags: Any,
 ) -> None:
     """Train a student on a folder of teacher logits, even while it is being written."""
@@ -77,9 +85,12 @@ def student(
     if shape:
         given["model.path"] = str(Path(config.output) / "student")
         config = run_config.load(source, given)
+    budget = with_environment(config.budget, os.environ)
+    config = config.model_copy(update={"budget": budget})
     from trainer.distill.student.inputs import FreshStudent
     from trainer.process.stopping import Stop
-    from trainer.roles import Placement, on_signal, run_student
+    from trainer.roles import Placement, on_signal
+    from trainer.student_role import run_student
 
     stop = Stop()
     on_signal(stop.ask)
@@ -95,5 +106,6 @@ def student(
         teacher_timeout=teacher_timeout,
         stop=stop,
         fresh=fresh,
+        scored=await_scores,
     )
     click.get_current_context().exit(code)

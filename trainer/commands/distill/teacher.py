@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,11 @@ class Share(click.ParamType):
     help="End early once the student's run is over, according to this status.json.",
 )
 @click.option(
+    "--with-student",
+    is_flag=True,
+    help="With --until: end at once then, or 15 minutes after the student's last sign of life.",
+)
+@click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling."
 )
 @place_options("auto", "cuda", "cpu")
@@ -155,11 +161,21 @@ def teacher(model: str, **options: Any) -> None:
         )
     if "," in options["gpu"]:
         raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
+    until: Path | None = options["until"]
+    with_student: bool = options.pop("with_student")
+    if with_student and until is None:
+        raise InputError("--with-student: give --until STATUS, which lies in the student's folder")
     from trainer.process.interruption import Interrupted, Interruption
 
     interruption = Interruption()
     try:
-        with interruption.installed(), interruption.allowed():
+        with ExitStack() as stack:
+            stack.enter_context(interruption.installed())
+            if with_student and until is not None:
+                from trainer.tracking.student_watch import StudentWatch, ends_with_student
+
+                stack.enter_context(ends_with_student(StudentWatch(until.parent), interruption))
+            stack.enter_context(interruption.allowed())
             _teach(model, interruption, **options)
     except Interrupted as reason:
         click.echo(f"{reason}; the same command resumes from here", err=True)

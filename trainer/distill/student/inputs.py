@@ -67,8 +67,6 @@ def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> SampleFile | N
     Raises:
         InputError, DataError: the model, its tokenizer or the data cannot be used.
     """
-    if config.budget is not None:
-        raise InputError("budget: a student has no guard; use launch budget -- trainer distill ...")
     tokenizer_dir = fresh.tokenizer_dir if fresh else resolve_model(config.model.path)
     if fresh is None:
         config = lower_length(config, tokenizer_dir)

@@ -60,7 +60,7 @@ class Student:
                 read; the progress is saved.
         """
         try:
-            while self.step < self.plan.total_steps:
+            while not self.is_done:
                 began = time.monotonic()
                 batch = self.feed.take(self._tell)
                 if batch is None:
@@ -77,7 +77,12 @@ class Student:
         finally:
             self.feed.close()
         self._save()
-        return self.stop.reason or "all steps are done"
+        return "all steps are done" if self.is_done else self.stop.reason
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps are done."""
+        return self.step >= self.plan.total_steps
 
     def _train(self, batch: Batch, waited: float) -> None:
         """Forward, backward and update over one batch."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainer.distributed.group.link import Link, Message, unpack_samples
 from trainer.distributed.group.processes import beat, first_line
 from trainer.distributed.group.setup import Setup, identity
-from trainer.errors import DoesNotFitError, TrainerError
+from trainer.errors import DoesNotFitError, TrainerError, is_out_of_memory
 from trainer.model.layout import GradientLayout, build_layout
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ def serve(link: Link, rank: int) -> int:
 
 def as_known(error: Exception) -> TrainerError | None:
     """Return an error whose message a user can act on; None if it is another one."""
-    from trainer.replica.torch.device import is_out_of_memory
-
     if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
         return DoesNotFitError(
             "the group's model or a micro-batch does not fit; lower training.micro_batch_size or"

@@ -1,13 +1,10 @@
-"""The CPU or a CUDA device, its free memory, and the errors of one that has too little."""
+"""The CPU or a CUDA device, and its free memory."""
 
 from __future__ import annotations
 
 import torch
 
 from trainer.errors import InputError
-
-_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
-"""What torch's allocator of host memory says, a file that is mapped, and CUDA libraries."""
 
 
 def usable_device(name: str) -> torch.device:
@@ -34,9 +31,3 @@ def available_bytes(device: torch.device) -> int:
     import psutil
 
     return psutil.virtual_memory().available
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a device or in the host's memory."""
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or any(sign in str(error) for sign in _OF_MEMORY)

@@ -12,11 +12,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
-from trainer.errors import DoesNotFitError, InputError
+from trainer.errors import DoesNotFitError, InputError, is_out_of_memory
 from trainer.model.layout import GradientLayout
 from trainer.process.announcement import announced
 from trainer.replica.torch.decoder import Decoder
-from trainer.replica.torch.device import is_out_of_memory
 from trainer.replica.torch.linear import add_adapters
 
 NF4_BLOCK = 64

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
+from trainer.errors import DoesNotFitError, is_out_of_memory
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout, read_headers
 from trainer.planning.replica import (
@@ -248,10 +248,12 @@ class TorchReplica:
         while True:
             try:
                 return attempt()
-            except torch.OutOfMemoryError:
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 smaller = self.limit.halved(*self._tried)
                 if smaller is None:
-                    raise InputError(
+                    raise DoesNotFitError(
                         f"{self.device}: one sample of {self._tried[1]} tokens does not fit; lower"
                         " data.max_seq_len or set model.quantization nf4"
                     ) from None

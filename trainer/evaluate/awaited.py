@@ -1,0 +1,54 @@
+"""The wait for eval runners: until every checkpoint of a run has its result."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.evaluate.claims import Claims, Head
+from trainer.evaluate.results import EVALUATIONS
+from trainer.evaluate.watcher import WatchedRun
+
+PATIENCE = 120.0
+"""Seconds without a sign of a living runner after which nobody waits for it."""
+_LOOK = 0.5
+
+log = logging.getLogger(__name__)
+
+
+def await_scores(
+    output: Path,
+    over: Callable[[], bool],
+    on_progress: Callable[[], None],
+    patience: float = PATIENCE,
+) -> None:
+    """Return once each checkpoint has a result, `over` says so, or no runner lives.
+
+    Args:
+        output: the folder that runners watch.
+        on_progress: called after each result.
+    """
+    run, claims = WatchedRun(output), Claims(output / EVALUATIONS / "claims", "", patience)
+    heads: dict[str, Head] = {}
+    alive = time.monotonic()
+    while not over():
+        with suppress(OSError):  # an unreachable share: it may return
+            found = claims.look()
+            if found != heads:  # a living runner's file grows
+                alive = time.monotonic()
+                if _done(found) != _done(heads):
+                    on_progress()
+            heads = found
+            if {checkpoint.digest for checkpoint in run.checkpoints()} <= _done(heads):
+                return
+        if time.monotonic() - alive >= patience:
+            log.warning("%s: no eval runner shows a sign of life, so none is waited for", output)
+            return
+        time.sleep(_LOOK)
+
+
+def _done(heads: dict[str, Head]) -> set[str]:
+    return {digest for digest, head in heads.items() if head.state == "done"}
