@@ -157,6 +157,7 @@ def run_distributed(
 ) -> int:
     """Train as one of equal processes, without a coordinator; for `notes` see `run_local`."""
     config.parallel.copies(environment.world_size)
+    config.exchange.check_size(environment.world_size)
     if config.distillation is not None:
         raise InputError(
             "distillation: --distributed trains on samples, not on a teacher's logits; leave it"

@@ -107,7 +107,9 @@ class _Plan(BaseModel):
         names = [process.name for process in self.processes]
         if len(hosts) < len(self.hosts) or len(set(names)) < len(names):
             raise ValueError("two hosts or processes have one name")
-        if self.processes[0].role not in ("coordinator", "student"):
+        # The leader of a ring is its first worker.
+        ring = all(process.role == "worker" for process in self.processes)
+        if self.processes[0].role not in ("coordinator", "student") and not ring:
             raise ValueError(f"{names[0]} leads no run")
         for process in self.processes:
             if process.host not in hosts:

@@ -1,0 +1,1 @@
+"""Where a run's inputs are read and become objects: the composition root."""
