@@ -19,6 +19,7 @@ from trainer.build import run as build
 from trainer.build.inputs import RunInputs, read_inputs, read_student_inputs
 from trainer.config.run import Backend, RunConfig
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
+from trainer.distributed.environment import quieten_torch
 from trainer.errors import InputError, InUseError, NonFiniteError, TrainerError
 from trainer.exchange.transport import tls
 from trainer.logits.dataset import LogitsFolder
@@ -174,8 +175,7 @@ def run_distributed(
     config.parallel.pipeline.check_layers(inputs.layout.num_layers)
     stop = Stop()
     on_signal(stop.ask)
-    # Else torch prints a stack for every connection that a leaving rank closes.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    quieten_torch()
     with announced("importing torch"):
         from trainer.build.distributed import make_distributed
         from trainer.distributed.run import run
