@@ -20,8 +20,8 @@ EXIT_CODES = {
     ),
     3: ExitCode("the other side cannot be reached, or was lost", True),
     4: ExitCode(
-        "refused: model, data, config, version or rank differ; or another process writes the "
-        "folder, or has taken it over",
+        "refused: model, data, config, version, rank or weights differ; or another process writes "
+        "the folder, or has taken it over",
         False,
     ),
     5: ExitCode("NaN or Inf halted the run, or an outlier with `exchange.outliers: halt`", False),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from trainer.build import run as build
 from trainer.build.inputs import RunInputs, read_inputs
 from trainer.config.run import Backend, RunConfig
+from trainer.distributed.environment import quieten_torch
 from trainer.errors import InputError
 from trainer.exchange.transport import tls
 from trainer.model.tensor_shards import check_tensor_shards
@@ -154,6 +155,7 @@ def run_distributed(
 ) -> int:
     """Train as one of equal processes, without a coordinator; for `notes` see `run_local`."""
     config.parallel.copies(environment.world_size)
+    config.exchange.check_size(environment.world_size)
     if config.distillation is not None:
         raise InputError(
             "distillation: --distributed trains on samples, not on a teacher's logits; leave it"
@@ -170,8 +172,7 @@ def run_distributed(
     config.parallel.pipeline.check_layers(inputs.layout.num_layers)
     stop = Stop()
     on_signal(stop.ask)
-    # Else torch prints a stack for every connection that a leaving rank closes.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    quieten_torch()
     with announced("importing torch"):
         from trainer.build.distributed import make_distributed
         from trainer.distributed.run import run

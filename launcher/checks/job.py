@@ -31,6 +31,8 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.workers import Backend, Job, Room, coordinator_memory
 
 _MIB = 1 << 20
+_SAVED = 12
+"""Bytes a trainable weight: it and both moments, which rank 0 of a ring gathers."""
 _GIB = 1 << 30
 _MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
@@ -242,8 +244,10 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
     main = job.needed("cpu") * on_cpu
     who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
     if plan.leader.host in hosts:
-        main += coordinator_memory(layout, len(plan.workers))
-        who = f"{who} and the coordinator" if on_cpu else "the coordinator"
+        ring = plan.leader.role == "worker"
+        main += _SAVED * layout.size if ring else coordinator_memory(layout, len(plan.workers))
+        leader = "what rank 0 saves" if ring else "the coordinator"
+        who = f"{who} and {leader}" if on_cpu else leader
     available = available_memory()
     if available is not None and main > Room(available, "cpu").usable:
         return _too_little(who, main, available)

@@ -29,7 +29,7 @@ def runs(cluster: Cluster, as_json: bool) -> None:
                 "reason": view.reason,
                 "live": view.is_live,
                 "started": view.run.started,
-                "workers": len(view.run.plan.followers),
+                "workers": len(view.run.plan.workers or view.run.plan.followers),
                 "output": view.run.plan.output,
             }
             for view in views

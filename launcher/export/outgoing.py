@@ -62,7 +62,7 @@ def own_run(registry: Registry, run_id: str, order: Order) -> Outgoing:
     run = registry.get(run_id)
     if order.source is not None:
         raise ConfigError("--run brings its own config; leave out --preset and --config")
-    if run.plan.leader.role != "coordinator":
+    if run.plan.leader.role == "student":
         raise ConfigError(f"run {run_id} is a distillation; only fine-tunes are exported")
     if not run.head.is_local:
         raise ConfigError(

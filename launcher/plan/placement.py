@@ -15,6 +15,7 @@ from launcher.errors import ConfigError, PreflightError
 from launcher.facts.devices import Device
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
+from launcher.plan.ring import check_ring, in_ring_order
 from launcher.plan.setting import Setting
 from launcher.supervisor.spec import FALLBACK_VARIABLE
 from trainer.config.run import RunConfig
@@ -35,17 +36,21 @@ def place(
 ) -> LaunchPlan:
     """Return the plan of a run; `expect_workers` None takes every device once.
 
+    A ring has no coordinator: its rank 0, on the coordinator's host, leads.
+
     Raises:
-        ConfigError: the hosts' roles, addresses or devices do not fit together.
+        ConfigError: the hosts' roles, addresses or devices do not fit together, or make no ring.
         PreflightError: there are too few devices and no host allows more CPU workers.
     """
     refuse_unknown_devices(hosts)
     _refuse_shared_devices(hosts, setting)
-    head = _coordinator_host(hosts)
-    seats = _seats(hosts, expect_workers)
+    head, ring = _coordinator_host(hosts), config.exchange.in_ring
+    seats = _seats(in_ring_order(hosts, head) if ring else hosts, expect_workers)
+    check_ring(config.exchange, head, [(seat.host, seat.devices) for seat in seats])
     bind = _bind_address(head, seats, setting)
     listen = endpoint(bind, head.port)
-    workers = [_worker(rank, seat, head, bind, setting) for rank, seat in enumerate(seats)]
+    world = len(seats) if ring else None
+    workers = [_worker(rank, seat, head, bind, setting, world) for rank, seat in enumerate(seats)]
     reached_at = {head.connect_address, *(_connect_address(s.host, head, bind) for s in seats)}
     names = tuple(sorted({bind, head.name, *(name for name in reached_at if name)}))
     coordinator = ProcessPlan(
@@ -59,7 +64,8 @@ def place(
         threads=1,
         address=listen,
         argv=(
-            *_command(head, setting, COORDINATOR, "coordinator"),
+            *_command(head, setting),
+            *_role(head, setting, COORDINATOR, "coordinator"),
             *("--bind", listen, "--expect-workers", str(len(seats))),
         ),
         env=environment(1),
@@ -73,7 +79,7 @@ def place(
         bind_address=bind,
         port=head.port,
         hosts=tuple(host for host in hosts if host.name in used),
-        processes=(coordinator, *workers),
+        processes=tuple(workers) if ring else (coordinator, *workers),
     )
 
 
@@ -222,7 +228,10 @@ def _connect_address(host: Host, head: Host, bind: str) -> str:
     return head.connect_address or bind
 
 
-def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> ProcessPlan:
+def _worker(
+    rank: int, seat: _Seat, head: Host, bind: str, setting: Setting, world: int | None
+) -> ProcessPlan:
+    """Return a worker of a star, or of a ring of `world`, which has no use for certificates."""
     host, device = seat.host, seat.devices[0]
     name = f"worker-{rank}"
     members = tuple(each.id for each in seat.devices) if device.group is not None else ()
@@ -237,6 +246,14 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
     if setting.machine(host) == setting.machine(head):
         own.add(bind)
+    place = (
+        *_role(host, setting, name, "worker"),
+        *("--rank", str(rank), "--coordinator", target),
+    )
+    if world is not None:
+        own.clear()
+        place = ("--distributed", "--world-size", str(world), "--rank", str(rank))
+        place = (*place, "--master", target)
     return ProcessPlan(
         name=name,
         role="worker",
@@ -250,8 +267,8 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
         threads=device.threads,
         address=target,
         argv=(
-            *_command(host, setting, name, "worker"),
-            *("--rank", str(rank), "--coordinator", target),
+            *_command(host, setting),
+            *place,
             *("--gpu-backend", device.backend, *gpu, *threads),
         ),
         env=environment(device.threads, may_fall_back=host.auto_devices),
@@ -260,15 +277,17 @@ def _worker(rank: int, seat: _Seat, head: Host, bind: str, setting: Setting) -> 
     )
 
 
-def _command(host: Host, setting: Setting, name: str, role: str) -> tuple[str, ...]:
+def _command(host: Host, setting: Setting) -> tuple[str, ...]:
     return (
         *setting.trainer(host),
         "finetune",
         *("--config", f"{setting.run_folder(host)}/run.yaml"),
         *("--run-id", setting.run_id),
-        *("--role", role),
-        *("--tls", f"{setting.process_folder(host, name)}/tls"),
     )
+
+
+def _role(host: Host, setting: Setting, name: str, role: str) -> tuple[str, ...]:
+    return "--role", role, "--tls", f"{setting.process_folder(host, name)}/tls"
 
 
 def environment(threads: int | None, *, may_fall_back: bool = False) -> dict[str, str]:

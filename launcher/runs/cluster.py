@@ -17,6 +17,7 @@ from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import Order, parse_assignments, with_shared_checkpoints
 from launcher.plan.plan import LaunchPlan
+from launcher.plan.ring import ring_notes
 from launcher.preflight.own_settings import follow_data
 from launcher.preflight.survey import Survey
 from launcher.runs.doctor import diagnose
@@ -143,7 +144,9 @@ class Cluster:
             job = with_shared_checkpoints(job, head_of(self.hosts).share_folder, plan.run_id)
         job, remarks = with_budget(job, plan, found.identities, os.environ)
         lines += remarks
-        if isinstance(job, DistillJob) and job.budget is not None:  # its settings are in commands
+        if isinstance(job, RunConfig):
+            lines += ring_notes(job.exchange, plan.run_id)
+        elif job.budget is not None:  # its settings are in commands
             plan = make_plan(found, job, self.start.expect_workers, plan.run_id)
         for line in lines:
             self._report(line)
@@ -220,7 +223,7 @@ class Cluster:
                 fit the completed ones.
         """
         run_id, leader = before.run_id, before.leader.role
-        if leader != order.leader:
+        if (leader == "student") != (order.leader == "student"):
             up = "launch distill up" if leader == "student" else "launch cluster up"
             raise ConfigError(f"run {run_id} has a {leader}; to resume it: {up} --resume {run_id}")
         config, warning = config_of(self.registry, run_id, set(order.settings))

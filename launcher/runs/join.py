@@ -99,8 +99,8 @@ def _present(view: RunView) -> str:
     """Return `2 of 3 workers`."""
     plan = view.run.plan
     kind = "workers" if plan.workers else "processes"
-    present = sum(map(view.takes_part, plan.followers))
-    return f"{present} of {len(plan.followers)} {kind}"
+    expected = plan.workers or plan.followers
+    return f"{sum(map(view.takes_part, expected))} of {len(expected)} {kind}"
 
 
 def _missing_followers(

@@ -16,6 +16,7 @@ from launcher.facts.devices import Device
 from launcher.hosts.received import parse, receive
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import PLAN_SCHEMA, LaunchPlan, ProcessPlan, Role
+from trainer.config.topology import FEWEST
 
 MOST = 4 << 20
 """Bytes that a plan.json may have; one of a thousand workers has about 1 MB."""
@@ -107,7 +108,10 @@ class _Plan(BaseModel):
         names = [process.name for process in self.processes]
         if len(hosts) < len(self.hosts) or len(set(names)) < len(names):
             raise ValueError("two hosts or processes have one name")
-        if self.processes[0].role not in ("coordinator", "student"):
+        # A ring's leader is its rank 0.
+        ring = [process.rank for process in self.processes] == list(range(len(names)))
+        ring = ring and len(names) >= FEWEST
+        if self.processes[0].role not in ("coordinator", "student") and not ring:
             raise ValueError(f"{names[0]} leads no run")
         for process in self.processes:
             if process.host not in hosts:

@@ -175,6 +175,8 @@ def estimate(config: RunConfig, plan: LaunchPlan, found: Survey) -> Cost | None:
     )  # fmt: skip
     alone = cluster.world == 1
     strategy = Strategy(world=cluster.world, data="motley", codec=config.exchange.codec)
+    if config.exchange.in_ring:
+        strategy = Strategy(world=cluster.world, data="ddp")
     strategy = Strategy() if alone else strategy
     try:
         return plan_strategy(request, strategy, method).cost

@@ -193,6 +193,8 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
 
 
 def _who_is_where(plan: LaunchPlan) -> str:
+    if plan.leader.role == "worker":
+        return f"a ring of {len(plan.workers)} workers, rank 0 on {plan.leader.address}"
     if plan.workers:
         return f"coordinator on {plan.leader.address}, {len(plan.workers)} workers"
     return ", ".join(f"{process.name} on {process.host}" for process in plan.processes)
@@ -254,7 +256,7 @@ def _start(run: Run, join_deadline: float) -> None:
             if process.host == host.name:
                 # An evaluator is not done when its student is: the last checkpoints are left.
                 serves = process.host == leader.host and process.role in ("worker", "teacher")
-                supervisor.start(process, leader if serves else None)
+                supervisor.start(process, leader if serves and process is not leader else None)
 
     ask_hosts(run.hosts, start, START_DEADLINE).require(PartialError)
 

@@ -24,6 +24,7 @@ from launcher.runs.status import RunView, shards
 from launcher.terminal import note, visible
 from launcher.views.tables import COLOURS, Column, table
 
+_LEADS = ("coordinator", "student")
 _CHECKS = (
     Column(""),
     Column("HOST", least=10),
@@ -150,7 +151,7 @@ def runs_table(views: Iterable[RunView], width: int | None) -> Table:
             view.run.run_id,
             _styled(view.outcome),
             moment(view.run.started),
-            str(len(view.run.plan.followers)),
+            str(len(view.run.plan.workers or view.run.plan.followers)),
             progress(view.training or {}, steps=view.state != "stopped"),
             view.run.plan.output,
         )
@@ -225,7 +226,7 @@ def status_tree(view: RunView) -> dict[str, Any]:
                 "threads": process.threads,
                 "address": process.address,
                 "state": state.state,
-                "joined": view.takes_part(process) if process is not plan.leader else None,
+                "joined": view.takes_part(process) if process.role not in _LEADS else None,
                 "says": dict(view.beats[process.name]) if process.name in view.beats else None,
                 "attempt": state.attempt,
                 "pid": state.child.pid if state.child and not state.is_over else None,

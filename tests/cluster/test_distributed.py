@@ -133,7 +133,7 @@ def test_a_rank_that_runs_out_of_memory_is_named_and_ends_the_others(hands: Hand
     resource.prlimit(short.pid, resource.RLIMIT_DATA, (used + (200 << 20), limits[1]))
     whole = hands.rank(0)
     assert short.wait() == 2, short.text
-    assert whole.wait() == 3, whole.text
+    assert whole.wait() == 2, "another attempt cannot succeed: " + whole.text
     host = os.uname().nodename
     said = f"rank 1 on {host}: cpu has not enough memory; lower training.micro_batch_size or"
     assert f"trainer: {said} data.max_seq_len, or share the model" in short.text, short.text

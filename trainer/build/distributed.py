@@ -32,6 +32,7 @@ from trainer.distributed.loop import Checkpoints, DistributedRun
 from trainer.distributed.optimizer import ParallelAdamW
 from trainer.distributed.roll_call import Member, prepared
 from trainer.distributed.sharded import ShardedSaves
+from trainer.distributed.weight_audit import WeightAudit
 from trainer.errors import TrainerError
 from trainer.process.stopping import Stop
 from trainer.replica.torch.parallel.mesh import make_mesh
@@ -131,6 +132,7 @@ def make_distributed(
         plan=plan,
         replica=replica,
         optimizer=optimizer,
+        audit=WeightAudit(replica.parameters, [f"rank {m.rank} on {m.host}" for m in members]),
         checkpoints=checkpoints,
         train=train,
         validation=inputs.validation,

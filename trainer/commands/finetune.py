@@ -13,7 +13,7 @@ from trainer.config import run as run_config
 from trainer.config.budget import with_environment
 from trainer.config.run import RunConfig
 from trainer.defaults import derive, own_rooms, provisional, table
-from trainer.distributed.environment import Environment, read_environment
+from trainer.distributed.environment import Environment, quieten_torch, read_environment
 from trainer.distributed.group.strategy import STRATEGIES
 from trainer.errors import InputError
 from trainer.model.files import resolve_model
@@ -97,7 +97,9 @@ def finetune(
     --config the settings follow from data and model; what is given wins.
     """
     environment = _environment(role, flags)
-    if role == "worker":
+    if environment is not None:
+        fork_workers(_load_rank)
+    elif role == "worker":
         fork_workers(lambda: _load_worker(flags["gpu_backend"], flags["strategy"]))
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
     _check_devices(gpus, role, flags["gpu_backend"], flags["strategy"])
@@ -175,6 +177,8 @@ def _environment(role: str, flags: dict[str, Any]) -> Environment | None:
         return None
     if role != "local":
         raise InputError(f"--distributed: there is no coordinator, so no --role {role}")
+    if flags["gpu_backend"] == "wgpu":
+        raise InputError("--gpu-backend wgpu: --distributed runs on cuda or cpu")
     return read_environment(os.environ, world_size=size, rank=flags["rank"], master=master)
 
 
@@ -189,6 +193,15 @@ def _follow_data(given: dict[str, Any], backend: str | None) -> tuple[RunConfig,
     found = derive(config, given, resolve_model(config.model.path), rooms)
     settled = config.with_settings({part.key: part.value for part in found})
     return settled, table(found, settled.output)
+
+
+def _load_rank() -> None:
+    """Import a rank's libraries, likewise."""
+    with contextlib.suppress(ImportError, OSError):
+        quieten_torch()
+        import trainer.build.distributed
+        import trainer.distributed.run
+        import trainer.roles  # noqa: F401 - forked ranks have it loaded
 
 
 def _load_worker(backend: str, strategy: str | None) -> None:

@@ -21,8 +21,8 @@ from trainer.config import spelling
 from trainer.config.budget import BudgetConfig
 from trainer.config.codec import KnownCodec, read_codec
 from trainer.config.parallel import ParallelConfig
-from trainer.config.rounds import RoundSettings
 from trainer.config.section import Section, load_settings
+from trainer.config.topology import TopologySettings
 from trainer.config.training import Positive, Precision, TrainingConfig
 from trainer.errors import InputError
 
@@ -114,7 +114,7 @@ class OptimizerConfig(Section):
     """Global norm above which the gradient is scaled down."""
 
 
-class ExchangeConfig(RoundSettings):
+class ExchangeConfig(TopologySettings):
     """How workers and coordinator agree; all durations in seconds."""
 
     codec: KnownCodec = "fp32"
@@ -189,6 +189,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         read_codec(self.exchange.codec, self.lora.lora_rank if self.method == "lora" else None)
+        distilled = self.distillation is not None
+        self.exchange.check_whole_models(plain=self.parallel.is_plain, distilled=distilled)
         if self.task == "classify" and self.num_classes is None:
             raise ValueError("num_classes is required when task is classify")
         if self.task == "causal-lm" and self.num_classes is not None:
@@ -222,6 +224,7 @@ class RunConfig(Section):
         Raises:
             InputError: only the ranks of `--distributed` can.
         """
+        self.exchange.check_star()
         if not self.parallel.is_plain:
             raise InputError("parallel: only --distributed shares a model; leave the section out")
         if self.checkpoint.sharded:

@@ -6,6 +6,7 @@ Flags decide; else the variables of torchrun (and of whatever sets the same ones
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ class Environment:
     """Whether torchrun holds the store in which ranks meet."""
     attempt: str = "0"
     """torchrun's restarts so far."""
+
+
+def quieten_torch() -> None:
+    """Keep torch, before its import, from printing a stack for each connection that breaks."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def read_environment(

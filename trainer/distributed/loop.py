@@ -16,6 +16,7 @@ from trainer.data.metrics import accuracy, matthews, mean_loss
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded
 from trainer.distributed.optimizer import ParallelAdamW
+from trainer.distributed.weight_audit import WeightAudit
 from trainer.errors import BudgetError, NonFiniteError, StorageError
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import learning_rate_at
@@ -57,6 +58,7 @@ class DistributedRun:
     plan: StepPlan
     replica: ParallelReplica
     optimizer: ParallelAdamW
+    audit: WeightAudit
     checkpoints: Checkpoints
     train: Dataset
     validation: Dataset | None
@@ -68,6 +70,7 @@ class DistributedRun:
     generation: int
     """The number of earlier starts of the run."""
     _saved: int = field(init=False)
+    _proved: int = -1
     _order: tuple[int, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class DistributedRun:
 
         Raises:
             NonFiniteError: NaN or Inf in a loss or gradient; the last checkpoint stays.
+            RefusedError: a rank holds other weights than its copies; likewise.
             StorageError: two saves in a row have failed.
         """
         try:
@@ -91,6 +95,8 @@ class DistributedRun:
 
     def _train_until_stopped(self) -> tuple[str, int]:
         """Apply all updates that are left; return why these were the last, and the exit code."""
+        if self.config.exchange.in_ring:
+            self._prove()
         while self.step < self.plan.total_steps:
             if ended := self._stops():
                 return ended
@@ -154,7 +160,9 @@ class DistributedRun:
         )
 
     def _look_up(self) -> None:
-        """Validate and save if that is due."""
+        """Compare weights, validate and save if that is due."""
+        if self.config.exchange.in_ring and self.step % self.config.exchange.hash_every == 0:
+            self._prove()
         every = self.config.training.evaluate_every
         due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
         if due and self.validation is not None:
@@ -185,11 +193,23 @@ class DistributedRun:
         return scores
 
     def _save(self, scores: dict[str, Any] | None = None) -> None:
-        """Save the current step unless it was saved."""
+        """Save the current step unless it was saved; what is saved is proved first."""
         if self.step == self._saved:
             return
+        self._prove()
         self._saved = self.step
         self.checkpoints.save(self.step, scores)
+
+    def _prove(self) -> None:
+        """Compare the ranks' weights unless this step's were."""
+        if self.step == self._proved:
+            return
+        digest, self._proved = self.audit.prove(self.step), self.step
+        if self.journal is not None:
+            ranks = list(range(dist.get_world_size()))
+            self.journal.emit(
+                {"event": "verified", "at": self.step, "digest": digest, "ranks": ranks}
+            )
 
     def _samples(self, epoch: int, positions: range) -> list[Encoded]:
         """Return this copy's part of a step's samples."""

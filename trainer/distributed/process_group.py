@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -15,6 +19,9 @@ from trainer.config.run import Backend
 from trainer.distributed.environment import Environment
 from trainer.errors import InputError, UnreachableError
 from trainer.replica.backend import UnusableError, cuda_device
+
+_PAUSE = 0.5
+"""Seconds between two looks at a store that another attempt holds."""
 
 
 def own_device(environment: Environment, wanted: Backend, gpu: str) -> torch.device:
@@ -44,13 +51,33 @@ def own_device(environment: Environment, wanted: Backend, gpu: str) -> torch.dev
 def meet(environment: Environment, patience: float) -> Store:
     """Return the store of the job, which torchrun holds, or else rank 0.
 
+    A rank that was started again waits until the others of its former attempt have ended too: in
+    their store it would find what they wrote, and mix with them.
+
     Args:
         patience: seconds.
 
     Raises:
         InputError: rank 0 cannot listen.
-        UnreachableError: rank 0 does not answer.
+        UnreachableError: rank 0 does not answer, or has this rank already.
     """
+    deadline = time.monotonic() + patience
+    while True:
+        store = _connect(environment, patience)
+        with suppress(dist.DistError):  # it ended meanwhile
+            if environment.by_torchrun or store.add(f"seat-{environment.rank}", 1) == 1:
+                return store
+        if time.monotonic() > deadline:
+            raise UnreachableError(
+                f"rank {environment.rank}: another process has been this rank at"
+                f" {environment.host}:{environment.port} for {patience:.0f} s: end the job there,"
+                " or give this one another --master"
+            )
+        time.sleep(_PAUSE)
+
+
+def _connect(environment: Environment, patience: float) -> Store:
+    """Return the store that is there now; for errors see `meet`."""
     where = f"{environment.host}:{environment.port}"
     try:
         if environment.by_torchrun:
@@ -94,6 +121,8 @@ def process_group(
     Args:
         timeout: of a collective, in seconds.
     """
+    if name := _interface_towards(environment):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -107,3 +136,23 @@ def process_group(
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _interface_towards(environment: Environment) -> str | None:
+    """Return the network interface on which the others reach this rank; None if it is not found.
+
+    gloo takes that of the host's own name, which Debian and Ubuntu give to loopback.
+    """
+    try:
+        kind, _, _, _, target = socket.getaddrinfo(
+            environment.host, environment.port, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing: it chooses the route
+            own = probe.getsockname()[0].partition("%")[0]
+    except OSError:  # gloo says what it lacks
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] == own for address in addresses):
+            return name
+    return None

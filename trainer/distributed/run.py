@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,20 +15,23 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from trainer.config.run import Backend
+from trainer.config.topology import RING_NOTE
 from trainer.distributed.environment import Environment
 from trainer.distributed.loop import DistributedRun
 from trainer.distributed.process_group import meet, own_device, process_group
 from trainer.distributed.roll_call import Member, call_roll
 from trainer.distributed.watch import Watch
-from trainer.errors import NonFiniteError, StorageError, TrainerError
+from trainer.errors import NonFiniteError, RefusedError, StorageError, TrainerError
 from trainer.process.stopping import Stop
 
 if TYPE_CHECKING:
     from trainer.build.inputs import RunInputs
 
+log = logging.getLogger(__name__)
+
 Explaining = Callable[[], AbstractContextManager[None]]
 Make = Callable[[Store, list[Member], torch.device, Stop, Explaining], DistributedRun]
-_OF_ALL = (NonFiniteError, StorageError)
+_OF_ALL = (NonFiniteError, RefusedError, StorageError)
 """Errors that every rank raises alike: rank 0 prints them."""
 
 
@@ -49,18 +53,21 @@ def run(
     Raises:
         InputError: the device, model or output folder cannot be used.
         UnreachableError: a rank is missing, or was lost.
-        RefusedError: a rank has another model, data, config or version.
+        RefusedError: a rank has another model, data, config, version, or weights.
         NonFiniteError: NaN or Inf halted the run.
         StorageError: the disk failed.
         InUseError: another process writes the output folder.
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    patience = inputs.config.exchange.join_deadline
+    exchange = inputs.config.exchange
+    patience = exchange.join_deadline
     device = own_device(environment, backend, gpu)
     store = meet(environment, patience)
     me = Member(environment.rank, socket.gethostname(), str(device), _facts(inputs, device))
     members = call_roll(store, me, environment.world_size, patience)
+    if exchange.in_ring and environment.rank == 0:
+        log.info("%s", RING_NOTE)
     output = Path(inputs.config.output)
     watch = Watch(store, me.rank, [member.host for member in members], me.device, output)
     timeout = inputs.config.parallel.timeout
@@ -90,7 +97,8 @@ def _facts(inputs: RunInputs, device: torch.device) -> dict[str, str]:
     return {
         "version of Motley": job.version,
         "version of torch": torch.__version__,
-        "kind of device": device.type,
+        "kind of device": _kind(device) if inputs.config.exchange.in_ring else device.type,
+        "exchange.topology": inputs.config.exchange.topology,
         "config": job.agreement,
         "section parallel": json.dumps(inputs.config.parallel.model_dump(), sort_keys=True),
         "run id": job.run_id,
@@ -98,3 +106,8 @@ def _facts(inputs: RunInputs, device: torch.device) -> dict[str, str]:
         "model": job.model,
         "data": job.data,
     }
+
+
+def _kind(device: torch.device) -> str:
+    """Return what the devices of a ring have in common: its slowest one sets the pace of all."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -23,6 +23,7 @@ from trainer.errors import (
     TrainerError,
     UnreachableError,
     is_out_of_memory,
+    restarts,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _KNOWS = 60.0
 """Seconds to find out which ranks are silent."""
 _LOST = "lost others"
 """A reason that is no cause."""
+_GONE = UnreachableError.exit_code
 _COLLECTIVES = "2000"
 _OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL")
 
@@ -82,7 +84,8 @@ class Watch:
         """Turn errors of collectives and of memory into one line, and tell the others of any.
 
         Raises:
-            UnreachableError: a collective failed; names the ranks that are the cause.
+            UnreachableError: a collective failed; names the ranks that are the cause. Its exit
+                code is theirs if another attempt cannot succeed.
             InputError: this rank's device has not enough memory.
         """
         try:
@@ -92,8 +95,10 @@ class Watch:
                 raise self._out_of_memory() from None
             if isinstance(error, RuntimeError) and _is_of_peers(error):
                 raise self._lost(error) from None
-            known = isinstance(error, TrainerError)
-            self._tell(str(error) if known else f"{type(error).__name__}: {_first_line(error)}")
+            if isinstance(error, TrainerError):
+                self._tell(str(error), error.exit_code)
+            else:
+                self._tell(f"{type(error).__name__}: {_first_line(error)}")
             raise
 
     def name(self, rank: int) -> str:
@@ -107,16 +112,17 @@ class Watch:
                 count += 1
                 store.set(f"alive/{self._rank}", str(count))
 
-    def _tell(self, reason: str) -> None:
-        """Leave for the others why this rank ends; the first reason counts."""
+    def _tell(self, reason: str, code: int = TrainerError.exit_code) -> None:
+        """Leave for the others why this rank ends, and its exit code; the first reason counts."""
         if self._told:
             return
         self._told = True
-        _in_time(lambda: self._store.set(f"failed/{self._rank}", json.dumps(reason)), _ANSWERS)
+        note = json.dumps([reason, code])
+        _in_time(lambda: self._store.set(f"failed/{self._rank}", note), _ANSWERS)
 
     def _out_of_memory(self) -> InputError:
         reason = f"{self._device} has not enough memory"
-        self._tell(reason)
+        self._tell(reason, InputError.exit_code)
         return InputError(
             f"{self.name(self._rank)}: {reason}; lower training.micro_batch_size or"
             " data.max_seq_len, or share the model: parallel.data=fsdp and more processes"
@@ -125,35 +131,41 @@ class Watch:
     def _lost(self, error: RuntimeError) -> UnreachableError:
         """Return who is the cause of a collective's failure."""
         record = self._keep_record()
-        found: list[str] = []
+        found: list[tuple[str, int]] = []
         answers = _in_time(lambda: self._read(f"alive/{self._rank}"), _ANSWERS)
         if not answers or not _in_time(lambda: found.extend(self._causes()), _KNOWS):
-            found = [f"{self.name(0)}, which holds the store, does not answer"]
-        self._tell(_LOST)
+            found = [(f"{self.name(0)}, which holds the store, does not answer", _GONE)]
+        self._tell(_LOST, _GONE)
         what = "timed out" if "imed out" in str(error) else "failed"
-        causes = "; ".join(found) or f"all ranks live: {_first_line(error)}"
-        return UnreachableError(
+        causes = "; ".join(why for why, _ in found) or f"all ranks live: {_first_line(error)}"
+        lost = UnreachableError(
             f"{self.name(self._rank)}: a collective {what}: {causes}. Look at the log there and"
             f" start the job again, it resumes from its newest checkpoint{record}"
         )
+        # Else whatever starts this rank again would have it wait for one that has ended for good.
+        lost.exit_code = next((code for _, code in found if not restarts(code)), _GONE)
+        return lost
 
-    def _causes(self) -> list[str]:
-        """Return why other ranks failed, or else which are silent."""
+    def _causes(self) -> list[tuple[str, int]]:
+        """Return why other ranks failed, with exit codes, or else which are silent."""
         others = [rank for rank in range(len(self._hosts)) if rank != self._rank]
         heard = {rank: self._read(f"alive/{rank}") for rank in others}
         silent, deadline = set(others), time.monotonic() + _SILENT
         for look in itertools.count(1):
             told = {rank: self._read(f"failed/{rank}") for rank in others}
             reasons = {rank: json.loads(note) for rank, note in told.items() if note}
-            if first := {rank: why for rank, why in reasons.items() if why != _LOST}:
-                return [f"{self.name(rank)} has failed: {why}" for rank, why in first.items()]
+            if first := {rank: why for rank, why in reasons.items() if why[0] != _LOST}:
+                return [
+                    (f"{self.name(rank)} has failed: {why}", code)
+                    for rank, (why, code) in first.items()
+                ]
             silent -= reasons.keys()
             silent -= {rank for rank in silent if self._read(f"alive/{rank}") != heard[rank]}
             if not silent or (look >= _LOOKS and time.monotonic() > deadline):
                 break
             time.sleep(_INTERVAL)
         return [
-            f"no sign of life from {self.name(rank)} (killed, stopped or cut off)"
+            (f"no sign of life from {self.name(rank)} (killed, stopped or cut off)", _GONE)
             for rank in sorted(silent)
         ]
 

@@ -91,6 +91,6 @@ def _ddp(losses: nn.Module, mesh: DeviceMesh) -> nn.Module:
         process_group=mesh.get_group(),
         # All ranks have proved that they read the same weights.
         init_sync=False,
-        broadcast_buffers=False,
+        forward_sync_buffers=False,
         gradient_as_bucket_view=True,
     )
