@@ -96,7 +96,7 @@ def test_all_cells_remain_and_every_combination_is_in_one_that_is_not_marked(tog
     cases = list(product("abc", "def", "ghij"))
     found = covering(cases, together)
     assert [cell.values for cell in found] == cases
-    unmarked = [cell.values for cell in found if not cell.marks]
+    unmarked = [tuple(cell.values) for cell in found if not cell.marks]
     assert len(unmarked) <= {1: 4, 2: 14, 3: 36}[together]
 
     def combined(cells: Sequence[tuple[object, ...]]) -> set[object]:

@@ -39,8 +39,9 @@ def session() -> Session:
     """Return a session that has its state and a shard."""
     made = Session(join_request(1), LAYOUT, CODEC)
     state = TrainState.fresh(np.zeros(LAYOUT.size, np.float32))
-    timers = {"heartbeat": 0.5, "lost_after": 3.0}
-    accepted = JoinAccepted(rank=1, generation=GENERATION, step=0, moments=False, **timers)
+    accepted = JoinAccepted(
+        rank=1, generation=GENERATION, step=0, moments=False, heartbeat=0.5, lost_after=3.0
+    )
     made.receive(accepted.frame(GENERATION))
     for frame in state_frames(state.snapshot(), GENERATION, moments=False):
         made.receive(frame)
