@@ -142,6 +142,8 @@ def test_a_killed_leader_takes_its_members_along(cluster: Cluster) -> None:
     (member,) = members_of(group)
     group.kill()
     wait_for(lambda: not is_alive(member), "the member has ended", cluster)
+    reason = cluster.wait_event("lost", rank=0)["reason"]
+    assert "connection" in reason, reason
 
 
 def test_a_member_without_its_device_ends_the_group_in_one_line(cluster: Cluster) -> None:
