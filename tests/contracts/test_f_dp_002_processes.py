@@ -79,7 +79,8 @@ def test_kill_9_in_the_middle_of_a_step(cluster: Cluster, point: str) -> None:
         assert redealt[0]["rank"] == 1
         assert takers == {0, 2}
     else:
-        assert not redealt
+        # On a busy machine the next step may be dealt before the end is seen.
+        assert not [event for event in redealt if event["step"] == 3]
         assert takers == {0, 1, 2}
     assert cluster.records("step")[-1]["shares"].keys() == {"0", "1", "2"}
 

@@ -24,6 +24,7 @@ from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.cluster,  # each installation takes seconds
+    pytest.mark.timeout(600),
     pytest.mark.usefixtures("copied_venvs", "without_checkout"),
 ]
 
