@@ -20,7 +20,6 @@ from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Bytes, Codec, Fp32
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
-from trainer.exchange.protocol.reused import ReusedArray
 from trainer.exchange.protocol.state_transfer import StateAssembly
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
@@ -76,9 +75,7 @@ class Session:
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
-        self._memory = ReusedArray(self._wire.size)
-        self._gradient: Float32 | None = None
-        """What the averages of the present step are decoded into; taken with the first of them."""
+        self._gradient = np.empty(self._wire.size, np.float32)
         self._dealt: dict[int, ShardAssignment] = {}
 
     def hello(self) -> Frame:
@@ -254,8 +251,6 @@ class Session:
             self._partial[frame.block] = assembly
         if assembly.add(frame):
             del self._partial[frame.block]
-            if self._gradient is None:
-                self._gradient = self._memory.take()
             assembly.codec.decode(assembly.bytes, self._gradient[span.start : span.stop])
             self._averaged.add(frame.block)
 
@@ -264,8 +259,7 @@ class Session:
         if here not in due or max(self._averaged) >= here:
             raise ProtocolError(f"step {commit.step} was committed before all averages were here")
         # A worker without a share can be a step ahead of its loop: each step has its own array.
-        gradient, self._gradient = self._gradient, None
-        assert gradient is not None
+        gradient, self._gradient = self._gradient, np.empty(self._wire.size, np.float32)
         self._averaged.clear()
         return gradient[: self._wire.blocks[here - 1].stop]
 

@@ -69,7 +69,7 @@ class Block:
         """Elements."""
         return self.stop - self.start
 
-    @property
+    @cached_property
     def is_layer(self) -> bool:
         """Whether this is a transformer layer."""
         return self.name.startswith("layers.")

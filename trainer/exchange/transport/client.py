@@ -12,10 +12,8 @@ import random
 import ssl
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,9 +92,6 @@ class WorkerClient:
         self._last_heard = time.monotonic()
         self._over = False
         self._loop = asyncio.new_event_loop()
-        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        """What the thread is to do, in order."""
-        self._woken = False
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._thread.start()
 
@@ -128,7 +123,8 @@ class WorkerClient:
         if session is None:
             return
         if self._neighbours and shard.carries:
-            self._have_done(self._neighbours.add, session, shard, index, gradient.copy(), weight)
+            words = (session, shard, index, gradient.copy(), weight)
+            self._loop.call_soon_threadsafe(self._neighbours.add, *words)
         else:
             self._post(session, session.block(shard, index, gradient, weight), shard.carrier)
 
@@ -145,7 +141,7 @@ class WorkerClient:
     def close(self, reason: str) -> None:
         """Say goodbye, send what is queued, and end the thread."""
         self.send(messages.Leave(reason=reason), 0)
-        self._have_done(self._goodbye, reason)
+        self._loop.call_soon_threadsafe(self._goodbye, reason)
         self._thread.join(timeout=2 * FLUSH)
 
     def _current(self) -> Session | None:
@@ -154,24 +150,12 @@ class WorkerClient:
 
     def _post(self, session: Session, frames: Iterable[Frame], carrier: int | None = None) -> None:
         if carrier is not None and self._neighbours:
-            self._have_done(self._neighbours.hand_over, session, carrier, frames)
+            hand_over = self._neighbours.hand_over
+            self._loop.call_soon_threadsafe(hand_over, session, carrier, frames)
         else:
-            self._have_done(self._transmit, session, frames)
-
-    def _have_done(self, call: Callable[..., None], *words: Any) -> None:
-        """Let the thread make a call; it is woken once for all that wait."""
-        self._calls.append((call, words))
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._make_calls)
+            self._loop.call_soon_threadsafe(self._transmit, session, frames)
 
     # The thread's side
-
-    def _make_calls(self) -> None:
-        self._woken = False  # first: what is appended from now on wakes the thread again
-        for _ in range(len(self._calls)):
-            call, words = self._calls.popleft()
-            call(*words)
 
     def _run(self) -> None:
         try:

@@ -23,8 +23,6 @@ class SendQueue:
         self._encoder = FrameEncoder(run, checksums=not encrypted)
         self._encrypted = encrypted
         self._shared = shared
-        self._together = shared is not None and not shared.patient
-        """Whether all that is queued leaves at once: payloads are in place when they are drawn."""
         self._streams: deque[Iterator[Frame]] = deque()
         self._buffers: list[memoryview] = []
         self._patient = False
@@ -76,8 +74,6 @@ class SendQueue:
         if isinstance(connection, ssl.SSLSocket):
             count = connection.send(self._buffers[0])
         else:
-            while self._together and len(self._buffers) < _HELD and self._draw():
-                pass
             count = connection.sendmsg(self._buffers)
         left = count
         while self._buffers and left >= len(self._buffers[0]):
