@@ -232,6 +232,17 @@ def test_a_worker_that_dies_at_the_change_comes_back_with_the_plan(
     assert worker.rounds == (3, 2)
 
 
+def test_rounds_are_not_compared_with_the_gradients_before_them():
+    """They have other sizes: each would be an outlier, and could halt the run."""
+    cluster = SimulatedCluster(changing(), workers=3)
+    until_step(cluster, 2)
+    assert cluster.coordinator
+    outliers = cluster.coordinator.training._outliers
+    assert all(usual.by_weight for usual in outliers._usual)
+    until_step(cluster, 3)
+    assert not any(usual.by_weight or usual.by_root for usual in outliers._usual)
+
+
 def test_a_round_that_follows_steps_has_more_time_than_they_took():
     """Three times a step's p95 would expel everyone who takes part in the first round."""
     cluster = SimulatedCluster(changing(), workers=2)

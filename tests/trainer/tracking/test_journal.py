@@ -264,3 +264,4 @@ def test_a_run_that_goes_over_to_rounds_has_fewer_steps(journal: RunRecorder) ->
     decided = {"schedule": "rounds", "rounds_after": 4, "inner_steps": 3}
     journal.emit({"event": "schedule", **decided})
     assert journal._status["total_steps"] == 6
+    assert journal.close(2, "halted") == 2

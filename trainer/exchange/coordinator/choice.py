@@ -113,7 +113,8 @@ class ExchangeChoice:
         self._steps.clear()
         window = _Window(step["step"], max(compute, 1e-6), max(span, 1e-6), out)
         remote = any(m.request.transport not in ("", SHARED_MEMORY) for m in members)
-        if not (self._codec_is_auto and self._choose_codec(window, remote=remote)) and remote:
+        changed = self._codec_is_auto and self._choose_codec(window, remote=remote)
+        if self._schedule_is_auto and remote and not changed:
             self._choose_schedule(window)
 
     def _choose_codec(self, window: _Window, *, remote: bool) -> bool:
@@ -136,8 +137,7 @@ class ExchangeChoice:
     def _choose_schedule(self, window: _Window) -> None:
         """Begin rounds if steps cannot hide the exchange, and rounds that fit the run can."""
         smallest = not self._codec_is_auto or self.codec == FREE[-1]
-        late = window.out > MOST_EXPOSED * window.compute
-        if not self._schedule_is_auto or self.plan.rounds or not smallest or not late:
+        if not smallest or window.out <= MOST_EXPOSED * window.compute:
             return
         after = window.done + _AHEAD
         left = self.plan.total_inner - after

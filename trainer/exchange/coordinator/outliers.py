@@ -61,6 +61,10 @@ class Outliers:
         self._said: set[tuple[int, int]] = set()
         """The (step, rank) of the present step that have an event."""
 
+    def forget(self) -> None:
+        """Compare with nothing before: rounds send how far weights moved, and no gradients."""
+        self._usual = [_Usual() for _ in self._layout.blocks]
+
     def check(self, frame: Frame, contribution: Contribution) -> None:
         """Look at a contribution that the last of its frames made whole.
 

@@ -332,9 +332,10 @@ class Training:
             details["round_of"] = self.plan.inner_steps if round_.inner_batch else None
             self._outbox.emit("step", generation=self._membership.generation, **details)
             self.choice.measured(details, self._membership.ready())
-            training_goes_on = self.round is not None and self.round.kind == "train"
-            due = done % self.config.checkpoint.every == 0 or done == first_round
-            if training_goes_on and due:
+            if rounds_begin := done == first_round:
+                self._outliers.forget()
+            due = rounds_begin or done % self.config.checkpoint.every == 0
+            if due and self.round and self.round.kind == "train":
                 self.save()
 
         self._unsettled = settle
