@@ -121,9 +121,10 @@ def _begin(
     folder = LogitsFolder(Path(config.data.train))
     with _failure_in_status(config, run_id) as on_wait:
         validation = check_ahead(config, fresh)
-        if not await_description(folder, teacher_timeout, stopper.stop, on_wait):
-            if stopper.ending is not None:
-                raise BudgetError(stopper.ending.reason)
+        described = await_description(folder, teacher_timeout, stopper.stop, on_wait)
+        if stopper.ending is not None:  # reading a large model would cost more than was kept back
+            raise BudgetError(stopper.ending.reason)
+        if not described:
             return None
         if fresh is not None:
             fresh.make(config, folder.description)

@@ -13,6 +13,8 @@ from launcher.commands.options import cluster_options, inventory_option, json_op
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster
 
+PRICE, ABOVE = click.FloatRange(min=0), click.FloatRange(min=0, min_open=True)
+
 
 @click.command()
 @inventory_option
@@ -40,11 +42,11 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @cluster_options
-@click.option("--ceiling", type=float, metavar="MONEY", help="Else $MOTLEY_BUDGET_CEILING.")
+@click.option("--ceiling", type=ABOVE, metavar="MONEY", help="Else $MOTLEY_BUDGET_CEILING.")
 @click.option("--currency", metavar="CODE", help="Such as EUR; else $MOTLEY_BUDGET_CURRENCY.")
-@click.option("--price-hour", type=float, metavar="MONEY", help="Rent of this machine, an hour.")
-@click.option("--watts", type=float, help="Its power under load, if nothing measures it.")
-@click.option("--price-kwh", type=float, metavar="MONEY", help="Of its energy.")
+@click.option("--price-hour", type=PRICE, metavar="MONEY", help="Rent of this machine, an hour.")
+@click.option("--watts", type=ABOVE, help="Its power under load, if nothing measures it.")
+@click.option("--price-kwh", type=PRICE, metavar="MONEY", help="Of its energy.")
 @click.option("--name", help="What it is recorded under; one name adds up to one ceiling.")
 @click.option(
     "--grace",

@@ -45,15 +45,17 @@ def authorise(
     there = found.connections[plan.leader.host]
     spent = _spent(there, plan, budget)
     with working("estimating the cost"):
-        cost = estimate(job, plan, found)
+        cost = None if isinstance(job, DistillJob) else estimate(job, plan, found)
     unit, ceiling = budget.currency, budget.ceiling
     before = f"{spent:.2f} {unit} were spent, and " if spent else ""
     if cost is None or cost.money is None:
         if spent >= ceiling:
             raise BudgetError(f"{spent:.2f} {unit} were spent, {_remedy(ceiling, unit)}")
+        why = "cannot be planned on this model and these devices"
+        if isinstance(job, DistillJob):
+            why = "of a distillation is not planned"
         report(
-            f"budget: {before}the rest cannot be planned on this model and these devices;"
-            f" the run stops before it costs {ceiling:.2f} {unit}"
+            f"budget: {before}the rest {why}; the run stops before it costs {ceiling:.2f} {unit}"
         )
         return
     left = _left(there, plan) if spent else 1.0

@@ -46,6 +46,8 @@ def command_budget(
         BudgetError: a rented host has no price.
     """
     refuse_unknown_rents(hosts)
+    if ceiling is not None and currency is None:
+        raise ConfigError(f"--ceiling {ceiling:g} needs its currency: --currency EUR")
     try:
         given = load_budget({"ceiling": ceiling, "currency": currency}, "flags")
         budget = with_environment(given, environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launcher.cli import run as launch
 from launcher.hosts.local import LocalConnection
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.down import GRACE
@@ -281,3 +283,43 @@ def test_a_coordinator_that_slept_blames_nobody(cluster: Cluster) -> None:
     assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]
     assert not cluster.events("lost")
     cluster.check_contracts([0, 1])
+
+
+def test_hanging_workers_end_a_run_after_idle_stop_and_two_hosts_add_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = {"head": 36.0, "rack": 72.0}
+    hosts = [
+        {"name": name, "price_hour": price, "ranks": [rank]}
+        for rank, (name, price) in enumerate(prices.items())
+    ]
+    state = cluster.folder / "state"
+    budget = {"currency": "EUR", "idle_stop": "60s", "hosts": hosts}
+    cluster.configure(
+        training__epochs=100_000, budget={**budget, "ledger": str(state / "spend.jsonl")}
+    )
+    coordinator = cluster.coordinator(2)
+    workers = [cluster.worker(rank, *SLOW) for rank in (0, 1)]
+    cluster.wait_step(3)
+    for worker in workers:
+        worker.signal(signal.SIGSTOP)
+    assert coordinator.wait() == 9
+    (stopped,) = cluster.events("stopped")
+    assert stopped["reason"].startswith("budget.idle_stop: no step was completed for ")
+    assert cluster.events("checkpoint")[-1]["step"] == cluster.step
+
+    def spent(by: str) -> dict[str, dict[str, float]]:
+        assert launch(["spend", "--by", by, "--json"]) == 0
+        return {total["name"]: total for total in json.loads(capsys.readouterr().out)["totals"]}
+
+    monkeypatch.setenv("MOTLEY_STATE_DIR", str(state))
+    (whole,) = spent("run").values()
+    each = spent("host")
+    assert list(each) == list(prices)
+    for name, price in prices.items():
+        assert each[name]["money"] == pytest.approx(each[name]["seconds"] * price / 3600)
+        assert each[name]["seconds"] == pytest.approx(whole["seconds"] / 2)
+        assert each[name]["seconds"] >= 60
+    assert whole["name"] == "run"
+    for parts in (each, spent("day")):
+        assert sum(part["money"] for part in parts.values()) == pytest.approx(whole["money"])

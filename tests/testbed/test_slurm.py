@@ -7,7 +7,6 @@ on them.
 from __future__ import annotations
 
 import secrets
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.testbed.lab import Lab
 from tests.testbed.plan import Plan
 from tests.testbed.processes import run, wait_until
 
-pytestmark = [pytest.mark.testbed, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.testbed, pytest.mark.timeout(5400)]
 
 SHARED = "/cluster"
 OPS = 1000
@@ -82,10 +81,9 @@ class Slurm:
     def runs(self, folder: Path) -> None:
         """Take an exported folder to the cluster, follow its steps, and fetch its output."""
         there = self.shared / folder.name
-        shutil.copytree(folder, there)
-        run(["chown", "-R", f"{OPS}:{OPS}", there])
+        run(["rsync", "-a", f"--chown={OPS}:{OPS}", f"{folder}/", there])
         inside = f"cd {SHARED}/{folder.name}"
-        self.first.exec(["sh", "-c", f"{inside} && sh setup.sh"], user="ops", timeout=1500)
+        self.first.exec(["sh", "-c", f"{inside} && sh setup.sh"], user="ops", timeout=3000)
         submit = f"{inside} && sbatch --wait job.sbatch"
         done = self.first.exec(["sh", "-c", submit], user="ops", timeout=600, check=False)
         said = "".join(log.read_text() for log in there.glob("slurm-*.log"))
@@ -93,7 +91,7 @@ class Slurm:
         for host in self.hosts:  # each has run a task of it
             ran = host.exec(["journalctl", "--unit=slurmd", "--no-pager"]).stdout
             assert "launch task StepId=" in ran, ran
-        shutil.copytree(there / "output", folder / "output", dirs_exist_ok=True, symlinks=True)
+        run(["rsync", "-a", f"{there}/output/", folder / "output"])
 
 
 def write(host: Host, path: str, text: str) -> None:

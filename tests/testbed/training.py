@@ -98,23 +98,19 @@ class Cluster:
         self.head, self.w1, self.w2 = self.hosts = lab.add_hosts(plans)
         for host in (self.head, self.w1):
             install_client(host)
-        self.folder = folder
-        self.operator = Operator(lab, folder / "laptop", self.inventory("hosts"), checkout)
-
-    def inventory(self, name: str, **variables: object) -> Path:
-        """Write an inventory of the hosts, with further variables of all of them."""
-        return self.lab.write_inventory(
-            self.folder / f"{name}.yml",
+        inventory = lab.write_inventory(
+            folder / "hosts.yml",
             {
                 "motley_devices": [{"backend": "cpu", "threads": 1}],
                 "motley_share_folder": "/srv/motley",
                 "share_server": "w2",
                 "share_protocols": [3, 4],
-                **variables,
             },
             {"head": {"motley_coordinator": True}},
             hosts=self.hosts,
         )
+        self.folder = folder
+        self.operator = Operator(lab, folder / "laptop", inventory, checkout)
 
     def another_operator(self, name: str, checkout: Path = ROOT) -> Operator:
         """Return somebody else's laptop; of a name that there is: that one, with this checkout."""

@@ -112,9 +112,9 @@ class Guard:
         spent = f"budget.ceiling: {self.spent:.2f} of {ceiling:.2f} {unit} are spent, and"
         if not self._every:
             return Ending(f"{spent} an end in order would make it {projected:.2f}")
+        what = f"the checkpoint of step {self.next_checkpoint}" if self._done_at else "an end now"
         return Ending(
-            f"{spent} the checkpoint of step {self.next_checkpoint} would make it {projected:.2f};"
-            " resume with a higher budget.ceiling"
+            f"{spent} {what} would make it {projected:.2f}; resume with a higher budget.ceiling"
         )
 
     def _until_checkpoint(self, now: float) -> float:

@@ -24,7 +24,8 @@ class BudgetStopper:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Look about once a second for the time of the block; without a budget do nothing."""
+        """Look now, and about once a second in the block; without a budget do nothing."""
+        self._look()
         thread = threading.Thread(target=self._keep, name="budget", daemon=True)
         thread.start()
         try:
@@ -34,9 +35,10 @@ class BudgetStopper:
             thread.join()
 
     def _keep(self) -> None:
-        while self.watch is not None and self.ending is None:
-            self.ending = self.watch.ending
-            if self.ending is not None:
-                self.stop.ask(self.ending.reason)
-            if self._over.wait(LOOK_EVERY):
-                return
+        while self.watch is not None and self.ending is None and not self._over.wait(LOOK_EVERY):
+            self._look()
+
+    def _look(self) -> None:
+        self.ending = self.watch and self.watch.ending
+        if self.ending is not None:
+            self.stop.ask(self.ending.reason)

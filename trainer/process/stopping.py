@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+FEED = "feed"
+"""The name of the thread that reads ahead; one that a hanging share blocks outlives a stop."""
+
 
 class Stop:
     """The reason to end early; empty, and false, until a stop is requested.

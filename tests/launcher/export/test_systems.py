@@ -205,6 +205,7 @@ def test_skypilots_parser_and_optimizer_take_the_task(
         [str(python), program], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    assert "Dryrun finished." in done.stdout
+    found = json.loads(done.stdout[done.stdout.rindex("{") :])
     assert found["nodes"] == parse_target(target).nodes
     assert found["instance"].startswith(chosen)

@@ -163,7 +163,7 @@ def test_the_death_of_the_guard_is_the_commands(state: Path) -> None:
         (("--ceiling", "-5", "--currency", "EUR"), 2, "ceiling: input should be greater than 0"),
         (("--currency", "EUR", "--price-hour", "1"), 2, "give --ceiling 5 --currency EUR"),
         (("--ceiling", "5", "--currency", "EUR"), 2, "no host has a price"),
-        ((*HOUR, "-1"), 2, "input should be greater than or equal to 0"),
+        ((*HOUR, "-1"), 2, "'--price-hour': -1.0 is not in the range x>=0"),
         ((*HOUR, "36000"), 7, "nothing was started"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Power as a host's files tell it; the trees are those of real machines."""
+"""Power as a host's files tell it; the trees are written by hand in the form of real ones."""
 
 from __future__ import annotations
 

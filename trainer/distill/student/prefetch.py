@@ -17,7 +17,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.logits.scores import Scheme, Window
 from trainer.logits.stream import Position, ShardStream
 from trainer.logits.targets import targets
-from trainer.process.stopping import Stop
+from trainer.process.stopping import FEED, Stop
 
 Tell = Callable[[str, str], None]
 """Takes an event of `trainer.tracking.metrics` and a message."""
@@ -95,7 +95,7 @@ class Feed:
         self._waits_for = ""
         self._damage: deque[str] = deque()
         self._closed = False
-        self._thread = threading.Thread(target=self._fill, name="feed", daemon=True)
+        self._thread = threading.Thread(target=self._fill, name=FEED, daemon=True)
         self._thread.start()
 
     def take(self, tell: Tell) -> Batch | None:
