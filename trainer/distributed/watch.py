@@ -40,6 +40,8 @@ _ANSWERS = 15.0
 """Seconds for the store to answer once."""
 _KNOWS = 60.0
 """Seconds to find out which ranks are silent."""
+_STAYS = 30.0
+"""Seconds that rank 0 stays for the others to read why it ends."""
 _LOST = "lost others"
 """A reason that is no cause."""
 _GONE = UnreachableError.exit_code
@@ -63,6 +65,9 @@ class Watch:
         self._device, self._folder = device, output / FOLDER
         self._ended = threading.Event()
         self._told = False
+        self._silent: set[int] = set()
+        self._of_rank_0: list[tuple[str, int]] = []
+        """Why rank 0 failed, which may take the store with it, and its exit code."""
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -77,6 +82,8 @@ class Watch:
             with self.explaining():
                 yield
         finally:
+            if self._told and self._rank == 0:
+                self._outlast()
             self._ended.set()
 
     @contextmanager
@@ -111,6 +118,11 @@ class Watch:
             while not self._ended.wait(_INTERVAL if count else 0):
                 count += 1
                 store.set(f"alive/{self._rank}", str(count))
+                if self._rank and not self._of_rank_0 and store.check(["failed/0"]):
+                    why, code = json.loads(store.get("failed/0"))
+                    if why != _LOST:
+                        self._of_rank_0 = [(f"{self.name(0)} has failed: {why}", code)]
+                        store.set(f"heard/{self._rank}", "")
 
     def _tell(self, reason: str, code: int = TrainerError.exit_code) -> None:
         """Leave for the others why this rank ends, and its exit code; the first reason counts."""
@@ -119,6 +131,19 @@ class Watch:
         self._told = True
         note = json.dumps([reason, code])
         _in_time(lambda: self._store.set(f"failed/{self._rank}", note), _ANSWERS)
+
+    def _outlast(self) -> None:
+        """Stay until the living ranks know why this one ends, for the store may end with it.
+
+        They have heard of its failure, or have told of their own.
+        """
+        living = set(range(1, len(self._hosts))) - self._silent
+        deadline = time.monotonic() + _STAYS
+        with suppress(Exception):  # another process holds it, and has ended
+            while living and time.monotonic() < deadline:
+                keys = {rank: (f"failed/{rank}", f"heard/{rank}") for rank in living}
+                living = {r for r in living if not any(self._store.check([k]) for k in keys[r])}
+                time.sleep(_INTERVAL)
 
     def _out_of_memory(self) -> InputError:
         reason = f"{self._device} has not enough memory"
@@ -134,7 +159,8 @@ class Watch:
         found: list[tuple[str, int]] = []
         answers = _in_time(lambda: self._read(f"alive/{self._rank}"), _ANSWERS)
         if not answers or not _in_time(lambda: found.extend(self._causes()), _KNOWS):
-            found = [(f"{self.name(0)}, which holds the store, does not answer", _GONE)]
+            silence = f"{self.name(0)}, which holds the store, does not answer"
+            found = self._of_rank_0 or [(silence, _GONE)]
         self._tell(_LOST, _GONE)
         what = "timed out" if "imed out" in str(error) else "failed"
         causes = "; ".join(why for why, _ in found) or f"all ranks live: {_first_line(error)}"
@@ -164,6 +190,7 @@ class Watch:
             if not silent or (look >= _LOOKS and time.monotonic() > deadline):
                 break
             time.sleep(_INTERVAL)
+        self._silent = silent
         return [
             (f"no sign of life from {self.name(rank)} (killed, stopped or cut off)", _GONE)
             for rank in sorted(silent)
