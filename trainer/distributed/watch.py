@@ -42,8 +42,8 @@ _KNOWS = 60.0
 """Seconds to find out which ranks are silent."""
 _STAYS = 30.0
 """Seconds that rank 0 stays for the others to read why it ends."""
-_LOST = "lost others"
-"""A reason that is no cause."""
+_LOST = "lost others: "
+"""The beginning of a reason that is no cause of one's own."""
 _GONE = UnreachableError.exit_code
 _COLLECTIVES = "2000"
 _OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL")
@@ -67,7 +67,7 @@ class Watch:
         self._told = False
         self._silent: set[int] = set()
         self._of_rank_0: list[tuple[str, int]] = []
-        """Why rank 0 failed, which may take the store with it, and its exit code."""
+        """Why rank 0 ends, which may take the store with it, and the exit code."""
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -120,9 +120,10 @@ class Watch:
                 store.set(f"alive/{self._rank}", str(count))
                 if self._rank and not self._of_rank_0 and store.check(["failed/0"]):
                     why, code = json.loads(store.get("failed/0"))
-                    if why != _LOST:
-                        self._of_rank_0 = [(f"{self.name(0)} has failed: {why}", code)]
-                        store.set(f"heard/{self._rank}", "")
+                    lost = why.startswith(_LOST)
+                    cause = why.removeprefix(_LOST) if lost else f"{self.name(0)} has failed: {why}"
+                    self._of_rank_0 = [(cause, code)]
+                    store.set(f"heard/{self._rank}", "")
 
     def _tell(self, reason: str, code: int = TrainerError.exit_code) -> None:
         """Leave for the others why this rank ends, and its exit code; the first reason counts."""
@@ -135,7 +136,8 @@ class Watch:
     def _outlast(self) -> None:
         """Stay until the living ranks know why this one ends, for the store may end with it.
 
-        They have heard of its failure, or have told of their own.
+        They have heard of it, or have told of their own end. Those whose collective waits for this
+        one find out when it leaves.
         """
         living = set(range(1, len(self._hosts))) - self._silent
         deadline = time.monotonic() + _STAYS
@@ -161,15 +163,16 @@ class Watch:
         if not answers or not _in_time(lambda: found.extend(self._causes()), _KNOWS):
             silence = f"{self.name(0)}, which holds the store, does not answer"
             found = self._of_rank_0 or [(silence, _GONE)]
-        self._tell(_LOST, _GONE)
         what = "timed out" if "imed out" in str(error) else "failed"
         causes = "; ".join(why for why, _ in found) or f"all ranks live: {_first_line(error)}"
+        # Else whatever starts this rank again would have it wait for one that has ended for good.
+        code = next((code for _, code in found if not restarts(code)), _GONE)
+        self._tell(f"{_LOST}{causes}", code)
         lost = UnreachableError(
             f"{self.name(self._rank)}: a collective {what}: {causes}. Look at the log there and"
             f" start the job again, it resumes from its newest checkpoint{record}"
         )
-        # Else whatever starts this rank again would have it wait for one that has ended for good.
-        lost.exit_code = next((code for _, code in found if not restarts(code)), _GONE)
+        lost.exit_code = code
         return lost
 
     def _causes(self) -> list[tuple[str, int]]:
@@ -180,7 +183,9 @@ class Watch:
         for look in itertools.count(1):
             told = {rank: self._read(f"failed/{rank}") for rank in others}
             reasons = {rank: json.loads(note) for rank, note in told.items() if note}
-            if first := {rank: why for rank, why in reasons.items() if why[0] != _LOST}:
+            if first := {
+                rank: why for rank, why in reasons.items() if not why[0].startswith(_LOST)
+            }:
                 return [
                     (f"{self.name(rank)} has failed: {why}", code)
                     for rank, (why, code) in first.items()
@@ -232,12 +237,14 @@ def _connection(store: Store) -> Store:
 
 def _in_time(action: Callable[[], object], patience: float) -> bool:
     """Return whether something that asks the store was done: it may be held by a stopped rank."""
-    done = threading.Event()
+    ended, done = threading.Event(), threading.Event()
 
     def act() -> None:
         with suppress(Exception):
             action()
             done.set()
+        ended.set()
 
     threading.Thread(target=act, daemon=True).start()
-    return done.wait(patience)
+    ended.wait(patience)
+    return done.is_set()
