@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from launcher.views.tables import Column, table
+from trainer.config.topology import FEWEST
 from trainer.planning.decision import Pick
 from trainer.planning.exchange_choice import Choice
 from trainer.planning.strategies import ROWS_EACH, Option, Request
@@ -106,6 +107,11 @@ def explanation(option: Option) -> list[str]:
         for one in option.time.choice.candidates:
             when = "each step" if one.every == 1 else f"once in {one.every} steps"
             lines.append(f"    {one.codec} {when}: {one.exposed_ms:.3g} ms")
+    if strategy.title == "DDP" and strategy.world >= FEWEST:
+        lines.append(
+            "as a run, on hosts whose network you trust: launch cluster up --set"
+            " exchange.topology=ring"
+        )
     return lines
 
 

@@ -59,9 +59,11 @@ def test_a_lost_rank_is_named_and_all_start_again_at_the_newest_checkpoint(
     wait_for(all_are_back, "every rank's second attempt")
     assert again[2]["signal"] == signal.SIGKILL
     assert {again[rank]["exit_code"] for rank in (0, 1, 3)} == {3}
-    log = cluster.launch("logs", "worker-3", "--attempt", "1").stdout
-    assert f"no sign of life from rank 2 on {os.uname().nodename} (killed" in log
-    lines = [json.loads(line) for line in (cluster.output / "metrics.jsonl").open()]
+    for name in ("worker-0", "worker-3"):
+        log = cluster.launch("logs", name, "--attempt", "1").stdout
+        assert f"no sign of life from rank 2 on {os.uname().nodename} (killed" in log
+    text = (cluster.output / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
     resumed = next(line["step"] for line in lines if line.get("event") == "resumed")
     assert resumed >= 5
     assert resumed % 5 == 0

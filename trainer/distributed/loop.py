@@ -205,7 +205,7 @@ class DistributedRun:
         if self.step == self._proved:
             return
         digest, self._proved = self.audit.prove(self.step), self.step
-        if self.journal is not None:
+        if self.journal is not None and digest is not None:
             ranks = list(range(dist.get_world_size()))
             self.journal.emit(
                 {"event": "verified", "at": self.step, "digest": digest, "ranks": ranks}

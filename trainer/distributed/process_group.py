@@ -70,7 +70,7 @@ def meet(environment: Environment, patience: float) -> Store:
         if time.monotonic() > deadline:
             raise UnreachableError(
                 f"rank {environment.rank}: another process has been this rank at"
-                f" {environment.host}:{environment.port} for {patience:.0f} s: end the job there,"
+                f" {environment.host}:{environment.port} for {patience:g} s: end the job there,"
                 " or give this one another --master"
             )
         time.sleep(_PAUSE)

@@ -40,8 +40,10 @@ _ANSWERS = 15.0
 """Seconds for the store to answer once."""
 _KNOWS = 60.0
 """Seconds to find out which ranks are silent."""
-_LOST = "lost others"
-"""A reason that is no cause."""
+_STAYS = 30.0
+"""Seconds that rank 0 stays for the others to read why it ends."""
+_LOST = "lost others: "
+"""The beginning of a reason that is no cause of one's own."""
 _GONE = UnreachableError.exit_code
 _COLLECTIVES = "2000"
 _OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL")
@@ -63,6 +65,9 @@ class Watch:
         self._device, self._folder = device, output / FOLDER
         self._ended = threading.Event()
         self._told = False
+        self._silent: set[int] = set()
+        self._of_rank_0: list[tuple[str, int]] = []
+        """Why rank 0 ends, which may take the store with it, and the exit code."""
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -77,6 +82,8 @@ class Watch:
             with self.explaining():
                 yield
         finally:
+            if self._told and self._rank == 0:
+                self._outlast()
             self._ended.set()
 
     @contextmanager
@@ -111,6 +118,12 @@ class Watch:
             while not self._ended.wait(_INTERVAL if count else 0):
                 count += 1
                 store.set(f"alive/{self._rank}", str(count))
+                if self._rank and not self._of_rank_0 and store.check(["failed/0"]):
+                    why, code = json.loads(store.get("failed/0"))
+                    lost = why.startswith(_LOST)
+                    cause = why.removeprefix(_LOST) if lost else f"{self.name(0)} has failed: {why}"
+                    self._of_rank_0 = [(cause, code)]
+                    store.set(f"heard/{self._rank}", "")
 
     def _tell(self, reason: str, code: int = TrainerError.exit_code) -> None:
         """Leave for the others why this rank ends, and its exit code; the first reason counts."""
@@ -119,6 +132,20 @@ class Watch:
         self._told = True
         note = json.dumps([reason, code])
         _in_time(lambda: self._store.set(f"failed/{self._rank}", note), _ANSWERS)
+
+    def _outlast(self) -> None:
+        """Stay until the living ranks know why this one ends, for the store may end with it.
+
+        They have heard of it, or have told of their own end. Those whose collective waits for this
+        one find out when it leaves.
+        """
+        living = set(range(1, len(self._hosts))) - self._silent
+        deadline = time.monotonic() + _STAYS
+        with suppress(Exception):  # another process holds it, and has ended
+            while living and time.monotonic() < deadline:
+                keys = {rank: (f"failed/{rank}", f"heard/{rank}") for rank in living}
+                living = {r for r in living if not any(self._store.check([k]) for k in keys[r])}
+                time.sleep(_INTERVAL)
 
     def _out_of_memory(self) -> InputError:
         reason = f"{self._device} has not enough memory"
@@ -134,16 +161,18 @@ class Watch:
         found: list[tuple[str, int]] = []
         answers = _in_time(lambda: self._read(f"alive/{self._rank}"), _ANSWERS)
         if not answers or not _in_time(lambda: found.extend(self._causes()), _KNOWS):
-            found = [(f"{self.name(0)}, which holds the store, does not answer", _GONE)]
-        self._tell(_LOST, _GONE)
+            silence = f"{self.name(0)}, which holds the store, does not answer"
+            found = self._of_rank_0 or [(silence, _GONE)]
         what = "timed out" if "imed out" in str(error) else "failed"
         causes = "; ".join(why for why, _ in found) or f"all ranks live: {_first_line(error)}"
+        # Else whatever starts this rank again would have it wait for one that has ended for good.
+        code = next((code for _, code in found if not restarts(code)), _GONE)
+        self._tell(f"{_LOST}{causes}", code)
         lost = UnreachableError(
             f"{self.name(self._rank)}: a collective {what}: {causes}. Look at the log there and"
             f" start the job again, it resumes from its newest checkpoint{record}"
         )
-        # Else whatever starts this rank again would have it wait for one that has ended for good.
-        lost.exit_code = next((code for _, code in found if not restarts(code)), _GONE)
+        lost.exit_code = code
         return lost
 
     def _causes(self) -> list[tuple[str, int]]:
@@ -154,7 +183,9 @@ class Watch:
         for look in itertools.count(1):
             told = {rank: self._read(f"failed/{rank}") for rank in others}
             reasons = {rank: json.loads(note) for rank, note in told.items() if note}
-            if first := {rank: why for rank, why in reasons.items() if why[0] != _LOST}:
+            if first := {
+                rank: why for rank, why in reasons.items() if not why[0].startswith(_LOST)
+            }:
                 return [
                     (f"{self.name(rank)} has failed: {why}", code)
                     for rank, (why, code) in first.items()
@@ -164,6 +195,7 @@ class Watch:
             if not silent or (look >= _LOOKS and time.monotonic() > deadline):
                 break
             time.sleep(_INTERVAL)
+        self._silent = silent
         return [
             (f"no sign of life from {self.name(rank)} (killed, stopped or cut off)", _GONE)
             for rank in sorted(silent)
@@ -205,12 +237,14 @@ def _connection(store: Store) -> Store:
 
 def _in_time(action: Callable[[], object], patience: float) -> bool:
     """Return whether something that asks the store was done: it may be held by a stopped rank."""
-    done = threading.Event()
+    ended, done = threading.Event(), threading.Event()
 
     def act() -> None:
         with suppress(Exception):
             action()
             done.set()
+        ended.set()
 
     threading.Thread(target=act, daemon=True).start()
-    return done.wait(patience)
+    ended.wait(patience)
+    return done.is_set()

@@ -60,6 +60,16 @@ def test_formulas_with_their_numbers_and_sources(capsys: pytest.CaptureFixture[s
     assert "it has ddp, zero-1," in capsys.readouterr().err
 
 
+def test_ddp_over_four_devices_names_the_setting_that_runs_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ring = "launch cluster up --set exchange.topology=ring"
+    for devices, named in ((4, True), (2, False)):
+        cluster = f"{devices}xRTX4090"
+        assert run(["plan", "--shape", "7b", "--cluster", cluster, "--explain", "ddp"]) == 0
+        assert (ring in capsys.readouterr().out) == named
+
+
 def test_a_block_as_mermaid(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--shape", "7b", *CARDS, "--diagram", "tp"]) == 0
     assert capsys.readouterr().out.startswith("flowchart TD\n")

@@ -4,7 +4,7 @@
 
 Prints one JSON object a case: how each rank ended and what it said. All cases run at once. Rank 1
 has the fault; a process that is no rank holds the store, as torchrun does, but for the case in
-which the rank that holds it is stopped.
+which the rank that holds it is stopped, or refuses.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ LIVES = timedelta(seconds=120)
 STOPPED = "stopped"
 CASES = ("killed", STOPPED, "out of memory", "refused", "defect")
 HOLDER = "holder stopped"
+HOLDER_REFUSED = "holder refused"
 
 
 def fail(case: str, rank: int) -> None:
     """Fail if it is this rank's turn."""
     if case == HOLDER and rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
+    if case == HOLDER_REFUSED and rank == 0:
+        raise RefusedError("the disk is another's")
     if rank != 1:
         return
     if case == "killed":
@@ -57,7 +60,7 @@ def be_rank(case: str, rank: int, port: int, folder: Path) -> None:
     """Run collectives until the fault; never returns."""
     log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 2)
-    holds = case == HOLDER and rank == 0
+    holds = case in (HOLDER, HOLDER_REFUSED) and rank == 0
     store = TCPStore("127.0.0.1", port, WORLD, holds, wait_for_workers=False)
     store = PrefixStore(case, store)
     watch = Watch(store, rank, [f"host{rank}" for rank in range(WORLD)], "cpu", folder)
@@ -73,10 +76,14 @@ def be_rank(case: str, rank: int, port: int, folder: Path) -> None:
             )
             dist.barrier()  # all are there, so what is late from here on hangs
             group = dist.new_group(timeout=HANGS if case in (STOPPED, HOLDER) else LIVES)
-            for step in range(100):
-                if step == 2:
-                    fail(case, rank)
-                dist.all_reduce(torch.ones(8), group=group)
+            try:
+                with watch.explaining():
+                    for step in range(100):
+                        if step == 2:
+                            fail(case, rank)
+                        dist.all_reduce(torch.ones(8), group=group)
+            finally:
+                dist.destroy_process_group()
     except TrainerError as error:
         os.write(2, f"trainer: {error}\n".encode())
         code = error.exit_code
@@ -117,8 +124,8 @@ def ends(case: str, pids: list[int], folder: Path) -> dict[str, object]:
 def main(root: Path) -> None:
     """Run all cases."""
     torch.set_num_threads(1)
-    own, shared = free_port(), free_port()
-    alone = start(HOLDER, own, root / "holder")
+    shared = free_port()
+    alone = {case: start(case, free_port(), root / case) for case in (HOLDER, HOLDER_REFUSED)}
     holder = os.fork()  # a process that forks must not have the store's threads
     if holder == 0:
         store = TCPStore("127.0.0.1", shared, 1, True, wait_for_workers=False)
@@ -126,7 +133,7 @@ def main(root: Path) -> None:
         del store
     running = {case: start(case, shared, root / case.replace(" ", "-")) for case in CASES}
     results = [ends(case, pids, root / case.replace(" ", "-")) for case, pids in running.items()]
-    results.append(ends(HOLDER, alone, root / "holder"))
+    results += [ends(case, pids, root / case) for case, pids in alone.items()]
     for result in results:
         sys.stdout.write(json.dumps(result) + "\n")
     os.kill(holder, signal.SIGKILL)

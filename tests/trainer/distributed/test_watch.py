@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.distributed.faulty_ranks import CASES, HOLDER
+from tests.trainer.distributed.faulty_ranks import CASES, HOLDER, HOLDER_REFUSED
 
 SIGNALLED = -9
 
@@ -30,7 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     )
     assert done.returncode == 0, done.stderr
     cases = {case["case"]: case for case in map(json.loads, done.stdout.splitlines())}
-    assert set(cases) == {*CASES, HOLDER}
+    assert set(cases) == {*CASES, HOLDER, HOLDER_REFUSED}
     for case in cases.values():
         for said in case["said"]:
             assert said.count("\n") <= 1, f"more than a line: {said}"
@@ -66,6 +66,14 @@ def test_the_rank_that_holds_the_store_is_named_when_it_hangs(
     assert found[HOLDER]["codes"] == [SIGNALLED, 3, 3]
     for line in found[HOLDER]["said"][1:]:
         assert "rank 0 on host0, which holds the store, does not answer" in line
+
+
+def test_the_rank_that_holds_the_store_stays_until_the_others_know_why_it_fails(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    assert found[HOLDER_REFUSED]["codes"] == [4, 4, 4]
+    for line in found[HOLDER_REFUSED]["said"][1:]:
+        assert "rank 0 on host0 has failed: the disk is another's. Look" in line
 
 
 def test_out_of_memory_names_rank_host_and_remedy(found: dict[str, dict[str, Any]]) -> None:

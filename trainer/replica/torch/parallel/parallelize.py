@@ -80,11 +80,11 @@ def parallelize(
     if shards:  # what remains, the embedding, the last norm and the head, is gathered once a step
         fully_shard(module, mesh=copies)
     elif copies.size() > 1:
-        module = _ddp(module, copies)
+        module = ddp(module, copies)
     return Parallelized(module, model, frozenset(tensor.summed if tensor else ()))
 
 
-def _ddp(losses: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def ddp(losses: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Average the gradients, in buckets, while backward still runs."""
     return DistributedDataParallel(
         losses,
