@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from trainer.replica.torch.replica import TorchReplica
 DEMO = Path(__file__).parents[2] / "demo"
 SHARES = (0.4, 0.3, 0.2, 0.1)
 """Of a step's samples, by worker."""
+EQUAL = (0.25,) * 4
+"""The same for what knows equal workers alone."""
 
 
 def require_demo(demo: Path) -> None:
@@ -34,9 +37,9 @@ def open_demo(demo: Path, steps: int, **changes: Any) -> tuple[RunInputs, TorchR
     return inputs, TorchReplica(inputs.model_dir, inputs.config, inputs.layout, threads=1)
 
 
-def shards(samples: int) -> list[tuple[int, int]]:
+def shards(samples: int, shares: Sequence[float] = SHARES) -> list[tuple[int, int]]:
     """Return each worker's range of a step's samples."""
-    ends = [round(samples * sum(SHARES[: index + 1])) for index in range(len(SHARES))]
+    ends = [round(samples * sum(shares[: index + 1])) for index in range(len(shares))]
     return list(zip([0, *ends], ends, strict=False))
 
 

@@ -1,0 +1,183 @@
+"""What two ideas from the literature bring top-k, with Motley's arithmetic: `make demo` first.
+
+    python benchmarks/topk_ideas.py [--demo demo] [--steps 100]
+
+The runs are those of codec_loss.py, with `topk:0.1` and `topk:0.01` up and down, and
+
+- dense warm-up: the density falls from a quarter to the codec's over the first fifth of the steps,
+  by the same factor at each (Deep Gradient Compression, arXiv:1712.01887),
+- frozen second moments: the first fifth of the steps are exact, and Adam's second moments do not
+  change after them (1-bit Adam, arXiv:2102.02888),
+- exact first: the same exact steps with moments that go on, to tell the two apart.
+
+Finished runs are kept in --work, beside codec_loss.py's, and not repeated. Writes
+benchmarks/results/topk_ideas.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from codec_loss import train
+from rig.demo_model import DEMO, SHARES, open_demo, require_demo
+from rig.report import Ratio, Report
+from rig.sender import Sender
+
+from trainer.exchange.compression.topk import TopK
+from trainer.exchange.protocol.codecs import Bytes, Float32
+from trainer.model.layout import GradientLayout
+from trainer.optimizer.adamw import AdamW, TrainState, decaying_spans, power
+
+FIRST = 0.25
+"""Density of the dense warm-up's first step."""
+WARMUP = 0.2
+"""Of the steps."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run."""
+
+    density: float
+    idea: str
+    """`dense`, `frozen` or `exact`."""
+
+    @property
+    def file(self) -> str:
+        """A name for its result."""
+        return f"idea-{self.idea}-{self.density:g}.json"
+
+
+CASES = (
+    Case(0.1, "dense"),
+    Case(0.1, "frozen"),
+    Case(0.1, "exact"),
+    Case(0.01, "dense"),
+    Case(0.01, "frozen"),
+    Case(0.01, "exact"),
+)
+NAMES = {
+    "dense": "dense warm-up",
+    "frozen": "exact warm-up, then frozen second moments",
+    "exact": "exact warm-up",
+}
+
+
+class FallingTopK:
+    """Top-k of a density that falls with each block encoded, that is with each step."""
+
+    id = TopK.id
+
+    def __init__(self, sizes: list[int], density: float, steps: int) -> None:
+        self.name = f"topk:{density:g} after {steps} steps"
+        falling = [FIRST * (density / FIRST) ** (step / steps) for step in range(steps + 1)]
+        self._codecs = [TopK(each, sizes) for each in falling]
+        self._step = -1
+
+    @property
+    def _codec(self) -> TopK:
+        return self._codecs[min(self._step, len(self._codecs) - 1)]
+
+    def nbytes(self, elements: int) -> int:
+        """Return the bytes of the block at this step."""
+        return self._codec.nbytes(elements)
+
+    def encode(self, block: int, values: Float32) -> Bytes:
+        """Encode the block of the next step."""
+        self._step += 1
+        return self._codec.encode(block, values)
+
+    def decode(self, encoded: Bytes, out: Float32) -> None:
+        """Decode what was encoded last."""
+        self._codec.decode(encoded, out)
+
+
+class FrozenAdamW(AdamW):
+    """AdamW whose second moments stay as they are after so many steps."""
+
+    def __init__(self, settings: Any, layout: GradientLayout, steps: int) -> None:
+        super().__init__(settings, layout)
+        self._frozen_at = steps
+        self._matrices = decaying_spans(layout)
+
+    def apply(
+        self,
+        state: TrainState,
+        gradient: Float32,
+        learning_rate: float,
+        scale: float,
+        restarted: int = 0,
+    ) -> None:
+        """Move `state` by one update."""
+        if state.step < self._frozen_at:
+            super().apply(state, gradient, learning_rate, scale, restarted)
+            return
+        state.step += 1
+        settings, mean = self.settings, state.first_moment
+        mean += np.float32(1 - settings.beta1) * (gradient * np.float32(scale) - mean)
+        unbiased = mean / np.float32(1 - power(settings.beta1, state.step))
+        square = state.second_moment / np.float32(1 - power(settings.beta2, self._frozen_at))
+        for start, stop in self._matrices:
+            state.weights[start:stop] *= np.float32(1 - learning_rate * settings.weight_decay)
+        state.weights -= np.float32(learning_rate) * unbiased / (np.sqrt(square) + settings.epsilon)
+
+
+def main() -> int:
+    """Train what is missing, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--demo", type=Path, default=DEMO)
+    parser.add_argument("--work", type=Path, help="default: codec-loss in the demo's folder")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--limit", type=int, default=len(CASES), help="of runs trained now")
+    options = parser.parse_args()
+    require_demo(options.demo)
+    work: Path = options.work or options.demo / "codec-loss"
+    for case in [case for case in CASES if not (work / case.file).exists()][: options.limit]:
+        found = {**asdict(case), **run(options.demo.resolve(), options.steps, case)}
+        (work / case.file).write_text(json.dumps(found) + "\n", encoding="utf-8")
+        print(f"{case}: {found['loss']:.4f}", flush=True)
+    written = Report("topk_ideas")
+    exact = json.loads((work / "fp32-plain-1-0.json").read_text(encoding="utf-8"))["loss"]
+    for case in CASES:
+        if not (work / case.file).exists():
+            continue
+        found = json.loads((work / case.file).read_text(encoding="utf-8"))
+        title = f"topk:{case.density:g}, {NAMES[case.idea]}: percent above"
+        written.add(Ratio(title, 100 * (found["loss"] / exact - 1), "fp32's loss"), **found)
+    return written.write()
+
+
+def run(demo: Path, steps: int, case: Case) -> dict[str, Any]:
+    """Train one case; return its losses and what a worker sent."""
+    inputs, replica = open_demo(demo, steps)
+    layout, first = inputs.layout, round(WARMUP * steps)
+
+    def end() -> Sender:
+        if case.idea != "dense":
+            return Sender(f"topk:{case.density:g}", layout, feedback=True)
+        falling = [
+            FallingTopK([slot.size for slot in block.tensors], case.density, first)
+            for block in layout.blocks
+        ]
+        return Sender(falling, layout, feedback=True)
+
+    settings = inputs.config.optimizer
+    optimizer = (
+        FrozenAdamW(settings, layout, first) if case.idea == "frozen" else AdamW(settings, layout)
+    )
+    workers, server = [end() for _ in SHARES], end()
+    found = train(
+        inputs, replica, inputs.config, workers, server, optimizer,
+        exact_steps=0 if case.idea == "dense" else first,
+    )  # fmt: skip
+    return {**found, "bytes_an_element": found["bytes_a_step_up"] / layout.size}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
