@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rig.demo_model import DEMO, SHARES, open_demo, require_demo, shards, validate
 from rig.picture import picture
 from rig.report import Ratio, Report
@@ -157,12 +158,15 @@ def train(
     *,
     exact_steps: int = 0,
     shares: Sequence[float] = SHARES,
+    rank: int | None = None,
 ) -> dict[str, Any]:
     """Train a run and return its losses and the bytes that a worker sent.
 
     Args:
         exact_steps: at the start, in which all is sent as bf16.
         shares: of a step's samples, by worker.
+        rank: this process is that worker alone, and the losses of the steps are its own; the others
+            are the other ranks of torch.distributed.
     """
     layout, plan = inputs.layout, inputs.plan
     assert isinstance(inputs.train, Dataset)
@@ -176,12 +180,16 @@ def train(
         batch = [inputs.train[int(index)] for index in order[samples.start : samples.stop]]
         average[...] = 0
         loss = weight = 0.0
-        for worker, (start, stop) in zip(workers, shards(len(batch), shares), strict=True):
+        dealt = shards(len(batch), shares)
+        dealt = dealt if rank is None else dealt[rank : rank + 1]
+        for worker, (start, stop) in zip(workers, dealt, strict=True):
             result = replica.forward_backward(
                 batch[start:stop], worker.add_to(average, settle=exact)
             )
             loss, weight = loss + result.loss_sum, weight + result.weight
-        average /= np.float32(weight)
+        if rank is not None:
+            torch.distributed.all_reduce(torch.from_numpy(average))
+        average /= np.float32(len(batch))
         mean = average.copy()
         average[...] = 0
         down = server.add_to(average, settle=exact)

@@ -4,10 +4,10 @@
 
 `make demo` makes the model.
 
-PyTorch's `powerSGD_hook` runs in four processes under DistributedDataParallel over gloo. Motley's
-codec runs as in codec_loss.py, up and down, with error feedback. Both see the same samples in the
-same order from the same weights, and Motley's AdamW applies the average of both. A byte counts
-where a worker hands it to the exchange: to the all-reduce, or to its uplink.
+PyTorch's `powerSGD_hook` runs in four processes under DistributedDataParallel over gloo. So does
+Motley's codec, up and down, with error feedback; gloo sums what is decoded. Both see the same
+samples in the same order from the same weights, and Motley's AdamW applies the average of both. A
+byte counts where a worker hands it to the exchange: to the all-reduce, or to its uplink.
 
 Finished runs are kept in --work and not repeated. Writes benchmarks/results/powersgd.json.
 """
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from codec_loss import train
 from rig.demo_model import DEMO, EQUAL, open_demo, require_demo, validate
-from rig.ranks import RANKS, Trained, run_ranks
+from rig.ranks import RANKS, Ranks, Trained
 from rig.report import Ratio, Report
 from rig.sender import Sender
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
@@ -87,8 +87,10 @@ def main() -> int:
     work: Path = options.work or options.demo / "powersgd"
     work.mkdir(exist_ok=True)
     for case in [case for case in CASES if not (work / case.file).exists()][: options.limit]:
-        run = hook if case.codec == "hook" else motley
-        found = {**asdict(case), **run(options.demo.resolve(), options.steps, case)}
+        train_rank = hook if case.codec == "hook" else motley
+        with Ranks() as ranks:
+            run = ranks.run(train_rank, options.demo.resolve(), options.steps, case)
+        found = {**asdict(case), **run}
         (work / case.file).write_text(json.dumps(found) + "\n", encoding="utf-8")
         print(f"{case.name}: {found['loss']:.4f}", flush=True)
     runs = {
@@ -104,33 +106,28 @@ def _open(demo: Path, steps: int) -> Any:
     return open_demo(demo, steps, method="full", **changes)
 
 
-def motley(demo: Path, steps: int, case: Case) -> dict[str, Any]:
-    """Return losses and bytes of a run with Motley's codec."""
+def motley(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
+    """Train one rank with Motley's codec; return losses and bytes."""
     inputs, replica = _open(demo, steps)
     layout = inputs.layout
-    ends = [Sender(case.codec, layout, feedback=case.codec != "fp32") for _ in range(RANKS + 1)]
+    own, server = (Sender(case.codec, layout, feedback=case.codec != "fp32") for _ in range(2))
     found = train(
-        inputs, replica, inputs.config, ends[1:], ends[0],
-        AdamW(inputs.config.optimizer, layout), exact_steps=case.exact, shares=EQUAL,
+        inputs, replica, inputs.config, [own], server, AdamW(inputs.config.optimizer, layout),
+        exact_steps=case.exact, shares=EQUAL, rank=rank,
     )  # fmt: skip
     return {
         "loss": found["loss"],
         "accuracy": found["accuracy"],
-        "bytes": sum(end.sent for end in ends[1:]) / RANKS,
+        "bytes": own.sent,
         "bytes_of_a_compressed_step": sum(
-            codec.nbytes(block.size)
-            for codec, block in zip(ends[0].codecs, layout.blocks, strict=True)
+            codec.nbytes(block.size) for codec, block in zip(own.codecs, layout.blocks, strict=True)
         ),
         "elements": layout.size,
     }
 
 
-def hook(demo: Path, steps: int, case: Case) -> dict[str, Any]:
-    """Return losses and bytes of a run with PyTorch's hook."""
-    return run_ranks(_hook_rank, demo, steps, case)[0]
-
-
-def _hook_rank(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
+def hook(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
+    """Train one rank with PyTorch's hook; return losses and bytes."""
     inputs, replica = _open(demo, steps)
     config, layout, plan = inputs.config, inputs.layout, inputs.plan
     assert isinstance(inputs.train, Dataset)

@@ -29,14 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rig.demo_model import DEMO, EQUAL, SHARES, open_demo, require_demo, shards, validate
+from rig.demo_model import DEMO, open_demo, require_demo, shards, validate
 from rig.picture import picture
 from rig.report import Ratio, Report
-from rig.sender import Sender
 
 from trainer.build.inputs import RunInputs
 from trainer.compare.picture import TEXT
-from trainer.config.codec import read_codec
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.exchange.protocol.schedule import StepPlan
@@ -46,12 +44,8 @@ from trainer.optimizer.nesterov import OuterNesterov
 from trainer.replica.torch.replica import TorchReplica
 from trainer.steps.inner_steps import InnerSteps
 
-RATE = 2e-3
-"""The preset's learning rate."""
 GOALS = {20: 1.0, 50: 2.0}
 """Percent of the loss that rounds of so many steps may cost at most."""
-SWEEP = ((1.0, 0.5), (0.7, 0.9), (0.7, 0.5), (1.0, 0.3), (0.7, 0.7), (0.7, 0.3))
-"""Outer learning rates and momenta."""
 COLOURS = {1: TEXT, 20: "#68a0b3", 50: "#f0c674"}
 
 
@@ -69,38 +63,23 @@ class Case:
     settle: int = 0
     """Rounds between settled ones; 0 settles at the end alone."""
     seed: int = 0
-    inner_rate: float = 1.0
-    """Of the preset's learning rate."""
-    codec: str = "fp32"
-    """Of the outer gradients, up and down; with error feedback where it drops something."""
-    equal: bool = False
-    """All workers have the same number of samples."""
-    batch: int = 32
-    """Samples of an ordinary step."""
 
     @property
     def file(self) -> str:
         """A name for its result."""
         outer = f"-{self.rate:g}-{self.momentum:g}-{self.settle}" if self.inner_steps > 1 else ""
-        outer += "" if self.inner_rate == 1 else f"-inner{self.inner_rate:g}"
-        outer += "" if self.codec == "fp32" else f"-{self.codec.replace(':', '')}"
-        outer += "-equal" * self.equal + (f"-{self.batch}" if self.batch != 32 else "")
         return f"{self.inner_steps}-{self.steps}{outer}-{self.seed}.json"
 
     @property
     def title(self) -> str:
         """What it is called in the report."""
-        inner = "" if self.inner_rate == 1 else f", {self.inner_rate:g} of the learning rate"
-        inner += "" if self.codec == "fp32" else f", {self.codec}"
-        inner += ", equal shares" * self.equal
-        inner += "" if self.batch == 32 else f", batches of {self.batch}"
         if self.inner_steps == 1:
-            return f"every step, {self.steps} steps{inner}"
+            return f"every step, {self.steps} steps"
         outer = f"outer rate {self.rate:g}, momentum {self.momentum:g}"
         if (self.rate, self.momentum) == (1, 0):
             outer = "post-local SGD"
         settled = f", settled every {self.settle} rounds" if self.settle else ""
-        return f"H = {self.inner_steps}, {self.steps} steps, {outer}{settled}{inner}"
+        return f"H = {self.inner_steps}, {self.steps} steps, {outer}{settled}"
 
 
 def cases(seeds: Sequence[int]) -> list[Case]:
@@ -113,11 +92,6 @@ def cases(seeds: Sequence[int]) -> list[Case]:
             *(Case(1, 1000), Case(50, 1000), Case(20, 1000), Case(50, 1000, 1.0, 0.0)),
         ]
         found += [replace(case, seed=seed) for case in first]
-    # What a user should set: in small batches, since only the order of the settings is asked for.
-    small = Case(20, 420, 1.0, 0.0, batch=8, equal=True)
-    found += [replace(small, inner_steps=1, equal=False), small]
-    found += [replace(small, rate=rate, momentum=momentum) for rate, momentum in SWEEP]
-    found += [replace(small, inner_rate=rate) for rate in (2.0, 0.5)]
     return found
 
 
@@ -155,12 +129,7 @@ def main() -> int:
 
 def train(demo: Path, case: Case) -> dict[str, Any]:
     """Train one case; return its losses and what a worker sent."""
-    changes = {
-        "training__seed": case.seed,
-        "training__batch_size": case.batch,
-        "optimizer__learning_rate": RATE * case.inner_rate,
-    }
-    inputs, replica = open_demo(demo, case.steps, **changes)
+    inputs, replica = open_demo(demo, case.steps, training__seed=case.seed)
     training = inputs.config.training
     settle = (case.settle,) if case.settle else ()
     plan = StepPlan(
@@ -174,12 +143,14 @@ def train(demo: Path, case: Case) -> dict[str, Any]:
         order = epoch_order(training.seed, at.epoch, len(inputs.train))
         batch = [inputs.train[int(index)] for index in order[at.start : at.stop]]
         losses.append(run.step(step, batch))
+    size = inputs.layout.size
+    settled = sum(map(plan.settles, range(plan.total_steps))) if case.inner_steps > 1 else 0
     return {
         **asdict(case),
         **validate(inputs, replica),
         "training_losses": [round(value, 5) for value in losses],
         "samples": [plan.inner(step).stop * training.batch_size for step in range(len(losses))],
-        "bytes_an_inner_step": run.sent / case.steps,
+        "fp32_bytes_an_inner_step": 4 * size * (plan.total_steps + settled) / case.steps,
     }
 
 
@@ -194,8 +165,6 @@ class Steps:
             initial_weights(inputs.layout, inputs.model_dir, inputs.config)
         )
         replica.write_trainable(self._state.weights)
-        self.sent = 0.0
-        """Bytes that a worker has sent, on average."""
 
     def step(self, step: int, batch: Sequence[Any]) -> float:
         """Apply a step and return its mean loss."""
@@ -204,7 +173,6 @@ class Steps:
         def add(index: int, values: np.ndarray) -> None:
             block = self._layout.blocks[index]
             average[block.start : block.stop] += values
-            self.sent += values.nbytes / len(SHARES)
 
         results = [
             self._replica.forward_backward(batch[start:stop], add)
@@ -225,7 +193,6 @@ class Rounds:
         self, inputs: RunInputs, replica: TorchReplica, plan: StepPlan, case: Case
     ) -> None:
         self._plan, self._layout, self._replica = plan, inputs.layout, replica
-        self._shares = EQUAL if case.equal else SHARES
         self._inner_batch = inputs.config.training.batch_size // len(shards(0))
         weights = initial_weights(inputs.layout, inputs.model_dir, inputs.config)
         # A state for each worker, as in a run: their second moments are their own.
@@ -234,33 +201,18 @@ class Rounds:
             InnerSteps(replica, inputs.config.optimizer, plan, state) for state in self._states
         ]
         self._outer = OuterNesterov(case.rate, case.momentum, inputs.layout)
-        fed = read_codec(case.codec).needs_feedback
-        self._ends = [Sender(case.codec, inputs.layout, feedback=fed) for _ in range(5)]
-        """Of the workers, and the coordinator's."""
-
-    @property
-    def sent(self) -> float:
-        """Bytes that a worker has sent, on average."""
-        return sum(end.sent for end in self._ends[:-1]) / len(SHARES)
 
     def step(self, step: int, batch: Sequence[Any]) -> float:
         """Apply a round and return its mean loss."""
-        settle = self._plan.settles(step)
-        layout = self._layout.doubled if settle else self._layout
-        total = np.zeros(layout.size, np.float32)
+        layout = self._layout.doubled if self._plan.settles(step) else self._layout
+        average = np.zeros(layout.size, np.float32)
         loss = 0.0
-        dealt = shards(len(batch), self._shares)
-        for inner, end, (start, stop) in zip(self._inner, self._ends, dealt, strict=False):
+        for inner, (start, stop) in zip(self._inner, shards(len(batch)), strict=True):
             moved = inner.run(batch[start:stop], step, self._inner_batch)
             loss += moved.result.loss_sum
-            add = end.add_to(total, settle=settle)
             for block in layout.blocks:
-                add(block.index, moved.block(block.index))
-        total /= np.float32(len(batch))
-        average = np.zeros_like(total)
-        add = self._ends[-1].add_to(average, settle=settle)
-        for block in layout.blocks:
-            add(block.index, total[block.start : block.stop])
+                average[block.start : block.stop] += moved.block(block.index)
+        average /= np.float32(len(batch))
         for inner, state in zip(self._inner, self._states, strict=True):
             self._outer.apply(state, average, 0.0, 1.0)
             inner.committed(step)
@@ -271,21 +223,17 @@ class Rounds:
 def report(runs: dict[Case, dict[str, Any]]) -> int:
     """Print and write each case's gap to the ordinary schedule, the mean over seeds."""
     written = Report("rounds")
-    exact = {
-        (case.steps, case.batch, case.seed): run["loss"]
-        for case, run in runs.items()
-        if case.inner_steps == 1
-    }
+    exact = {(c.steps, c.seed): run["loss"] for c, run in runs.items() if c.inner_steps == 1}
     groups: dict[Case, list[Case]] = {}
     for case in runs:
-        if (case.steps, case.batch, case.seed) in exact:
+        if (case.steps, case.seed) in exact:
             groups.setdefault(replace(case, seed=0), []).append(case)
     for group, members in groups.items():
-        gaps = [100 * (runs[c]["loss"] / exact[c.steps, c.batch, c.seed] - 1) for c in members]
-        plain = (group.settle, group.inner_rate, group.codec, group.batch) == (0, 1, "fp32", 32)
-        judged = plain and (group.rate, group.momentum) == (0.7, 0.9)
+        gaps = [100 * (runs[c]["loss"] / exact[c.steps, c.seed] - 1) for c in members]
+        judged = (group.rate, group.momentum, group.settle) == (0.7, 0.9, 0)
         allowed = group.inner_steps <= group.steps / 20
         goal = GOALS.get(group.inner_steps) if judged and allowed else None
+        every = runs[members[0]]["fp32_bytes_an_inner_step"]
         written.add(
             Ratio(
                 f"{group.title}: percent above", statistics.mean(gaps), "every step's loss", goal
@@ -294,7 +242,7 @@ def report(runs: dict[Case, dict[str, Any]]) -> int:
             losses=[runs[case]["loss"] for case in members],
             accuracies=[runs[case]["accuracy"] for case in members],
             seeds=[case.seed for case in members],
-            bytes_an_inner_step=runs[members[0]]["bytes_an_inner_step"],
+            fp32_bytes_an_inner_step=every,
         )  # fmt: skip
     return written.write()
 
@@ -305,7 +253,7 @@ def draw(runs: dict[Case, dict[str, Any]]) -> None:
     with picture("rounds", "Loss over samples by schedule") as axes:
         for case, run in runs.items():
             plain = (case.rate, case.momentum) in ((0.7, 0.9), (1.0, 0.0)) and not case.settle
-            if case.steps != longest or case.batch != 32 or case.seed or not plain:
+            if case.steps != longest or case.seed or not plain:
                 continue
             losses, samples = np.array(run["training_losses"]), np.array(run["samples"])
             if case.inner_steps == 1:

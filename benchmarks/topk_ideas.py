@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 from codec_loss import train
-from rig.demo_model import DEMO, SHARES, open_demo, require_demo
+from rig.demo_model import DEMO, open_demo, require_demo
+from rig.ranks import Ranks
 from rig.report import Ratio, Report
 from rig.sender import Sender
 
@@ -139,7 +140,9 @@ def main() -> int:
     require_demo(options.demo)
     work: Path = options.work or options.demo / "codec-loss"
     for case in [case for case in CASES if not (work / case.file).exists()][: options.limit]:
-        found = {**asdict(case), **run(options.demo.resolve(), options.steps, case)}
+        with Ranks() as ranks:
+            run = ranks.run(train_rank, options.demo.resolve(), options.steps, case)
+        found = {**asdict(case), **run}
         (work / case.file).write_text(json.dumps(found) + "\n", encoding="utf-8")
         print(f"{case}: {found['loss']:.4f}", flush=True)
     written = Report("topk_ideas")
@@ -153,8 +156,8 @@ def main() -> int:
     return written.write()
 
 
-def run(demo: Path, steps: int, case: Case) -> dict[str, Any]:
-    """Train one case; return its losses and what a worker sent."""
+def train_rank(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
+    """Train one worker of a case; return its losses and what it sent."""
     inputs, replica = open_demo(demo, steps)
     layout, first = inputs.layout, round(WARMUP * steps)
 
@@ -171,10 +174,9 @@ def run(demo: Path, steps: int, case: Case) -> dict[str, Any]:
     optimizer = (
         FrozenAdamW(settings, layout, first) if case.idea == "frozen" else AdamW(settings, layout)
     )
-    workers, server = [end() for _ in SHARES], end()
     found = train(
-        inputs, replica, inputs.config, workers, server, optimizer,
-        exact_steps=0 if case.idea == "dense" else first,
+        inputs, replica, inputs.config, [end()], end(), optimizer,
+        exact_steps=0 if case.idea == "dense" else first, rank=rank,
     )  # fmt: skip
     return {**found, "bytes_an_element": found["bytes_a_step_up"] / layout.size}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,17 +18,30 @@ from torch import nn
 from trainer.model.layout import GradientLayout
 
 RANKS = 4
+_Result = TypeVar("_Result")
 _DEADLINE = timedelta(minutes=30)
 
 
-def run_ranks(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return `function(rank, *arguments)` of each of four processes with a common group."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
+class Ranks:
+    """Four processes, which live until the context ends; each call has a group of its own."""
+
+    def __enter__(self) -> Ranks:
         # The executor, unlike multiprocessing.Pool, ends if a process dies.
-        with ProcessPoolExecutor(RANKS, multiprocessing.get_context("spawn")) as pool:
-            calls = [pool.submit(_rank, function, rank, store, arguments) for rank in range(RANKS)]
-            return [call.result() for call in calls]
+        self._pool = ProcessPoolExecutor(RANKS, multiprocessing.get_context("spawn"))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+
+    def run(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return `function(rank, *arguments)` of the first rank, when all have ended."""
+        with tempfile.TemporaryDirectory() as folder:
+            store = str(Path(folder) / "store")
+            calls = [
+                self._pool.submit(_rank, function, rank, store, arguments) for rank in range(RANKS)
+            ]
+            first, *_ = [call.result() for call in calls]
+            return first
 
 
 def _rank(function: Callable[..., Any], rank: int, store: str, arguments: tuple[Any, ...]) -> Any:
