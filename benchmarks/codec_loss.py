@@ -40,6 +40,7 @@ from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
+from trainer.replica.base import Replica
 from trainer.replica.torch.replica import TorchReplica
 
 GOALS = {"bf16": 0.2, "int8": 0.5, "topk:0.1": 1.0, "topk:0.01": 3.0}
@@ -150,7 +151,7 @@ def _train(case: Case) -> dict[str, Any]:
 
 def train(
     inputs: RunInputs,
-    replica: TorchReplica,
+    replica: Replica,
     config: RunConfig,
     workers: Sequence[Sender],
     server: Sender,
@@ -159,6 +160,7 @@ def train(
     exact_steps: int = 0,
     shares: Sequence[float] = SHARES,
     rank: int | None = None,
+    weights: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Train a run and return its losses and the bytes that a worker sent.
 
@@ -167,10 +169,13 @@ def train(
         shares: of a step's samples, by worker.
         rank: this process is that worker alone, and the losses of the steps are its own; the others
             are the other ranks of torch.distributed.
+        weights: at the start; None: those of the preset.
     """
     layout, plan = inputs.layout, inputs.plan
     assert isinstance(inputs.train, Dataset)
-    state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
+    if weights is None:
+        weights = initial_weights(layout, inputs.model_dir, config)
+    state = TrainState.fresh(weights)
     replica.write_trainable(state.weights)
     losses: list[float] = []
     average = np.empty(layout.size, np.float32)

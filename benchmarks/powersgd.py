@@ -134,7 +134,8 @@ def hook(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
     state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
     optimizer = AdamW(config.optimizer, layout)
     module = Trained(layout, state.weights)
-    # One bucket: of several, the hook's later sums begin in no fixed order, which gloo refuses.
+    # One bucket: with several gloo stops with a size mismatch, as if the sums that the hook begins
+    # in callbacks had another order on each rank.
     parallel = DistributedDataParallel(module, bucket_cap_mb=1024)
     compression = PowerSGDState(
         None, matrix_approximation_rank=case.rank, start_powerSGD_iter=case.exact

@@ -17,13 +17,13 @@ benchmarks/results/rounds_peers-MODEL-H.json.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ def main() -> int:
     with Ranks() as ranks:
         for title, train in trainings(ranks).items():
             file = work / f"{name}-{''.join(filter(str.isalnum, title))}.json"
+            if title == TORCHFT and not file.exists() and find_spec("torchft") is None:
+                print("torchft is not installed: pip install torchft==0.2.0")
+                continue
             if not file.exists() and options.limit > 0:
                 options.limit -= 1
                 found = [train(run) for run in seeds]
@@ -80,16 +83,12 @@ def main() -> int:
 
 def trainings(ranks: Ranks) -> dict[str, Callable[[Run], dict[str, Any]]]:
     """Return every way to train by its name, those that answer most first."""
-    found: dict[str, Callable[[Run], dict[str, Any]]] = {
+    return {
         BASELINE: partial(ranks.run, every_step),
         POST_LOCAL: partial(ranks.run, post_local),
         TORCHFT: partial(torchft, ranks),
         **{outer.name: partial(_ours, ranks, outer) for outer in OUTER},
     }
-    if importlib.util.find_spec("torchft") is None:
-        print("torchft is not installed: pip install torchft==0.2.0")
-        del found[TORCHFT]
-    return found
 
 
 def _ours(ranks: Ranks, outer: Outer, run: Run) -> dict[str, Any]:

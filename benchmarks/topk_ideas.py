@@ -1,8 +1,9 @@
 """What two ideas from the literature bring top-k, with Motley's arithmetic: `make demo` first.
 
-    python benchmarks/topk_ideas.py [--demo demo] [--steps 100]
+    python benchmarks/topk_ideas.py [--demo demo] [--model bag] [--steps 420]
 
-The runs are those of codec_loss.py, with `topk:0.1` and `topk:0.01` up and down, and
+The runs are those of codec_loss.py, each worker in a process of its own, with `topk:0.1` and
+`topk:0.01` up and down, of the demo's model or of a small classifier on its data; alone and with
 
 - dense warm-up: the density falls from a quarter to the codec's over the first fifth of the steps,
   by the same factor at each (Deep Gradient Compression, arXiv:1712.01887),
@@ -10,8 +11,7 @@ The runs are those of codec_loss.py, with `topk:0.1` and `topk:0.01` up and down
   change after them (1-bit Adam, arXiv:2102.02888),
 - exact first: the same exact steps with moments that go on, to tell the two apart.
 
-Finished runs are kept in --work, beside codec_loss.py's, and not repeated. Writes
-benchmarks/results/topk_ideas.json.
+Finished runs are kept in --work and not repeated. Writes benchmarks/results/topk_ideas-MODEL.json.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 from codec_loss import train
-from rig.demo_model import DEMO, open_demo, require_demo
+from rig.demo_model import DEMO, require_demo
 from rig.ranks import Ranks
 from rig.report import Ratio, Report
+from rig.round_peers import Run
 from rig.sender import Sender
 
 from trainer.exchange.compression.topk import TopK
@@ -39,6 +40,16 @@ FIRST = 0.25
 """Density of the dense warm-up's first step."""
 WARMUP = 0.2
 """Of the steps."""
+BATCH = 32
+
+
+NAMES = {
+    "none": "fp32",
+    "alone": "alone",
+    "dense": "dense warm-up",
+    "frozen": "exact warm-up, then frozen second moments",
+    "exact": "exact warm-up",
+}
 
 
 @dataclass(frozen=True)
@@ -47,27 +58,17 @@ class Case:
 
     density: float
     idea: str
-    """`dense`, `frozen` or `exact`."""
+    """One of `NAMES`."""
 
     @property
-    def file(self) -> str:
-        """A name for its result."""
-        return f"idea-{self.idea}-{self.density:g}.json"
+    def title(self) -> str:
+        """What it is called in the report."""
+        return "fp32" if self == BASELINE else f"topk:{self.density:g}, {NAMES[self.idea]}"
 
 
-CASES = (
-    Case(0.1, "dense"),
-    Case(0.1, "frozen"),
-    Case(0.1, "exact"),
-    Case(0.01, "dense"),
-    Case(0.01, "frozen"),
-    Case(0.01, "exact"),
-)
-NAMES = {
-    "dense": "dense warm-up",
-    "frozen": "exact warm-up, then frozen second moments",
-    "exact": "exact warm-up",
-}
+BASELINE = Case(1.0, "none")
+IDEAS = ("alone", "dense", "frozen", "exact")
+CASES = (BASELINE, *(Case(density, idea) for density in (0.1, 0.01) for idea in IDEAS))
 
 
 class FallingTopK:
@@ -133,35 +134,44 @@ def main() -> int:
     """Train what is missing, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--demo", type=Path, default=DEMO)
-    parser.add_argument("--work", type=Path, help="default: codec-loss in the demo's folder")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--work", type=Path, help="default: topk-ideas in the demo's folder")
+    parser.add_argument("--model", choices=("bag", "demo"), default="bag")
+    parser.add_argument("--steps", type=int, default=420)
     parser.add_argument("--limit", type=int, default=len(CASES), help="of runs trained now")
     options = parser.parse_args()
     require_demo(options.demo)
-    work: Path = options.work or options.demo / "codec-loss"
-    for case in [case for case in CASES if not (work / case.file).exists()][: options.limit]:
-        with Ranks() as ranks:
-            run = ranks.run(train_rank, options.demo.resolve(), options.steps, case)
-        found = {**asdict(case), **run}
-        (work / case.file).write_text(json.dumps(found) + "\n", encoding="utf-8")
-        print(f"{case}: {found['loss']:.4f}", flush=True)
-    written = Report("topk_ideas")
-    exact = json.loads((work / "fp32-plain-1-0.json").read_text(encoding="utf-8"))["loss"]
-    for case in CASES:
-        if not (work / case.file).exists():
-            continue
-        found = json.loads((work / case.file).read_text(encoding="utf-8"))
-        title = f"topk:{case.density:g}, {NAMES[case.idea]}: percent above"
-        written.add(Ratio(title, 100 * (found["loss"] / exact - 1), "fp32's loss"), **found)
+    work: Path = options.work or options.demo / "topk-ideas"
+    work.mkdir(exist_ok=True)
+    run = Run(options.demo.resolve(), options.steps, 1, BATCH, options.model)
+    done: dict[Case, dict[str, Any]] = {}
+    with Ranks() as ranks:
+        for case in CASES:
+            file = work / f"{run.model}-{run.steps}-{case.idea}-{case.density:g}.json"
+            if not file.exists() and options.limit > 0:
+                options.limit -= 1
+                found = {**asdict(case), **ranks.run(train_rank, run, case)}
+                file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+                print(f"{case.title}: {found['loss']:.4f}", flush=True)
+            if file.exists():
+                done[case] = json.loads(file.read_text(encoding="utf-8"))
+    written = Report(f"topk_ideas-{run.model}")
+    exact = done[BASELINE]["loss"]
+    for case, found in done.items():
+        gap = Ratio(
+            f"{case.title}: percent above", 100 * (found["loss"] / exact - 1), "fp32's loss"
+        )
+        written.add(gap, **found)
     return written.write()
 
 
-def train_rank(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
+def train_rank(rank: int, run: Run, case: Case) -> dict[str, Any]:
     """Train one worker of a case; return its losses and what it sent."""
-    inputs, replica = open_demo(demo, steps)
-    layout, first = inputs.layout, round(WARMUP * steps)
+    inputs, replica, weights = run.open()
+    layout, first = inputs.layout, round(WARMUP * run.steps)
 
     def end() -> Sender:
+        if case == BASELINE:
+            return Sender("fp32", layout, feedback=False)
         if case.idea != "dense":
             return Sender(f"topk:{case.density:g}", layout, feedback=True)
         falling = [
@@ -176,7 +186,7 @@ def train_rank(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
     )
     found = train(
         inputs, replica, inputs.config, [end()], end(), optimizer,
-        exact_steps=0 if case.idea == "dense" else first, rank=rank,
+        exact_steps=first if case.idea in ("frozen", "exact") else 0, rank=rank, weights=weights,
     )  # fmt: skip
     return {**found, "bytes_an_element": found["bytes_a_step_up"] / layout.size}
 
