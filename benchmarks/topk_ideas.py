@@ -165,7 +165,7 @@ def main() -> int:
 
 
 def train_rank(rank: int, run: Run, case: Case) -> dict[str, Any]:
-    """Train one worker of a case; return its losses and what it sent."""
+    """Train one worker of a case; return its loss, accuracy and what it sent."""
     inputs, replica, weights = run.open()
     layout, first = inputs.layout, round(WARMUP * run.steps)
 
@@ -188,7 +188,11 @@ def train_rank(rank: int, run: Run, case: Case) -> dict[str, Any]:
         inputs, replica, inputs.config, [end()], end(), optimizer,
         exact_steps=first if case.idea in ("frozen", "exact") else 0, rank=rank, weights=weights,
     )  # fmt: skip
-    return {**found, "bytes_an_element": found["bytes_a_step_up"] / layout.size}
+    return {
+        "loss": found["loss"],
+        "accuracy": found["accuracy"],
+        "bytes_an_element": found["bytes_a_step_up"] / layout.size,
+    }
 
 
 if __name__ == "__main__":

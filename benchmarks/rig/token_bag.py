@@ -52,8 +52,8 @@ class TokenBag:
         counts, labels = _read(batch)
         hidden, logits = self._forward(counts)
         rows = np.arange(len(batch))
-        chance = _softmax(logits)
-        loss = -float(np.log(chance[rows, labels]).sum())
+        logs = _log_softmax(logits)
+        loss, chance = -float(logs[rows, labels].sum()), np.exp(logs)
         chance[rows, labels] -= 1
         up, up_bias, down, down_bias = self._views(self._gradient)
         np.matmul(chance.T, hidden, out=down)
@@ -68,7 +68,7 @@ class TokenBag:
         """Return the summed loss and the confusion; see `Replica.evaluate`."""
         counts, labels = _read(batch)
         logits = self._forward(counts)[1]
-        loss = -float(np.log(_softmax(logits)[np.arange(len(batch)), labels]).sum())
+        loss = -float(_log_softmax(logits)[np.arange(len(batch)), labels].sum())
         confusion = np.zeros((CLASSES, CLASSES), int)
         np.add.at(confusion, (labels, logits.argmax(1)), 1)
         return EvalResult(loss, len(batch), confusion.tolist())
@@ -88,6 +88,6 @@ def _read(batch: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
     return found, np.array([each.labels for each in batch], int)
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    grown = np.exp(logits - logits.max(1, keepdims=True))
-    return grown / grown.sum(1, keepdims=True)
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    lower = logits - logits.max(1, keepdims=True)
+    return lower - np.log(np.exp(lower).sum(1, keepdims=True))
