@@ -27,20 +27,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rig.demo_model import DEMO, SHARES, open_demo, require_demo, shards, validate
 from rig.picture import picture
 from rig.report import Ratio, Report
+from rig.sender import Sender
 
 from trainer.build.inputs import RunInputs
 from trainer.compare.picture import TEXT
 from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
-from trainer.exchange.compression.choice import codecs_for
-from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
-from trainer.replica.base import OnBlock
+from trainer.replica.base import Replica
 from trainer.replica.torch.replica import TorchReplica
 
 GOALS = {"bf16": 0.2, "int8": 0.5, "topk:0.1": 1.0, "topk:0.01": 3.0}
@@ -137,76 +137,84 @@ def _train(case: Case) -> dict[str, Any]:
     """Train one case; return its losses and what it sent."""
     assert _opened is not None
     inputs, replica = _opened
-    config, layout, plan = _config(inputs.config, case), inputs.layout, inputs.plan
-    assert isinstance(inputs.train, Dataset)
-    workers = [Sender(case, inputs) for _ in SHARES]
-    down = Case("bf16", True, 1.0, case.seed) if case.one_way else case
-    server = Sender(down, inputs)
+    config, layout = _config(inputs.config, case), inputs.layout
+    workers = [Sender(case.codec, layout, feedback=case.feedback) for _ in SHARES]
+    down = "bf16" if case.one_way else case.codec
+    server = Sender(down, layout, feedback=case.one_way or case.feedback)
     optimizer = AdamW(config.optimizer, layout)
-    state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
+    return {
+        **asdict(case),
+        **train(inputs, replica, config, workers, server, optimizer),
+        "elements": layout.size,
+    }
+
+
+def train(
+    inputs: RunInputs,
+    replica: Replica,
+    config: RunConfig,
+    workers: Sequence[Sender],
+    server: Sender,
+    optimizer: AdamW,
+    *,
+    exact_steps: int = 0,
+    shares: Sequence[float] = SHARES,
+    rank: int | None = None,
+    weights: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """Train a run and return its losses and the bytes that a worker sent.
+
+    Args:
+        exact_steps: at the start, in which all is sent as bf16.
+        shares: of a step's samples, by worker.
+        rank: this process is that worker alone, and the losses of the steps are its own; the others
+            are the other ranks of torch.distributed.
+        weights: at the start; None: those of the preset.
+    """
+    layout, plan = inputs.layout, inputs.plan
+    assert isinstance(inputs.train, Dataset)
+    if weights is None:
+        weights = initial_weights(layout, inputs.model_dir, config)
+    state = TrainState.fresh(weights)
     replica.write_trainable(state.weights)
     losses: list[float] = []
     average = np.empty(layout.size, np.float32)
     for step in range(plan.total_steps):
-        samples = plan.at(step)
+        samples, exact = plan.at(step), step < exact_steps
         order = epoch_order(config.training.seed, samples.epoch, len(inputs.train))
         batch = [inputs.train[int(index)] for index in order[samples.start : samples.stop]]
         average[...] = 0
         loss = weight = 0.0
-        for worker, (start, stop) in zip(workers, shards(len(batch)), strict=True):
-            result = replica.forward_backward(batch[start:stop], worker.add_to(average))
+        dealt = shards(len(batch), shares)
+        dealt = dealt if rank is None else dealt[rank : rank + 1]
+        for worker, (start, stop) in zip(workers, dealt, strict=True):
+            result = replica.forward_backward(
+                batch[start:stop], worker.add_to(average, settle=exact)
+            )
             loss, weight = loss + result.loss_sum, weight + result.weight
-        average /= np.float32(weight)
+        if rank is not None:
+            torch.distributed.all_reduce(torch.from_numpy(average))
+        average /= np.float32(len(batch))
         mean = average.copy()
         average[...] = 0
+        down = server.add_to(average, settle=exact)
         for block in layout.blocks:
-            server.add_to(average)(block.index, mean[block.start : block.stop])
+            down(block.index, mean[block.start : block.stop])
         norm, limit = math.sqrt(float(np.dot(average, average))), config.optimizer.max_grad_norm
         rate = learning_rate_at(step, plan.total_steps, config.optimizer)
         optimizer.apply(state, average, rate, 1.0 if norm <= limit else limit / norm)
         replica.write_trainable(state.weights)
         losses.append(loss / weight)
     return {
-        **asdict(case),
         **validate(inputs, replica),
         "training_losses": [round(value, 5) for value in losses],
         "bytes_a_step_up": sum(worker.sent for worker in workers) / len(workers) / len(losses),
-        "elements": layout.size,
     }
 
 
 def _config(config: RunConfig, case: Case) -> RunConfig:
     rate = config.optimizer.learning_rate * case.rate
     return config.with_settings({"training.seed": case.seed, "optimizer.learning_rate": rate})
-
-
-class Sender:
-    """One end of the exchange: it encodes, with or without feedback."""
-
-    def __init__(self, case: Case, inputs: RunInputs) -> None:
-        self._layout = inputs.layout
-        # The reason why PowerSGD refuses adapters does not matter here: it is not among the cases.
-        self._codecs = codecs_for(case.codec, inputs.layout)
-        sizes = [block.size for block in inputs.layout.blocks]
-        self._feedback = ErrorFeedback(self._codecs, sizes) if case.feedback else None
-        self.sent = 0
-
-    def add_to(self, total: np.ndarray) -> OnBlock:
-        """Return a function that adds a block's decoded values to a flat vector."""
-
-        def add(index: int, values: np.ndarray) -> None:
-            if self._feedback is not None:
-                codec, encoded = self._feedback.encode(index, values)
-            else:
-                codec = self._codecs[index]
-                encoded = codec.encode(index, values)
-            self.sent += encoded.nbytes
-            block = self._layout.blocks[index]
-            decoded = np.empty(block.size, np.float32)
-            codec.decode(encoded, decoded)
-            total[block.start : block.stop] += decoded
-
-        return add
 
 
 def report(runs: dict[Case, dict[str, Any]], name: str) -> int:
