@@ -37,7 +37,7 @@ _STACKS = 20.0
 _MODULES = (
     "pytest",
     "trainer.build.run",
-    "trainer.roles",
+    "trainer.build.roles",
     "trainer.build.distributed",
     "trainer.distributed.run",
     "trainer.replica.torch.parallel.replica",

@@ -21,8 +21,8 @@ from launcher.facts.devices import available_memory
 from launcher.plan.configuration import DEFAULT_PRESET
 from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
 from launcher.plan.plan import LaunchPlan
+from trainer.build.defaults import Derived, derive, run_tokens
 from trainer.config.run import RunConfig, load
-from trainer.defaults import Derived, derive, run_tokens
 from trainer.errors import InputError
 from trainer.model import layout as trainer_layout
 from trainer.model.architecture import read_architecture

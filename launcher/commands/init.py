@@ -54,8 +54,8 @@ def init(file: Path, model: str, data: str) -> None:
     """
     from launcher.errors import ConfigError
     from launcher.views import render
+    from trainer.build.defaults import HELD_OUT, derive, provisional
     from trainer.config.run import load
-    from trainer.defaults import HELD_OUT, derive, provisional
     from trainer.errors import InputError
 
     config = load(None, {"model.path": model, "data.train": data, **provisional({})})

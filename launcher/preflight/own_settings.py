@@ -11,8 +11,8 @@ from launcher.errors import ConfigError, PreflightError
 from launcher.hosts.received import receive
 from launcher.plan.plan import LaunchPlan
 from launcher.preflight.survey import Survey
+from trainer.build.defaults import SETTLED, Derived, table
 from trainer.config.run import RunConfig
-from trainer.defaults import SETTLED, Derived, table
 from trainer.errors import InputError
 from trainer.planning.workers import MAIN_MEMORY, Backend, Room
 

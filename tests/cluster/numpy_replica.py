@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from tests.cluster.half_blocks import fail, halves
-from trainer import roles
+from trainer.build import roles
 from trainer.build import run as build
 from trainer.build.inputs import read_inputs
 from trainer.config import run
@@ -37,7 +37,7 @@ from trainer.exchange.protocol.wire import TENSOR_TYPES, Frame
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.client import WorkerClient
 from trainer.exchange.transport.link import Link
-from trainer.exchange.worker_session import Event, Session
+from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
 from trainer.replica.backend import Choice
 from trainer.replica.base import EvalResult, OnBlock, StepResult

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint.store import Restored
     from trainer.distill.student.loop import Student
     from trainer.distill.student.prefetch import Batch
-    from trainer.exchange.base import Exchange
+    from trainer.exchange.worker.base import Exchange
     from trainer.process.stopping import Stop
     from trainer.replica.backend import Choice
     from trainer.steps.loop import Worker

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from trainer.build.defaults import derive, own_rooms, provisional, table
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import with_environment
 from trainer.config.run import RunConfig
-from trainer.defaults import derive, own_rooms, provisional, table
 from trainer.distributed.environment import Environment, quieten_torch, read_environment
 from trainer.distributed.group.strategy import STRATEGIES
 from trainer.errors import InputError
@@ -121,7 +121,7 @@ def finetune(
         config.check_one_process()
     else:
         config.exchange.check_every_step("--distributed")
-    from trainer import roles
+    from trainer.build import roles
 
     place = roles.Placement(
         gpus=gpus,
@@ -199,18 +199,15 @@ def _load_rank() -> None:
     """Import a rank's libraries, likewise."""
     with contextlib.suppress(ImportError, OSError):
         quieten_torch()
-        import trainer.build.distributed
-        import trainer.distributed.run
-        import trainer.roles  # noqa: F401 - forked ranks have it loaded
 
 
 def _load_worker(backend: str, strategy: str | None) -> None:
     """Import a worker's libraries without opening a device; a missing one is reported at use."""
     with contextlib.suppress(ImportError, OSError):
+        import trainer.build.roles
         import trainer.data.tokens
         import trainer.exchange.transport.client
         import trainer.replica.backend
-        import trainer.roles
         import trainer.steps.loop
 
         if backend == "wgpu":

@@ -34,7 +34,7 @@ from trainer.exchange.transport import tls
 from trainer.exchange.transport.client import WorkerClient
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.server import GradientServer
-from trainer.exchange.worker_session import Committed, Event
+from trainer.exchange.worker.session import Committed, Event
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.optimizer.adamw import TrainState

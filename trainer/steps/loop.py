@@ -13,7 +13,6 @@ import numpy as np
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Encoded
-from trainer.exchange.base import Exchange
 from trainer.exchange.protocol.messages import (
     HandIn,
     ShardAssignment,
@@ -22,7 +21,8 @@ from trainer.exchange.protocol.messages import (
     WeightsReport,
 )
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.exchange.worker_session import Committed, Restored, result_message
+from trainer.exchange.worker.base import Exchange
+from trainer.exchange.worker.session import Committed, Restored, result_message
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
 from trainer.replica.base import Replica

@@ -12,15 +12,15 @@ import pytest
 
 from tests.trainer.clock import Clock
 from tests.trainer.small_model import write_data, write_model
-from trainer import roles
 from trainer.budget.ledger import SpendLedger
 from trainer.budget.power import PowerMeter
 from trainer.budget.watch import BudgetWatch
+from trainer.build import roles
 from trainer.build import run as build
+from trainer.build.roles import Placement
 from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load
 from trainer.errors import InputError
-from trainer.roles import Placement
 
 HOSTS = [
     {"name": "rack", "price_hour": 3.6, "ranks": [1, 2]},

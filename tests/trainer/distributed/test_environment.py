@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from trainer import roles
+from trainer.build import roles
 from trainer.commands.finetune import finetune
 from trainer.distributed.environment import Environment, read_environment
 from trainer.errors import InputError

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from tests.trainer.replica.torch.parallel.one_process import device
-from trainer import roles
+from trainer.build import roles
 from trainer.build.inputs import read_inputs
 from trainer.config.run import RunConfig, load
 from trainer.distributed.environment import Environment

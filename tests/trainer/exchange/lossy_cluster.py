@@ -28,7 +28,7 @@ from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger
 from trainer.exchange.protocol.messages import ShardAssignment
 from trainer.exchange.protocol.wire import Frame
-from trainer.exchange.worker_session import Session
+from trainer.exchange.worker.session import Session
 from trainer.model.layout import GradientLayout
 from trainer.planning.exchange_choice import FREE
 

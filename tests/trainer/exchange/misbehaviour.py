@@ -17,7 +17,7 @@ from trainer.exchange.protocol.messages import (
     WeightsReport,
 )
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.exchange.worker_session import Session, result_message
+from trainer.exchange.worker.session import Session, result_message
 
 Misbehaviour = Callable[[SimulatedCluster, SimulatedWorker], None]
 

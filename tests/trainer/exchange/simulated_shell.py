@@ -14,7 +14,7 @@ from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.wire import Frame
-from trainer.exchange.worker_session import Session
+from trainer.exchange.worker.session import Session
 
 FLUSH = 5.0
 """Seconds that a link may take to send what is queued when it is closed."""

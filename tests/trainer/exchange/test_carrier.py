@@ -11,7 +11,6 @@ from ml_dtypes import bfloat16
 
 from tests.trainer.exchange.exact_problem import join_request, tiny_layout
 from trainer.errors import ProtocolError
-from trainer.exchange.carrier import Carrier
 from trainer.exchange.protocol.messages import (
     BlockParts,
     CarryAccepted,
@@ -22,7 +21,8 @@ from trainer.exchange.protocol.messages import (
     parse,
 )
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.exchange.worker_session import Committed, Session
+from trainer.exchange.worker.carrier import Carrier
+from trainer.exchange.worker.session import Committed, Session
 
 LAYOUT = tiny_layout()
 BLOCK = LAYOUT.blocks[1]

@@ -14,7 +14,7 @@ from tests.trainer.exchange.staging import compute, open_round, redealt, started
 from trainer.exchange.coordinator.outliers import FEWEST
 from trainer.exchange.protocol.members import MEETING
 from trainer.exchange.protocol.messages import BlockParts, CarriedBy, Part
-from trainer.exchange.worker_session import Session
+from trainer.exchange.worker.session import Session
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

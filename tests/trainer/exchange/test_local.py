@@ -13,7 +13,7 @@ from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, WeightsReport
 from trainer.exchange.transport.local import LocalExchange
-from trainer.exchange.worker_session import Committed, Restored, Session, result_message
+from trainer.exchange.worker.session import Committed, Restored, Session, result_message
 from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
 
 

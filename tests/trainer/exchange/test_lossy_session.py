@@ -19,7 +19,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.state_transfer import state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.exchange.worker_session import Session, result_message
+from trainer.exchange.worker.session import Session, result_message
 from trainer.optimizer.adamw import TrainState
 
 LAYOUT = tiny_layout()

@@ -35,7 +35,7 @@ from trainer.exchange.protocol.messages import (
     parse,
 )
 from trainer.exchange.protocol.wire import MAX_CONTROL, TENSOR_TYPES, Frame, MessageType
-from trainer.exchange.worker_session import result_message
+from trainer.exchange.worker.session import result_message
 
 ASSIGNMENT = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=3, stop=9, blocks=(1, 0))
 ALL: list[Message] = [

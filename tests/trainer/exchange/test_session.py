@@ -24,7 +24,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.state_transfer import Delivery, state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.exchange.worker_session import Committed, Restored, Session
+from trainer.exchange.worker.session import Committed, Restored, Session
 from trainer.optimizer.adamw import TrainState
 
 pytestmark = pytest.mark.usefixtures("small_frames")

@@ -15,7 +15,7 @@ from trainer.config.run import OptimizerConfig, load
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import HandIn, ShardAssignment, ShardResult, Shutdown
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.exchange.worker_session import Restored
+from trainer.exchange.worker.session import Restored
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
 from trainer.replica.base import OnBlock, StepResult

@@ -91,10 +91,10 @@ def student(
         config = run_config.load(source, given)
     budget = with_environment(config.budget, os.environ)
     config = config.model_copy(update={"budget": budget})
+    from trainer.build.roles import Placement, on_signal
     from trainer.distill.student.inputs import FreshStudent
     from trainer.process.stopping import Stop
-    from trainer.roles import Placement, on_signal
-    from trainer.student_role import run_student
+    from trainer.build.student_role import run_student
 
     stop = Stop()
     on_signal(stop.ask)

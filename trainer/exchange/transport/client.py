@@ -29,7 +29,7 @@ from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.neighbours import Neighbours
 from trainer.exchange.transport.shared_memory import supported
 from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
-from trainer.exchange.worker_session import Event, Session
+from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
 
 CONNECT = 5.0

@@ -13,8 +13,8 @@ from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.protocol.messages import Message, ShardAssignment
 from trainer.exchange.protocol.wire import Frame
-from trainer.exchange.recorder import Recorder
-from trainer.exchange.worker_session import Event, Session
+from trainer.exchange.transport.recorder import Recorder
+from trainer.exchange.worker.session import Event, Session
 
 _LINK = 1
 

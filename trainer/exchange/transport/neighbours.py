@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import ProtocolError
-from trainer.exchange.carrier import Carrier
 from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.messages import CarriedBy, CarryRequest, ShardAssignment
@@ -23,7 +22,8 @@ from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.same_host import SameHostListener, connect_to
 from trainer.exchange.transport.shared_memory import WorkerEnd
-from trainer.exchange.worker_session import Committed, Event, Session
+from trainer.exchange.worker.carrier import Carrier
+from trainer.exchange.worker.session import Committed, Event, Session
 from trainer.model.layout import GradientLayout
 
 _AGAIN = 1.0

@@ -18,11 +18,11 @@ from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save,
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRefused
 from trainer.exchange.protocol.wire import Frame, run_tag
-from trainer.exchange.recorder import Recorder
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.listener import Listener
 from trainer.exchange.transport.malloc import return_freed_arrays
+from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.transport.refusals import Refusals
 from trainer.exchange.transport.same_host import SameHostListener, socket_name
 

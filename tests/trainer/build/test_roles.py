@@ -11,14 +11,14 @@ import pytest
 
 from launcher.plan.configuration import with_shared_checkpoints
 from tests.trainer.small_model import write_data, write_model
-from trainer import roles
+from trainer.build import roles
 from trainer.build import run as build
 from trainer.build.inputs import read_inputs
+from trainer.build.roles import Placement
 from trainer.checkpoint.reader import read_progress
 from trainer.checkpoint.store import find_checkpoint
 from trainer.config.run import RunConfig, load
 from trainer.errors import InputError
-from trainer.roles import Placement
 from trainer.tracking.metrics import read_metrics
 
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
@@ -245,7 +245,7 @@ def test_a_worker_without_a_rank_takes_its_only_certificate(
 def test_what_the_data_holds_and_what_is_changed_is_said(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    caplog.set_level("INFO", "trainer.roles")
+    caplog.set_level("INFO", "trainer.build.roles")
     known = tmp_path / "short"
     shutil.copytree(model, known)
     tree = json.loads((known / "config.json").read_text())

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.small_model import SIZES, write_data, write_hollow_weights, write_model
+from trainer.build.defaults import derive, infer, provisional, table
 from trainer.config.run import RunConfig, load
-from trainer.defaults import derive, infer, provisional, table
 from trainer.errors import InputError
 from trainer.init_model import init_model
 from trainer.planning.workers import Room

@@ -92,7 +92,7 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
         notes: on the settings, logged after the data has been read.
     """
     from trainer.exchange.transport.local import LocalExchange
-    from trainer.exchange.worker_session import Session
+    from trainer.exchange.worker.session import Session
 
     lease.refuse_if_held(Path(config.output))
     inputs = _read_inputs(config, run_id, notes)

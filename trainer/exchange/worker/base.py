@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.exchange.protocol.messages import Message, ShardAssignment
-from trainer.exchange.worker_session import Event
+from trainer.exchange.worker.session import Event
 
 
 class Exchange(Protocol):

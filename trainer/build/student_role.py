@@ -13,6 +13,7 @@ from trainer.budget.stopper import BudgetStopper
 from trainer.budget.watch import BudgetWatch, open_watch
 from trainer.build import run as build
 from trainer.build.inputs import read_student_inputs
+from trainer.build.roles import Placement, open_replica
 from trainer.config.run import RunConfig
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
 from trainer.errors import (
@@ -26,7 +27,6 @@ from trainer.errors import (
 from trainer.evaluate.awaited import await_scores
 from trainer.logits.dataset import LogitsFolder
 from trainer.process.stopping import Stop
-from trainer.roles import Placement, open_replica
 from trainer.storage import lease
 from trainer.tracking.status import StatusFile, first_status, say_last
 

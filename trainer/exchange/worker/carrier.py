@@ -21,7 +21,7 @@ from trainer.exchange.protocol.blocks import BlockAssembly
 from trainer.exchange.protocol.codecs import Fp32
 from trainer.exchange.protocol.messages import BlockParts, Part, ShardAssignment
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.exchange.worker_session import Committed, Event, Session
+from trainer.exchange.worker.session import Committed, Event, Session
 from trainer.model.layout import Block, GradientLayout
 
 Float32 = NDArray[np.float32]
