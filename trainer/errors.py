@@ -50,8 +50,14 @@ EXIT_CODES = {
 RESTARTED = tuple(code for code, row in EXIT_CODES.items() if row.restarted)
 
 
-_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
-"""What torch's allocator of host memory says, a file that is mapped, and CUDA libraries."""
+_OF_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "CUDA out of memory",
+    "can't start new thread",
+)
+"""What torch's allocator of host memory says, a file that is mapped, CUDA libraries, and Python
+without the memory for a thread's stack."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -59,7 +59,12 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("x: DefaultCPUAllocator: can't allocate memory\nmore")]
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("x: DefaultCPUAllocator: can't allocate memory\nmore"),
+        RuntimeError("can't start new thread"),
+    ],
 )
 def test_a_host_without_memory_is_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

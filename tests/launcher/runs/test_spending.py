@@ -159,8 +159,8 @@ def test_the_death_of_the_guard_is_the_commands(state: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--ceiling", "5"), 2, "a ceiling needs its currency"),
-        (("--ceiling", "-5", "--currency", "EUR"), 2, "ceiling: input should be greater than 0"),
+        (("--ceiling", "5"), 2, "--ceiling 5 needs its currency: --currency EUR"),
+        (("--ceiling", "-5", "--currency", "EUR"), 2, "'--ceiling': -5.0 is not in the range x>0"),
         (("--currency", "EUR", "--price-hour", "1"), 2, "give --ceiling 5 --currency EUR"),
         (("--ceiling", "5", "--currency", "EUR"), 2, "no host has a price"),
         ((*HOUR, "-1"), 2, "'--price-hour': -1.0 is not in the range x>=0"),
