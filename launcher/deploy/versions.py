@@ -227,12 +227,8 @@ def _folders(parent: Path) -> list[Path]:
 def _check_import(folder: Path) -> None:
     """Check that a version starts, before `current` is switched to it."""
     # Both modules exist in every version: the new `current` may be an older one.
-    command = [
-        str(folder / "bin/python"),
-        "-P",
-        "-c",
-        "import launcher.session, trainer.cli",
-    ]
+    modules = "launcher.session, trainer.commands.finetune"
+    command = [str(folder / "bin/python"), "-P", "-c", f"import {modules}"]
     result = environments.call(command, 120.0)
     if result.returncode != 0:
         words = result.stdout.strip().splitlines()[-5:]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from trainer.build.roles import Placement
+from trainer.build.student_role import run_student
 from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
 from trainer.distill.student.inputs import FreshStudent
 from trainer.process.stopping import Stop
-from trainer.build.student_role import run_student
 from trainer.tracking.metrics import read_metrics
 
 

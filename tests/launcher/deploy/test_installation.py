@@ -36,7 +36,7 @@ def motley(folder: Path, version: str, *needs: str, broken: bool = False) -> Pat
         "launcher/session.py": "import nothing_like_it" if broken else "import leaf",
         "launcher/locks/coordinator.txt": lock_of(*wheels),
         "trainer/__init__.py": "",
-        "trainer/build/roles.py": "",
+        "trainer/commands/finetune.py": "",
     }
     return make_wheel(folder, "motley", version, files, "Requires-Python: >=3.11")
 

@@ -79,7 +79,7 @@ def write_wheel(folder: Path, version: str, lock: str = "", build: str = "") -> 
     files |= {
         "launcher/locks/coordinator.txt": lock,
         "trainer/__init__.py": "",
-        "trainer/build/roles.py": build,
+        "trainer/commands/finetune.py": build,
     }
     return make_wheel(folder, "motley", version, files)
 

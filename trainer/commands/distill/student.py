@@ -92,9 +92,9 @@ def student(
     budget = with_environment(config.budget, os.environ)
     config = config.model_copy(update={"budget": budget})
     from trainer.build.roles import Placement, on_signal
+    from trainer.build.student_role import run_student
     from trainer.distill.student.inputs import FreshStudent
     from trainer.process.stopping import Stop
-    from trainer.build.student_role import run_student
 
     stop = Stop()
     on_signal(stop.ask)
