@@ -161,7 +161,9 @@ def _torchft_rank(rank: int, run: Run) -> dict[str, Any]:
     from torchft import Manager, ProcessGroupGloo  # pyright: ignore[reportMissingImports]
     from torchft.local_sgd import DiLoCo  # pyright: ignore[reportMissingImports]
 
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = torch.distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
     managers: list[Manager] = []
 
     def wrap(trained: Trained, inner: torch.optim.Optimizer) -> tuple[Any, Any]:
