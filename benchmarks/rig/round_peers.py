@@ -120,7 +120,7 @@ def motley(rank: int, run: Run, outer: Outer) -> dict[str, Any]:
         add = down.add_to(average, settle=settle)
         for block in sent.blocks:
             add(block.index, total[block.start : block.stop])
-        update.apply(state, average, 0.0, 1.0)
+        update.apply(state, average)
         inner.committed(step)
     replica.write_trainable(state.weights)
     return _result(rank, inputs, replica, up.sent / run.steps / (4 * layout.size))

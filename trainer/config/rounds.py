@@ -10,7 +10,7 @@ from trainer.config.section import Section
 from trainer.errors import InputError
 
 FEWEST_ROUNDS = 20
-"""Outer updates below which a run is refused: momentum alone has a horizon of ten."""
+"""Outer updates below which a run is refused: a momentum of 0.9 has a horizon of ten."""
 
 
 class RoundSettings(Section):
@@ -23,9 +23,10 @@ class RoundSettings(Section):
     """Steps of a round, of a worker of mean speed; a faster one does more, a slower one fewer."""
     rounds_after: Annotated[int, Field(ge=0)] = 0
     """Ordinary steps before the first round (post-local SGD, arXiv:1808.07217)."""
-    outer_learning_rate: float = Field(default=0.7, gt=0, allow_inf_nan=False)
-    outer_momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Nesterov's; 0 with an outer learning rate of 1 is the mean of all workers' weights."""
+    outer_learning_rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    outer_momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Nesterov's; 0 with an outer learning rate of 1 is the mean of all workers' weights. DiLoCo's
+    own are 0.7 and 0.9, for long runs: fine-tunes of some hundred steps lose far more with them."""
     settle_every: Annotated[int, Field(gt=0)] | None = None
     """Steps, or rounds, after which nothing stays private to a worker; those that are saved too."""
 
