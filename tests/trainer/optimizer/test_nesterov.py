@@ -68,7 +68,8 @@ def test_a_snapshot_never_changes():
 
 @pytest.mark.parametrize("first_round", [0, 2, 5, None])
 def test_ordinary_steps_are_adamw_and_rounds_begin_with_no_momentum(first_round: int | None):
-    config = load("quickstart", {"exchange.schedule": "rounds"})
+    outer_settings = {"exchange.outer_learning_rate": 0.7, "exchange.outer_momentum": 0.9}
+    config = load("quickstart", {"exchange.schedule": "rounds", **outer_settings})
     update, adamw = Update(config, LAYOUT), AdamW(config.optimizer, LAYOUT)
     outer = OuterNesterov(0.7, 0.9, LAYOUT)
     state, expected = TrainState.fresh(drawn(0)), TrainState.fresh(drawn(0))
