@@ -48,6 +48,8 @@ from trainer.steps.inner_steps import InnerSteps
 GOALS = {20: 1.0, 50: 2.0}
 """Percent of the loss that rounds of so many steps may cost at most."""
 COLOURS = {1: TEXT, 20: "#68a0b3", 50: "#f0c674"}
+AFTER = "#b5bd68"
+"""The colour of rounds after ordinary steps."""
 
 
 @dataclass(frozen=True)
@@ -273,13 +275,16 @@ def draw(runs: dict[Case, dict[str, Any]]) -> None:
             if case.steps != longest or case.seed or not plain:
                 continue
             losses, samples = np.array(run["training_losses"]), np.array(run["samples"])
-            if case.inner_steps == 1:
-                losses, samples = np.convolve(losses, np.ones(50) / 50, "valid"), samples[49:]
+            ordinary = len(losses) if case.inner_steps == 1 else case.after
+            if ordinary:
+                smooth = np.convolve(losses[:ordinary], np.ones(50) / 50, "valid")
+                losses = np.concatenate([smooth, losses[ordinary:]])
+                samples = samples[49:]
             averaged = case.rate == 1
             label = "every step" if case.inner_steps == 1 else f"H = {case.inner_steps}"
             label += f" after {case.after}" if case.after else ""
             axes.plot(
-                samples, losses, color=COLOURS[case.inner_steps], lw=1.2,
+                samples, losses, color=AFTER if case.after else COLOURS[case.inner_steps], lw=1.2,
                 ls=":" if averaged else "-", label=label + (", mean of weights" * averaged),
             )  # fmt: skip
         axes.set_xlabel("samples")
