@@ -36,6 +36,9 @@ class WeightAudit:
         parts = {name: place(part)[:2] for name, part in parameters.items()}
         self._place = blake3(json.dumps(parts, sort_keys=True).encode()).digest()
         self._copied = True
+        # Kept, as gloo's threads let go of what they were given after the collective has ended.
+        self._mine = torch.empty(2 * _SIZE, dtype=torch.uint8)
+        self._found = [torch.empty_like(self._mine) for _ in ranks]
 
     def prove(self, step: int) -> str | None:
         """Return the hex digest of rank 0's part after `step` updates, which all copies share.
@@ -47,10 +50,9 @@ class WeightAudit:
         """
         if not self._copied:
             return None
-        mine = torch.frombuffer(bytearray(self._place + self._digest()), dtype=torch.uint8)
-        gathered = [torch.empty_like(mine) for _ in self._ranks]
-        dist.all_gather(gathered, mine)
-        found = [bytes(each.tolist()) for each in gathered]
+        self._mine.copy_(torch.tensor(list(self._place + self._digest())))
+        dist.all_gather(self._found, self._mine)
+        found = [bytes(each.tolist()) for each in self._found]
         self._copied = len({proof[:_SIZE] for proof in found}) < len(found)
         if wrong := differing(found):
             names = ", ".join(self._ranks[rank] for rank in wrong)

@@ -91,7 +91,7 @@ def scatter(
     """
     for slot in layout.tensors():
         if slot.name in parts:  # else another stage's
-            _take(slot, whole(slot), parts[slot.name])
+            _take(slot, torch.from_numpy(whole(slot)), parts[slot.name])
 
 
 def broadcast(layout: GradientLayout, read: Reading | None, parts: Mapping[str, Tensor]) -> None:
@@ -107,18 +107,19 @@ def broadcast(layout: GradientLayout, read: Reading | None, parts: Mapping[str, 
         rows = max(1, PIECE // width)
         for first in range(0, slot.shape[0], rows):
             count = min(rows, slot.shape[0] - first)
-            piece = np.empty(count * width, np.float32)
+            # Torch's memory, not NumPy's: gloo's threads may be the last to let go of it.
+            piece = torch.empty(count * width, dtype=torch.float32)
             if read is not None:
-                read(slot, first * width, piece)
-            dist.broadcast(torch.from_numpy(piece), 0)
+                read(slot, first * width, piece.numpy())
+            dist.broadcast(piece, 0)
             if slot.name in parts:
                 _take(slot, piece, parts[slot.name], first)
 
 
 @torch.no_grad()
-def _take(slot: TensorSlot, values: np.ndarray, part: Tensor, first: int = 0) -> None:
+def _take(slot: TensorSlot, values: Tensor, part: Tensor, first: int = 0) -> None:
     """Copy into a part what it has of a tensor's rows from `first` on."""
-    rows = torch.from_numpy(values).view(-1, *slot.shape[1:])
+    rows = values.view(-1, *slot.shape[1:])
     mine = local(part)
     if isinstance(part, DTensor):
         sizes, starts = compute_local_shape_and_global_offset(
