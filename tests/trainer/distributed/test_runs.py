@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,27 +92,7 @@ def data_of(method: str, data: Path) -> str:
 
 @pytest.mark.parametrize(
     ("method", "strategy"),
-    # What another method does in a step is in the first step (test_exactness.py, test_pipeline.py);
-    # an update knows no method but by the tensors it has: cut in two dimensions, on copies of
-    # stages.
-    covering(
-        [
-            ("full", "fsdp-x-tensor"),
-            ("lora", "tp-sp"),
-            ("qlora", "tp"),
-            ("full", "ddp"),
-            ("full", "pp-x-ddp"),
-            ("lora", "pp"),
-            ("qlora", "fsdp"),
-            ("full", "fsdp"),
-            ("full", "tp"),
-            ("full", "tp-sp"),
-            ("full", "pp"),
-            ("lora", "ddp"),
-            ("lora", "fsdp-x-tensor"),
-            ("qlora", "pp-x-ddp"),
-        ]
-    ),
+    covering(product(METHODS, STRATEGIES)),
 )
 def test_curve_and_saved_files_are_those_of_one_process(
     ranks: Ranks,
