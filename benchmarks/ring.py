@@ -28,7 +28,7 @@ from trainer.compare.network import Network, missing
 from trainer.config.topology import FEWEST
 
 WARM_UP = 3
-"""Steps; DDP orders its buckets anew after the first."""
+"""Steps; DDP rebuilds its buckets after the first."""
 TARGET = 1.05
 TARGET_RATE = 200
 KINDS: dict[str, type[collective.Spec]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import NoReturn
 
 import click
 
@@ -64,30 +65,29 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except click.NoSuchOption as error:
         path = error.ctx.command_path if error.ctx else "trainer"
-        message = f"trainer: {_unknown_option(error)} (see: {path} --help)"
-        print(message, file=sys.stderr)  # noqa: T201 - the one error boundary
-        sys.exit(InputError.exit_code)
+        _end(f"{_unknown_option(error)} (see: {path} --help)", InputError.exit_code)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "trainer"
-        message = f"trainer: {error.format_message()} (see: {path} --help)"
-        print(message, file=sys.stderr)  # noqa: T201 - the one error boundary
-        sys.exit(InputError.exit_code)
+        _end(f"{error.format_message()} (see: {path} --help)", InputError.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except TrainerError as error:
-        print(f"trainer: {error}", file=sys.stderr)  # noqa: T201 - the one error boundary
-        sys.exit(error.exit_code)
+        _end(str(error), error.exit_code)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        said = str(error) or type(error).__name__
-        message = (
-            f"trainer: this host has not enough memory ({said}); lower"
-            " training.micro_batch_size or data.max_seq_len, use method lora, or end other programs"
+        said = " ".join(str(error).split()) or type(error).__name__  # torch's has several lines
+        _end(
+            f"this host has not enough memory ({said}); lower training.micro_batch_size or"
+            " data.max_seq_len, use method lora, or end other programs",
+            DoesNotFitError.exit_code,
         )
-        print(" ".join(message.split()), file=sys.stderr)  # noqa: T201 - the one error boundary
-        sys.exit(DoesNotFitError.exit_code)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    print(f"trainer: {message}", file=sys.stderr)  # noqa: T201 - the one error boundary
+    sys.exit(code)
 
 
 def _unknown_option(error: click.NoSuchOption) -> str:

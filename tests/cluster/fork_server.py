@@ -152,7 +152,7 @@ class ForkServer:
         return self._ended[pid]
 
     def close(self) -> None:
-        """Leave it, and see it end if nobody else can use it; what it has forked goes on."""
+        """Close this connection; a server of one's own ends, and what it has forked continues."""
         self._socket.close()
         if self._process is not None:
             self._process.wait(_PATIENCE)
@@ -195,7 +195,7 @@ class ForkServer:
 
 
 def _connected(meeting: Path) -> socket.socket | None:
-    """Return a connection that has been accepted; None if nobody does, or not any more."""
+    """Return an accepted connection; None if no server listens, or it has stopped listening."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.settimeout(_PATIENCE)
     with contextlib.suppress(ConnectionError, FileNotFoundError):
@@ -276,7 +276,7 @@ def _clear(meeting: Path) -> None:
 
 
 def _send(client: socket.socket, message: dict[str, object]) -> None:
-    with contextlib.suppress(OSError):  # it has left: nobody wants to know
+    with contextlib.suppress(OSError):  # the client has closed its end, and reads no answer
         client.send(json.dumps(message).encode())
 
 

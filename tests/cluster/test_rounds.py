@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.cluster.real_cluster import BATCH, STEPS, Cluster
+from tests.cluster.real_process import Process
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -40,6 +41,15 @@ def test_kill_9_in_the_middle_of_a_round_between_settled_commits(cluster: Cluste
     assert [event["at"] for event in cluster.events("verified")] == list(range(1, 2 * STEPS + 1))
 
 
+def kill_after(cluster: Cluster, coordinator: Process, verified: int, saved: int) -> None:
+    """Kill the coordinator once a step's weights were compared and a checkpoint is whole."""
+    cluster.wait_event("verified", at=verified)
+    manifest = cluster.output / "checkpoints" / f"step-{saved:06}" / "manifest.json"
+    wait_for(manifest.exists, f"the checkpoint of step {saved}", cluster)
+    coordinator.signal(signal.SIGKILL)
+    coordinator.wait()
+
+
 def test_a_coordinator_that_dies_replays_from_the_last_settled_commit_bit_for_bit(
     cluster: Cluster,
 ) -> None:
@@ -48,11 +58,7 @@ def test_a_coordinator_that_dies_replays_from_the_last_settled_commit_bit_for_bi
     coordinator = cluster.coordinator(2)
     gate = cluster.folder / "gate"
     workers = [cluster.worker(rank, "--gate", f"6:{gate}") for rank in (0, 1)]
-    cluster.wait_event("verified", at=6)
-    saved = cluster.output / "checkpoints" / "step-000004" / "manifest.json"
-    wait_for(saved.exists, "the settled checkpoint", cluster)
-    coordinator.signal(signal.SIGKILL)
-    coordinator.wait()
+    kill_after(cluster, coordinator, verified=6, saved=4)
     before = proofs(cluster)
     coordinator = cluster.coordinator(2)
     gate.touch()
@@ -73,11 +79,7 @@ def test_a_coordinator_that_dies_in_the_first_round_resumes_between_steps_and_ro
     coordinator = cluster.coordinator(2)
     gate = cluster.folder / "gate"
     workers = [cluster.worker(rank, "--gate", f"7:{gate}") for rank in (0, 1)]
-    cluster.wait_event("verified", at=7)
-    saved = cluster.output / "checkpoints" / "step-000006" / "manifest.json"
-    wait_for(saved.exists, "the checkpoint at the change", cluster)
-    coordinator.signal(signal.SIGKILL)
-    coordinator.wait()
+    kill_after(cluster, coordinator, verified=7, saved=6)
     coordinator = cluster.coordinator(2)
     gate.touch()
     assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0]

@@ -11,25 +11,10 @@ from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
 from launcher.supervisor.spec import FALLBACK_VARIABLE
+from tests.launcher.plan.places import LOCAL, SETTING
 from trainer.config.run import RunConfig, load
 
-SETTING = Setting(
-    run_id="quickstart-20261120-110300-7f3a",
-    trainer_command=("/venv/bin/trainer",),
-    state_folder="/state",
-    routes={},
-)
-LOCAL = Host(
-    name="localhost",
-    connection="local",
-    coordinator=True,
-    bind_address="127.0.0.1",
-    devices=(Device("cpu", "cpu"),),
-    fill_with_cpu=True,
-    cores=8,
-)
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
 RADEONS = (Device("wgpu", "0000:0b:00.0"), Device("wgpu", "0000:0e:00.0"))
 CARD = "0000:0b:00.0"

@@ -13,25 +13,10 @@ from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
-from launcher.plan.setting import Setting
 from launcher.runs.plan_file import read_record
+from tests.launcher.plan.places import LOCAL, SETTING
 from trainer.config.run import RunConfig, load
 
-SETTING = Setting(
-    run_id="ring-20261120-110300-7f3a",
-    trainer_command=("/venv/bin/trainer",),
-    state_folder="/state",
-    routes={},
-)
-HERE = Host(
-    name="localhost",
-    connection="local",
-    coordinator=True,
-    bind_address="127.0.0.1",
-    devices=(Device("cpu", "cpu"),),
-    fill_with_cpu=True,
-    cores=8,
-)
 CARDS = tuple(Device("cuda", f"GPU-{number}", "RTX 4090", 24 << 30) for number in range(2))
 FAR = Host(name="far", address="10.0.0.3", devices=CARDS)
 HEAD = Host(
@@ -64,20 +49,20 @@ def test_a_ring_has_ranks_alone_and_meets_at_rank_0(config: RunConfig) -> None:
 
 
 def test_a_ring_on_this_machine(config: RunConfig) -> None:
-    plan = place([HERE], config, 4, SETTING)
+    plan = place([LOCAL], config, 4, SETTING)
     assert [worker.threads for worker in plan.workers] == [2] * 4
     assert plan.leader.address == "127.0.0.1:9000"
 
 
 def test_a_plan_of_a_ring_is_read_back(config: RunConfig) -> None:
-    plan = place([HERE], config, 4, SETTING)
+    plan = place([LOCAL], config, 4, SETTING)
     found = read_record(plan.to_json(), SETTING.run_id).plan
     assert [process.name for process in found.processes] == [p.name for p in plan.processes]
     assert found.leader.rank == 0
 
 
 def test_a_plan_without_a_leader_is_none(config: RunConfig) -> None:
-    tree = json.loads(place([HERE], config, 4, SETTING).to_json())
+    tree = json.loads(place([LOCAL], config, 4, SETTING).to_json())
     coordinator = {**tree["processes"][0], "name": "coordinator", "role": "coordinator"}
     tree["processes"].append({**coordinator, "rank": None})
     with pytest.raises(ValueError, match="worker-0 leads no run"):
@@ -87,7 +72,7 @@ def test_a_plan_without_a_leader_is_none(config: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("hosts", "expect", "reason"),
     [
-        ([HERE], 3, "3 workers, and a ring has at least 4: a star of fewer is as fast"),
+        ([LOCAL], 3, "3 workers, and a ring has at least 4: a star of fewer is as fast"),
         (
             [replace(HEAD, devices=(*CARDS, Device("wgpu", "0000:0b:00.0"))), FAR],
             None,
@@ -99,7 +84,7 @@ def test_a_plan_without_a_leader_is_none(config: RunConfig) -> None:
             "worker-3 on far has RTX 3090, worker-0 on head has RTX 4090",
         ),
         (
-            [HEAD, FAR, replace(HERE, coordinator=False, name="old")],
+            [HEAD, FAR, replace(LOCAL, coordinator=False, name="old")],
             None,
             "worker-4 on old has CPU, worker-0 on head has RTX 4090",
         ),
@@ -133,7 +118,7 @@ def test_what_makes_no_ring_is_named_with_the_remedy(
 
 
 def test_the_same_hosts_make_a_star() -> None:
-    plan: LaunchPlan = place([HERE], load("quickstart", {"output": "/out"}), 3, SETTING)
+    plan: LaunchPlan = place([LOCAL], load("quickstart", {"output": "/out"}), 3, SETTING)
     assert plan.leader.role == "coordinator"
 
 

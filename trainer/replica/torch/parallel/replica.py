@@ -212,7 +212,7 @@ class ParallelReplica:
         """
         is_ddp = isinstance(self._module, DistributedDataParallel)
         if is_ddp and all(part.grad is None for part in self.parameters.values()):
-            for _again in range(2):  # DDP orders its buckets anew after the first backward
+            for _again in range(2):  # DDP rebuilds its buckets after the first backward
                 loss, _ = self._module(self._nothing().to(self._device))
                 loss.backward()
         for parameter in self.parameters.values():

@@ -23,7 +23,7 @@ def collectives(folder: str, settings: dict[str, Any]) -> dict[str, int]:
     replica, config = parallel_replica(folder, settings)
     batch = samples(config, 8 * replica.copies, 300)
     share = [batch[index] for index in replica.share(len(batch))]
-    replica.accumulate(share)  # DDP builds its buckets anew after the first
+    replica.accumulate(share)  # DDP rebuilds its buckets after the first
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         replica.accumulate(share)
     names = (event.name for event in recorded.events() or ())

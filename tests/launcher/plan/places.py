@@ -1,0 +1,23 @@
+"""A host and a setting that plans are made for."""
+
+from __future__ import annotations
+
+from launcher.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.setting import Setting
+
+SETTING = Setting(
+    run_id="quickstart-20261120-110300-7f3a",
+    trainer_command=("/venv/bin/trainer",),
+    state_folder="/state",
+    routes={},
+)
+LOCAL = Host(
+    name="localhost",
+    connection="local",
+    coordinator=True,
+    bind_address="127.0.0.1",
+    devices=(Device("cpu", "cpu"),),
+    fill_with_cpu=True,
+    cores=8,
+)
