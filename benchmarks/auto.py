@@ -21,9 +21,9 @@ from typing import Any
 
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.cluster import COORDINATOR, Cluster, end_on_terminate
-from trainer.compare.member import Spec
-from trainer.compare.network import Network, missing
+from trainer.lab.compare.cluster import COORDINATOR, Cluster, end_on_terminate
+from trainer.lab.compare.member import Spec
+from trainer.lab.compare.network import Network, missing
 from trainer.planning.exchange_choice import FREE, MOST_EXPOSED
 
 TARGET = 1.10

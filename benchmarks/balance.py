@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from rig.report import Ratio, Report
 
-from trainer.compare.cluster import Cluster, end_on_terminate
-from trainer.compare.member import Spec
 from trainer.exchange.coordinator.shares import Speed, slowest, split
+from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.member import Spec
 
 UNIT = 0.005
 """Seconds a sample of a worker of factor 1."""

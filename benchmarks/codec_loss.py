@@ -33,15 +33,15 @@ from rig.picture import picture
 from rig.report import Ratio, Report
 from rig.sender import Sender
 
-from trainer.build.inputs import RunInputs
-from trainer.compare.picture import TEXT
 from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
+from trainer.lab.compare.picture import TEXT
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
 from trainer.replica.base import Replica
 from trainer.replica.torch.replica import TorchReplica
+from trainer.run.inputs import RunInputs
 
 GOALS = {"bf16": 0.2, "int8": 0.5, "topk:0.1": 1.0, "topk:0.01": 3.0}
 """Percent of the loss that error feedback may cost at most."""

@@ -22,9 +22,9 @@ import numpy as np
 from rig.report import Ratio, Report
 
 from trainer.config.codec import NAMES
-from trainer.exchange.compression.choice import codecs_for
-from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.codecs import Codec
+from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 
 ENCODE, DECODE = 8.0, 3.0

@@ -21,8 +21,8 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.cluster import Cluster, end_on_terminate
-from trainer.compare.member import Spec
+from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.member import Spec
 
 WORKERS = 3
 CHECKPOINT_EVERY = 4

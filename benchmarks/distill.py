@@ -31,14 +31,14 @@ from trainer.config.run import load
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Encoded
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.scores import Scheme, Window
+from trainer.distill.logits.stream import ShardStream
+from trainer.distill.logits.targets import targets
 from trainer.distill.student.from_scratch import shapes
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.windows import Piece
-from trainer.logits.dataset import LogitsFolder
-from trainer.logits.scores import Scheme, Window
-from trainer.logits.stream import ShardStream
-from trainer.logits.targets import targets
 
 VOCAB_SIZE = 151_936
 """Of Qwen3."""

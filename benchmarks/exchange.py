@@ -32,13 +32,13 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.compare import collective, synthetic
-from trainer.compare.cluster import Cluster, end_on_terminate
-from trainer.compare.comparison import run_ranks
-from trainer.compare.member import Spec
-from trainer.compare.network import Network, missing
 from trainer.config.codec import NAMES
-from trainer.exchange.compression.choice import codecs_for
+from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.lab.compare import collective, synthetic
+from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.comparison import run_ranks
+from trainer.lab.compare.member import Spec
+from trainer.lab.compare.network import Network, missing
 
 HOSTS = 3
 WORKERS = 3

@@ -22,9 +22,9 @@ from exchange import CODECS, USUAL, elements_of, encoded_bytes
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.cluster import COORDINATOR, Cluster, end_on_terminate
-from trainer.compare.member import Spec
-from trainer.compare.network import Network, missing
+from trainer.lab.compare.cluster import COORDINATOR, Cluster, end_on_terminate
+from trainer.lab.compare.member import Spec
+from trainer.lab.compare.network import Network, missing
 
 WARM_UP = 5
 TARGET = 1.02

@@ -18,8 +18,8 @@ import sys
 from exchange import FREE, REST, WARM_UP, elements_of, span
 from rig.report import Ratio, Report
 
-from trainer.compare.cluster import Cluster, end_on_terminate
-from trainer.compare.member import Spec
+from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.member import Spec
 
 WORKERS = (1, 2, 4, 8, 16)
 TARGET_WORKERS = 16

@@ -40,7 +40,7 @@ from rig.parallel_steps import report_steps, time_steps
 from rig.picture import picture
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.picture import FIRST, SECOND, TEXT
+from trainer.lab.compare.picture import FIRST, SECOND, TEXT
 
 PARTS = ("steps", "memory", "files", "overlap", "generate")
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rig.report import Ratio, Report
 
-from trainer.compare.random_model import write_model
+from trainer.lab.compare.random_model import write_model
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3, hidden 512": {

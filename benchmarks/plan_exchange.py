@@ -23,10 +23,10 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.cluster import Cluster, end_on_terminate
-from trainer.compare.member import Spec
-from trainer.compare.network import Network, missing
-from trainer.compare.synthetic import BLOCKS
+from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.member import Spec
+from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.synthetic import BLOCKS
 from trainer.planning.devices import Link
 from trainer.planning.exchange_choice import Exchange, element_bytes, exposed
 

@@ -21,11 +21,11 @@ from itertools import product
 from rig.report import Ratio, Report, skip
 from rig.ring_rank import BucketSpec
 
-from trainer.compare import collective
-from trainer.compare.cluster import Cluster, end_on_terminate
-from trainer.compare.comparison import run_ranks
-from trainer.compare.network import Network, missing
 from trainer.config.topology import FEWEST
+from trainer.lab.compare import collective
+from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.comparison import run_ranks
+from trainer.lab.compare.network import Network, missing
 
 WARM_UP = 3
 """Steps; DDP rebuilds its buckets after the first."""

@@ -34,16 +34,16 @@ from rig.demo_model import DEMO, open_demo, require_demo, shards, validate
 from rig.picture import picture
 from rig.report import Ratio, Report
 
-from trainer.build.inputs import RunInputs
-from trainer.compare.picture import TEXT
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.exchange.protocol.schedule import StepPlan
+from trainer.lab.compare.picture import TEXT
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
 from trainer.optimizer.nesterov import Update
 from trainer.replica.torch.replica import TorchReplica
-from trainer.steps.inner_steps import InnerSteps
+from trainer.run.inner_steps import InnerSteps
+from trainer.run.inputs import RunInputs
 
 GOALS = {20: 1.0, 50: 2.0}
 """Percent of the loss that rounds of so many steps may cost at most."""

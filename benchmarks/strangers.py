@@ -25,8 +25,8 @@ from rig.certificates import write_certificates
 from rig.crowd import Crowd, resident
 from rig.report import Ratio, Report, skip
 
-from trainer.compare.cluster import COORDINATOR, Cluster, end_on_terminate
-from trainer.compare.member import Spec
+from trainer.lab.compare.cluster import COORDINATOR, Cluster, end_on_terminate
+from trainer.lab.compare.member import Spec
 
 WORKERS = 3
 ELEMENTS = 100_000

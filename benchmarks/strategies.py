@@ -30,8 +30,8 @@ from typing import Any
 from rig.report import Ratio, Report
 from wgpu_step import SHAPES as QWEN3
 
-from trainer.compare.random_model import write_model
-from trainer.errors import InputError
+from trainer.lab.compare.random_model import write_model
+from trainer.system.errors import InputError
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {**QWEN3["layer"], "hidden_size": 256, "num_hidden_layers": 4},
@@ -222,10 +222,10 @@ def be_rank(rank: int, world: int, folder: Path, options: argparse.Namespace) ->
     import torch.distributed as dist
 
     from trainer.data.tokens import Encoded
-    from trainer.distributed.optimizer import ParallelAdamW
     from trainer.model.layout import build_layout
     from trainer.replica.torch.parallel.mesh import make_mesh
     from trainer.replica.torch.parallel.replica import ParallelReplica
+    from trainer.run.distributed.optimizer import ParallelAdamW
 
     on_card = torch.cuda.device_count() >= world
     device = torch.device("cuda", rank) if on_card else torch.device("cpu")

@@ -31,8 +31,8 @@ from rig.report import Ratio, Report
 from rig.round_peers import Run
 from rig.sender import Sender
 
-from trainer.exchange.compression.topk import TopK
 from trainer.exchange.protocol.codecs import Bytes, Float32
+from trainer.exchange.protocol.compression.topk import TopK
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import AdamW, TrainState, decaying_spans, power
 

@@ -11,7 +11,7 @@ import click
 
 from launcher.errors import InterruptedStartError, LauncherError
 from launcher.terminal import visible
-from trainer.commandline.lazy_group import LazyGroup
+from trainer.system.commandline.lazy_group import LazyGroup
 
 _CLUSTER = "launcher.commands.cluster"
 _STATUS = (f"{_CLUSTER}:status", "Show the run that is up, or the latest one.")

@@ -31,7 +31,7 @@ def working(what: str) -> AbstractContextManager[None]:
     """Note what takes longer than a second, on a terminal; a pipe or a log gets nothing."""
     if not sys.stderr.isatty():
         return contextlib.nullcontext()
-    from trainer.process.announcement import announced
+    from trainer.system.process.announcement import announced
 
     return announced(what, note)
 

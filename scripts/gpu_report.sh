@@ -38,7 +38,7 @@ else
 fi
 # Every kernel and model on this card, then workers on Vulkan and the CPU with equal hashes; torch's
 # own CUDA tests run where there is a CUDA card, and those of ranks over NCCL where each has one.
-try pytest -q tests/trainer/replica tests/trainer/distributed \
+try pytest -q tests/trainer/replica tests/trainer/run/distributed \
     tests/contracts/test_f_dp_001_wgpu_processes.py tests/contracts/test_f_dp_001_wgpu_distillation.py
 
 [ ${#failed[@]} = 0 ] || { printf '\nfailed:\n'; printf '  %s\n' "${failed[@]}"; exit 1; }

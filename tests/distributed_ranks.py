@@ -36,10 +36,10 @@ _STACKS = 20.0
 """Seconds for a rank to say where it is: on a busy machine a signal waits its turn."""
 _MODULES = (
     "pytest",
-    "trainer.build.run",
-    "trainer.build.roles",
-    "trainer.build.distributed",
-    "trainer.distributed.run",
+    "trainer.run.composition.run",
+    "trainer.run.composition.roles",
+    "trainer.run.composition.distributed",
+    "trainer.run.distributed.run",
     "trainer.replica.torch.parallel.replica",
     "bitsandbytes",
     "torch._dynamo",
@@ -203,7 +203,7 @@ def _serve_rank(theirs: socket.socket, rank: int, size: int, folder: Path) -> No
     import torch
     import torch.distributed as dist
 
-    from trainer.distributed.process_group import collectives
+    from trainer.run.distributed.process_group import collectives
 
     torch.set_num_threads(1)
     device = torch.device(device_of(rank, size, torch.cuda.device_count()))

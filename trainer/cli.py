@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import click
 
-from trainer.commandline.lazy_group import LazyGroup
-from trainer.errors import DoesNotFitError, InputError, TrainerError, is_out_of_memory
+from trainer.system.commandline.lazy_group import LazyGroup
+from trainer.system.errors import DoesNotFitError, InputError, TrainerError, is_out_of_memory
 
 COMMANDS = {
     "autotune": (

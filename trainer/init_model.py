@@ -17,11 +17,11 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainer.data.samples import read_samples
-from trainer.errors import InputError
 from trainer.model.architecture import parse_architecture
 from trainer.model.hf_export import safetensors_pieces
 from trainer.model.initialization import uniform
-from trainer.storage.new_folder import check_new, write_new
+from trainer.system.errors import InputError
+from trainer.system.storage.new_folder import check_new, write_new
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 # The last two let a conversation be laid out as ChatML (trainer.data.chat).

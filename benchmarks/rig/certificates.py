@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.certificates.authority import Authority, identity_of
-from trainer.compare.cluster import COORDINATOR
-from trainer.compare.synthetic import RUN_ID
+from trainer.lab.compare.cluster import COORDINATOR
+from trainer.lab.compare.synthetic import RUN_ID
 
 
 def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None:

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rig.report import Ratio, Report
-from trainer.logits.scores import Window
-from trainer.logits.shard import LEVEL
+from trainer.distill.logits.scores import Window
+from trainer.distill.logits.shard import LEVEL
 
 
 def codings(report: Report, windows: Sequence[Window]) -> None:

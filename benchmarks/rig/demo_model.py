@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rig.report import skip
-from trainer.build.inputs import RunInputs, read_inputs
 from trainer.config.run import load
 from trainer.replica.base import Replica
 from trainer.replica.torch.replica import TorchReplica
+from trainer.run.inputs import RunInputs, read_inputs
 
 DEMO = Path(__file__).parents[2] / "demo"
 SHARES = (0.4, 0.3, 0.2, 0.1)

@@ -20,10 +20,10 @@ def weigh_files(folder: Path, _rounds: int) -> dict[str, Any]:
     import torch
 
     from trainer.config.run import load
-    from trainer.distributed.gathered import GatheredCheckpoints
-    from trainer.distributed.optimizer import ParallelAdamW
     from trainer.model.layout import build_layout
     from trainer.replica.torch.parallel.replica import ParallelReplica
+    from trainer.run.distributed.gathered import GatheredCheckpoints
+    from trainer.run.distributed.optimizer import ParallelAdamW
 
     path, found = write_model(folder, **WIDE), {}
     for strategy, mesh in meshes().items():

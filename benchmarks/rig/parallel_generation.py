@@ -10,7 +10,7 @@ from typing import Any
 from rig.parallel_models import meshes, rows, settings, write_model
 from rig.picture import picture
 from rig.report import Ratio, Report
-from trainer.compare.picture import FIRST, TEXT
+from trainer.lab.compare.picture import FIRST, TEXT
 
 WIDTHS = (256, 512, 1024)
 NEW_TOKENS = 24

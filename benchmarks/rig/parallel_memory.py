@@ -75,14 +75,14 @@ def weigh_group(path: Path) -> dict[str, Any]:
     It keeps gradients where torch's allocator does not see them, so this is resident memory.
     """
     from trainer.config.run import load
-    from trainer.distributed.group.part import CopiedPart
-    from trainer.distributed.group.setup import Setup
     from trainer.model.architecture import read_architecture
     from trainer.model.initialization import initial_weights
     from trainer.model.layout import build_layout
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.shapes import shape_of
     from trainer.planning.strategy import FP32, Strategy, Training
+    from trainer.run.distributed.group.part import CopiedPart
+    from trainer.run.distributed.group.setup import Setup
 
     config = load(None, settings(path))
     layout = build_layout(path, config)

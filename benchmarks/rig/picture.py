@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.compare import picture as drawing
+from trainer.lab.compare import picture as drawing
 
 ROOT = Path(__file__).parents[2]
 

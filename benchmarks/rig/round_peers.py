@@ -18,7 +18,6 @@ from rig.demo_model import demo_inputs, open_demo, validate
 from rig.ranks import RANKS, Ranks, Trained
 from rig.sender import Sender
 from rig.token_bag import TokenBag
-from trainer.build.inputs import RunInputs
 from trainer.config.codec import read_codec
 from trainer.config.run import OptimizerConfig
 from trainer.data.order import epoch_order
@@ -28,7 +27,8 @@ from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import TrainState, learning_rate_at
 from trainer.optimizer.nesterov import OuterNesterov
 from trainer.replica.base import Replica
-from trainer.steps.inner_steps import InnerSteps
+from trainer.run.inner_steps import InnerSteps
+from trainer.run.inputs import RunInputs
 
 _PATIENCE = timedelta(minutes=30)
 """Of torchft, on a machine with other work."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.exchange.compression.choice import codecs_for
-from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.codecs import Bf16, Codec
+from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.model.layout import GradientLayout
 from trainer.replica.base import OnBlock
 

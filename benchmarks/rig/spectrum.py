@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.distill.teacher.compress_logits import Scorer, uniforms
-from trainer.distill.teacher.rows import Rows
-from trainer.logits.dataset import (
+from trainer.distill.logits.dataset import (
     CorpusInfo,
     Description,
     ShardPlan,
@@ -19,7 +17,9 @@ from trainer.logits.dataset import (
     TokenizerInfo,
     Values,
 )
-from trainer.logits.scores import Scheme, Window
+from trainer.distill.logits.scores import Scheme, Window
+from trainer.distill.teacher.compress_logits import Scorer, uniforms
+from trainer.distill.teacher.rows import Rows
 
 WINDOW = 256
 """Tokens of every window."""

@@ -21,14 +21,14 @@ from launcher.facts.devices import available_memory
 from launcher.plan.configuration import DEFAULT_PRESET
 from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
 from launcher.plan.plan import LaunchPlan
-from trainer.build.defaults import Derived, derive, run_tokens
 from trainer.config.run import RunConfig, load
-from trainer.errors import InputError
 from trainer.model import layout as trainer_layout
 from trainer.model.architecture import read_architecture
+from trainer.planning.defaults import Derived, derive, run_tokens
 from trainer.planning.model_config import read_shape
 from trainer.planning.shapes import ModelShape
 from trainer.planning.workers import Backend, Job, Room, coordinator_memory
+from trainer.system.errors import InputError
 
 _MIB = 1 << 20
 _SAVED = 12

@@ -1,6 +1,6 @@
 """A teacher's logits as the data of a run: whether the folder is complete, and its digests.
 
-Its format is that of `trainer.logits`. A host reads only its JSON: the descriptions and
+Its format is that of `trainer.distill.logits`. A host reads only its JSON: the descriptions and
 manifests, no scores.
 """
 

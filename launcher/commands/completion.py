@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trainer.commandline.completion import completion_of
+from trainer.system.commandline.completion import completion_of
 
 completion = completion_of("launch")

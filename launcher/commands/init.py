@@ -54,9 +54,9 @@ def init(file: Path, model: str, data: str) -> None:
     """
     from launcher.errors import ConfigError
     from launcher.views import render
-    from trainer.build.defaults import HELD_OUT, derive, provisional
     from trainer.config.run import load
-    from trainer.errors import InputError
+    from trainer.planning.defaults import HELD_OUT, derive, provisional
+    from trainer.system.errors import InputError
 
     config = load(None, {"model.path": model, "data.train": data, **provisional({})})
     folder = Path(model) if Path(model).is_dir() else None

@@ -34,7 +34,7 @@ from launcher.export.job import (
 from launcher.export.target import Target, check_strategy
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 SCHEMA = "motley.export/1"
 RECORD = "export.json"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 from trainer.checkpoint.reader import SHARDED, complete_checkpoints, owner_of, step_of
-from trainer.errors import StorageError
-from trainer.storage.atomic_folder import Disk, FolderWriter, point, read_manifest
+from trainer.system.errors import StorageError
+from trainer.system.storage.atomic_folder import Disk, FolderWriter, point, read_manifest
 
 _PIECE = 4 << 20
 POINTERS = ("latest", "best")

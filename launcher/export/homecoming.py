@@ -35,8 +35,8 @@ from launcher.runs.status import OVER, RunMonitor
 from launcher.runs.up import deliver
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
-from trainer.errors import InputError, InUseError, StorageError
-from trainer.storage import lease
+from trainer.system.errors import InputError, InUseError, StorageError
+from trainer.system.storage import lease
 
 STATUS = "status.json"
 _MOST = 1 << 20

@@ -13,9 +13,9 @@ from launcher.plan.configuration import Order
 from launcher.runs.kept_configs import Start, config_of, keep_config, kept_config
 from launcher.runs.registry import Registry, new_run_id
 from launcher.runs.status import RunMonitor
-from trainer.build.defaults import derive
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
+from trainer.planning.defaults import derive
+from trainer.system.errors import InputError
 
 _HERE = (Host(name="localhost", connection="local"),)
 

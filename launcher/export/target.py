@@ -11,9 +11,9 @@ from pathlib import Path
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.tensor_shards import check_tensor_shards
 from trainer.planning.devices import find_device
+from trainer.system.errors import InputError
 
 _TARGET = re.compile(r"(\d{1,5})\s*nodes?\s*x\s*(\d{1,4})\s+(\S.*)", re.IGNORECASE)
 _EXAMPLE = "'2 nodes x 8 H100', or '2 nodes x 4 CPU' for processes on processors"

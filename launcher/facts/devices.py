@@ -28,7 +28,7 @@ from launcher.facts.pci import (
     normal_address,
     read,
 )
-from trainer.process import nvidia_smi
+from trainer.system import nvidia_smi
 
 Backend = Literal["cuda", "wgpu", "cpu"]
 

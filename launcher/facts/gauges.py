@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.facts.devices import Runner, available_memory, main_memory, run_command
 from launcher.facts.pci import AMD, PCI_DEVICES, cards, normal_address, read
-from trainer.process import nvidia_smi
+from trainer.system import nvidia_smi
 
 FIELDS = (
     *("uuid", "pci.bus_id"),

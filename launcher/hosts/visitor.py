@@ -32,9 +32,9 @@ _PARTS = (
     "launcher/hosts/operations.py",
     "launcher/supervisor/*.py",
     "trainer/__init__.py",
-    "trainer/errors.py",
-    "trainer/process/__init__.py",
-    "trainer/process/nvidia_smi.py",
+    "trainer/system/__init__.py",
+    "trainer/system/errors.py",
+    "trainer/system/nvidia_smi.py",
 )
 """What an agent imports."""
 

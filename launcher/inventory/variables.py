@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 from launcher.errors import ConfigError
 from launcher.facts.devices import Device
 from trainer.config.budget import CURRENCY
-from trainer.distributed.group.strategy import STRATEGIES
+from trainer.config.parallel import GROUP_STRATEGIES
 
 VARIABLES: dict[str, str] = {
     "motley_coordinator": "true or false",
@@ -119,8 +119,8 @@ class VariableReader:
         if fields.keys().isdisjoint({"ids", "strategy"}):
             return (self._device(fields),)
         ids, strategy = fields.pop("ids", None), fields.pop("strategy", None)
-        if strategy not in STRATEGIES:
-            self.refuse("motley_devices", f"strategy must be one of {', '.join(STRATEGIES)}")
+        if strategy not in GROUP_STRATEGIES:
+            self.refuse("motley_devices", f"strategy must be one of {', '.join(GROUP_STRATEGIES)}")
         if fields.get("backend") not in ("cuda", "cpu"):
             self.refuse("motley_devices", "a replica group's backend must be cuda or cpu")
         if "id" in fields or not isinstance(ids, list) or len(cast("list[Any]", ids)) < 2:

@@ -9,12 +9,12 @@ from typing import TypeVar
 from launcher.errors import BudgetError, ConfigError
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
-from trainer.budget.ledger import SPEND_FILE
 from trainer.config.budget import BudgetConfig, HostRate, with_environment
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
+from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.devices import find_device
+from trainer.system.errors import InputError
 
 JobT = TypeVar("JobT", bound=RunConfig | DistillJob)
 

@@ -17,12 +17,12 @@ from launcher.errors import ConfigError
 from launcher.files import MANAGED_STATE
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.hub import is_hub_name
-from trainer.build.defaults import provisional
 from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
+from trainer.planning.defaults import provisional
+from trainer.system.errors import InputError
 
 DEFAULT_PRESET = "quickstart"
 _PATHS = (

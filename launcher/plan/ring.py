@@ -8,7 +8,7 @@ from launcher.errors import ConfigError
 from launcher.facts.devices import Device
 from launcher.inventory.hosts import Host
 from trainer.config.topology import FEWEST, RING_NOTE, TopologySettings
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 _INSTEAD = "choose others with --limit or motley_devices, or leave exchange.topology at star"
 

@@ -11,10 +11,10 @@ from launcher.errors import ConfigError, PreflightError
 from launcher.hosts.received import receive
 from launcher.plan.plan import LaunchPlan
 from launcher.preflight.survey import Survey
-from trainer.build.defaults import SETTLED, Derived, table
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
+from trainer.planning.defaults import SETTLED, Derived, table
 from trainer.planning.workers import MAIN_MEMORY, Backend, Room
+from trainer.system.errors import InputError
 
 DEADLINE = 300.0
 """Seconds: gigabytes of data are read for their labels."""

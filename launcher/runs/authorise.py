@@ -13,11 +13,11 @@ from launcher.runs.planned import estimate
 from launcher.runs.self_reports import read_training
 from launcher.runs.spending import MOST_SPEND
 from launcher.terminal import working
-from trainer.budget.ledger import earlier_attempts, parse_spend
 from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
+from trainer.planning.budget.ledger import earlier_attempts, parse_spend
+from trainer.system.errors import InputError
 
 
 def authorise(

@@ -30,9 +30,9 @@ from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
 from launcher.runs.up import bring_up, look_around, make_plan
 from launcher.terminal import note, working
-from trainer.budget.ledger import SpendRecord
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+from trainer.planning.budget.ledger import SpendRecord
 
 
 @dataclass(frozen=True)

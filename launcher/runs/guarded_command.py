@@ -18,10 +18,10 @@ from launcher.inventory.hosts import Host
 from launcher.plan.budget import currency_of, rates_of, refuse_unknown_rents
 from launcher.runs.registry import new_run_id
 from launcher.supervisor.child_group import signal_group, start_child
-from trainer.budget.ledger import SPEND_FILE
-from trainer.budget.watch import BudgetWatch
 from trainer.config.budget import BudgetConfig, load_budget, with_environment
-from trainer.errors import InputError
+from trainer.planning.budget.ledger import SPEND_FILE
+from trainer.planning.budget.watch import BudgetWatch
+from trainer.system.errors import InputError
 
 GRACE = 30.0
 """Seconds between SIGTERM and SIGKILL; their cost is kept back from the ceiling."""

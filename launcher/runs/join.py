@@ -19,7 +19,7 @@ from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import POLL
 from launcher.runs.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
-from trainer.errors import BudgetError as GuardError
+from trainer.system.errors import BudgetError as GuardError
 
 STEP_PATIENCE = 15.0
 """Seconds for which `up` waits for the first step, to say how long it took."""

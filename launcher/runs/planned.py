@@ -25,7 +25,6 @@ from launcher.preflight.survey import Survey
 from launcher.runs.up import look_around
 from launcher.terminal import working
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.planning import devices as known
 from trainer.planning.cost import Cost, Prices
 from trainer.planning.devices import CORE_FLOPS, PCIE, Cluster, HostGroup, Link
@@ -35,6 +34,7 @@ from trainer.planning.strategies import Request
 from trainer.planning.strategies import plan as plan_strategy
 from trainer.planning.strategy import Strategy
 from trainer.planning.workers import MAIN_MEMORY
+from trainer.system.errors import InputError
 
 _HUB = "https://huggingface.co/{}/resolve/main/config.json"
 _DEADLINE = 20.0

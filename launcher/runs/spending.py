@@ -13,9 +13,9 @@ from launcher.plan.budget import rates_of
 from launcher.runs.registry import Registry
 from launcher.runs.run import StateFolder
 from launcher.runs.status import OVER, RunView
-from trainer.budget.ledger import SPEND_FILE, SpendRecord, parse_spend
-from trainer.errors import InputError
+from trainer.planning.budget.ledger import SPEND_FILE, SpendRecord, parse_spend
 from trainer.planning.cost import host_cost
+from trainer.system.errors import InputError
 
 By = Literal["run", "host", "day"]
 MOST_SPEND = 1 << 28

@@ -25,7 +25,7 @@ from launcher.runs.registry import Registry
 from launcher.runs.run import Run, StateFolder
 from launcher.runs.self_reports import read_report, read_training
 from launcher.runs.systemd import supervise
-from trainer.errors import BudgetError
+from trainer.system.errors import BudgetError
 
 JOINED = frozenset({"active", "idle"})
 """States in `status.json` of a worker that takes part."""

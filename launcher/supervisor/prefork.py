@@ -1,11 +1,11 @@
 """A program that imports once and forks a child for each attempt, as its supervisor sees it.
 
 The supervisor tells every program by $MOTLEY_PARENT, `PID:DESCRIPTOR`, of a socket between the
-two. A program that knows it (`trainer/process/prefork.py`) imports what it needs and then, for each
-descriptor of a log that arrives, forks a child that writes there, and answers with its pid. That
-child was orphaned on purpose: it comes to the supervisor, which has adopted orphans, so its end,
-signals and group are those of any child. It waits until the supervisor has written down whom it
-keeps. Every other program just runs. Standard library only.
+two. A program that knows it (`trainer/system/process/prefork.py`) imports what it needs and then,
+for each descriptor of a log that arrives, forks a child that writes there, and answers with its
+pid. That child was orphaned on purpose: it comes to the supervisor, which has adopted orphans, so
+its end, signals and group are those of any child. It waits until the supervisor has recorded its
+pid. Every other program just runs. Standard library only.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from launcher.supervisor.spec import (
     SessionSpec,
     log_name,
 )
-from trainer.errors import InputError, StorageError
+from trainer.system.errors import InputError, StorageError
 
 STATE_SCHEMA = "motley.process/1"
 

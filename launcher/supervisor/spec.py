@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from trainer.errors import RESTARTED
+from trainer.system.errors import RESTARTED
 
 SPEC_SCHEMA = "motley.session/1"
 SAVING = "saving"

@@ -8,7 +8,7 @@ import sys
 
 from tests.trainer.lease_holder import become
 from trainer.cli import main
-from trainer.storage import lease
+from trainer.system.storage import lease
 
 if __name__ == "__main__":
     become("another host")

@@ -1,9 +1,9 @@
 """Starts `trainer` or `launch` from a process that has imported it, and forks.
 
 The imports are most of what a short-lived process costs, and the tests here start hundreds
-(`trainer/process/prefork.py` is the same idea, for the workers of a supervisor). A forked one is a
-process of its own, in a session of its own, with its own environment, folder and streams. Tests of
-imports and of other interpreters start theirs from nothing.
+(`trainer/system/process/prefork.py` is the same idea, for the workers of a supervisor). A forked
+one is a process of its own, in a session of its own, with its own environment, folder and streams.
+Tests of imports and of other interpreters start theirs from nothing.
 
 As a program: forks a process for each request on the socket that is its stdin, and says of each
 how it ended: `python -m tests.cluster.fork_server PACKAGE...`.

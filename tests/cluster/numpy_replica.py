@@ -24,13 +24,9 @@ from typing import Any
 import numpy as np
 
 from tests.cluster.half_blocks import fail, halves
-from trainer.build import roles
-from trainer.build import run as build
-from trainer.build.inputs import read_inputs
 from trainer.config import run
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded, load_dataset
-from trainer.errors import TrainerError
 from trainer.exchange.protocol import wire
 from trainer.exchange.protocol.messages import Message, ShardAssignment, ShardResult
 from trainer.exchange.protocol.wire import TENSOR_TYPES, Frame
@@ -41,6 +37,10 @@ from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
 from trainer.replica.backend import Choice
 from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.run.composition import roles
+from trainer.run.composition import run as build
+from trainer.run.inputs import read_inputs
+from trainer.system.errors import TrainerError
 
 CLASSES = 5
 

@@ -19,7 +19,7 @@ BENCHMARKS = ROOT / "benchmarks"
 
 HOLD_A_NETWORK = """
 import time
-from trainer.compare.network import Network
+from trainer.lab.compare.network import Network
 with Network(2, 10**9) as network:
     print(*network._holders, flush=True)
     time.sleep(600)
@@ -27,7 +27,7 @@ with Network(2, 10**9) as network:
 
 
 def network_is_missing() -> str | None:
-    script = "from trainer.compare.network import missing; print(missing() or '')"
+    script = "from trainer.lab.compare.network import missing; print(missing() or '')"
     found = subprocess.run(
         [sys.executable, "-c", script], cwd=BENCHMARKS, check=True, capture_output=True, text=True
     )

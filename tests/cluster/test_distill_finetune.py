@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from tests.cluster.real_cluster import Bench, Cluster
 from trainer.checkpoint.reader import read_run
-from trainer.logits.dataset import LogitsFolder
+from trainer.distill.logits.dataset import LogitsFolder
 
 pytestmark = pytest.mark.cluster
 

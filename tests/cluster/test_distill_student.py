@@ -17,7 +17,7 @@ from tests.cluster.real_cluster import PATIENCE, Bench, Cluster
 from tests.cluster.real_process import Process
 from tests.cluster.warm_command import run
 from tests.waiting import wait_for
-from trainer.logits.dataset import LogitsFolder
+from trainer.distill.logits.dataset import LogitsFolder
 
 pytestmark = pytest.mark.cluster
 

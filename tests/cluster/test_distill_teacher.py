@@ -17,8 +17,8 @@ from tests.cluster.real_process import Process
 from tests.cluster.warm_command import run
 from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for
-from trainer.logits.dataset import LogitsFolder
-from trainer.logits.verify import verdicts
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.verify import verdicts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

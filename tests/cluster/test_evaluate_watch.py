@@ -24,7 +24,7 @@ from trainer.evaluate.results import read_evaluations
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
-from trainer.storage.atomic_folder import verify
+from trainer.system.storage.atomic_folder import verify
 
 pytestmark = pytest.mark.cluster
 

@@ -14,8 +14,8 @@ import pytest
 from tests.cluster.real_cluster import Bench, Cluster
 from tests.cluster.real_process import Process
 from tests.waiting import wait_for
-from trainer.distributed.group.processes import STALLED
-from trainer.errors import restarts
+from trainer.run.distributed.group.processes import STALLED
+from trainer.system.errors import restarts
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,7 @@ from launcher.supervisor.processes import find_run
 from tests.cluster.real_cluster import Bench
 from tests.cluster.warm_command import run
 from tests.ports import free_port
-from trainer.logits.dataset import LogitsFolder
+from trainer.distill.logits.dataset import LogitsFolder
 from trainer.tracking.metrics import read_metrics
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

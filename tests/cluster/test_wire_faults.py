@@ -13,12 +13,12 @@ from tests.cluster.proxy import Fault, FaultProxy
 from tests.cluster.real_cluster import Cluster
 from tests.cluster.test_trust import Trickle
 from tests.waiting import PATIENCE
-from trainer.build import run as build
-from trainer.build.inputs import read_inputs
 from trainer.config import run
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.wire import HEADER_SIZE, Frame, FrameEncoder, MessageType, run_tag
 from trainer.replica.backend import Choice
+from trainer.run.composition import run as build
+from trainer.run.inputs import read_inputs
 
 pytestmark = pytest.mark.cluster
 

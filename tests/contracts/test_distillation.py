@@ -16,8 +16,8 @@ from tests.trainer.tiny_logits import score
 from trainer.config.run import Divergence
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.logits.scores import Scheme
-from trainer.logits.targets import targets
+from trainer.distill.logits.scores import Scheme
+from trainer.distill.logits.targets import targets
 from trainer.replica.torch import kd_loss
 from trainer.replica.torch.batch import SoftRows, soft_rows
 from trainer.replica.torch.kd_loss import KDWeights, row_losses, token_losses

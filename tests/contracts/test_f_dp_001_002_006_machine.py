@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.misbehaviour import MISBEHAVIOUR
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
-from trainer.errors import UnprovedError
+from trainer.system.errors import UnprovedError
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

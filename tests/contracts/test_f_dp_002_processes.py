@@ -15,8 +15,8 @@ from tests.cluster.real_cluster import STEPS, Cluster
 from tests.cluster.real_process import Process
 from tests.covering import covering
 from tests.waiting import PATIENCE, wait_for
-from trainer.build.inputs import read_inputs
 from trainer.config import run
+from trainer.run.inputs import read_inputs
 
 pytestmark = pytest.mark.cluster
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from trainer.data.tokens import Encoded
-from trainer.errors import InputError
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
-from trainer.process.prefork import FALLBACK_VARIABLE
 from trainer.replica import backend
 from trainer.replica.backend import OPENERS, BackendRequest, Choice, Opener, UnusableError, choose
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
+from trainer.system.errors import InputError
+from trainer.system.process.prefork import FALLBACK_VARIABLE
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

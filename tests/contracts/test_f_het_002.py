@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import build_layout, read_headers
 from trainer.planning.replica import MemoryPlan, check_fits, fitting_tokens, plan_memory
 from trainer.replica.torch import replica as torch_replica
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path

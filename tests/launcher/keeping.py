@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes import SessionSupervisor
 
-PARENT = "from trainer.process.prefork import fork_workers\nfork_workers(lambda: None)\n"
+PARENT = "from trainer.system.process.prefork import fork_workers\nfork_workers(lambda: None)\n"
 
 
 def python_process(folder: Path, code: str, name: str = "worker-0") -> ProcessPlan:

@@ -15,7 +15,7 @@ from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host
 from launcher.preflight.survey import Survey, survey
 from tests.launcher.agent_pipe import AGENT, ProcessPipe, state_in
-from trainer.compare.network import Network, missing
+from trainer.lab.compare.network import Network, missing
 
 __all__ = ["SeparateHosts", "missing"]
 

@@ -29,7 +29,12 @@ HEAVY = (
     "cryptography",
     "yaml",
 )
-LIGHT_OF_TRAINER = {"trainer", "trainer.commandline", "trainer.commandline.lazy_group"}
+LIGHT_OF_TRAINER = {
+    "trainer",
+    "trainer.system",
+    "trainer.system.commandline",
+    "trainer.system.commandline.lazy_group",
+}
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -279,7 +284,7 @@ def test_a_slow_inventory_is_noted_on_a_terminal(
 
     monkeypatch.setattr("launcher.runs.cluster.load_inventory", load)
     monkeypatch.setattr("launcher.terminal.note", lambda _: said.set())
-    monkeypatch.setattr("trainer.process.announcement.PATIENCE", 0.0)
+    monkeypatch.setattr("trainer.system.process.announcement.PATIENCE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     hosts = Cluster(None).hosts
     assert [host.name for host in hosts] == ["here"]

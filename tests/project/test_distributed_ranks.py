@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed_ranks import RankError, Ranks, device_of
-from trainer.distributed.process_group import collectives
+from trainer.run.distributed.process_group import collectives
 
 HERE = "tests.project.test_distributed_ranks"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import launcher.errors
 from launcher.supervisor.spec import RestartPolicy
-from trainer.errors import EXIT_CODES, TrainerError, restarts
+from trainer.system.errors import EXIT_CODES, TrainerError, restarts
 from trainer.tracking.status import STATUS_FILE, StatusFile, first_status, says_over
 
 ROOT = Path(__file__).parents[2]

@@ -38,7 +38,7 @@ def test_contracts_hold() -> None:
 PLANTED = (
     ("launcher/errors.py", "import launcher.commands", "launcher-layers"),
     ("launcher/brand_new.py", "", "launcher-layers"),
-    ("trainer/errors.py", "import trainer.config.run", "trainer-layers"),
+    ("trainer/system/errors.py", "import trainer.config.run", "trainer-layers"),
     ("trainer/brand_new.py", "", "trainer-layers"),
     ("trainer/data/order.py", "import trainer.replica", "trainer-layers"),
     ("launcher/commands/__init__.py", "import trainer.exchange", "launcher-of-trainer"),
@@ -94,7 +94,7 @@ def test_each_contract_bites(
 
 
 BY_STRING = {
-    "trainer/commandline/lazy_group.py": "commands, when one of them runs",
+    "trainer/system/commandline/lazy_group.py": "commands, when one of them runs",
     "trainer/evaluate/harness.py": "lm-eval, which is not Motley's",
 }
 """Where a module is imported by a string, and what: `lint-imports` does not see it."""

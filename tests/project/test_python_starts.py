@@ -26,7 +26,7 @@ from launcher.hosts.bootstrap import agent_command
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.placement import environment
 from tests import ROOT
-from trainer.build.roles import Placement, worker_command
+from trainer.run.composition.roles import Placement, worker_command
 
 PROGRAMS = [
     path for name in ("launcher", "trainer") for path in sorted((ROOT / name).rglob("*.py"))

@@ -270,7 +270,7 @@ def verified(host: Host, folder: str) -> dict[str, list[str]]:
     """Return the files of each checkpoint below a folder, all checked byte by byte on that host."""
     program = (
         "import json, sys; from pathlib import Path; "
-        "from trainer.storage.atomic_folder import verify; "
+        "from trainer.system.storage.atomic_folder import verify; "
         "steps = sorted(Path(sys.argv[1]).glob('step-*')); "
         "print(json.dumps({step.name: sorted(verify(step)) for step in steps}))"
     )

@@ -9,16 +9,16 @@ import numpy as np
 
 from tests.trainer.tiny_logits import score
 from trainer.data.encoder import load_tokenizer
-from trainer.distill.tokenizer.vocabulary import tokenizer_digest
-from trainer.logits.dataset import LogitsFolder
-from trainer.logits.description import (
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.description import (
     CorpusInfo,
     Description,
     ShardPlan,
     TeacherInfo,
     TokenizerInfo,
 )
-from trainer.logits.scores import Scheme, Window
+from trainer.distill.logits.scores import Scheme, Window
+from trainer.distill.tokenizer.vocabulary import tokenizer_digest
 
 LENGTHS = (5, 24)
 TOP_K = Scheme(kind="topk", top_k=6, tail_samples=2)

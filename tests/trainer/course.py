@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.build.roles import Placement
-from trainer.build.student_role import run_student
 from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
 from trainer.distill.student.inputs import FreshStudent
-from trainer.process.stopping import Stop
+from trainer.run.composition.roles import Placement
+from trainer.run.composition.student_role import run_student
+from trainer.system.process.stopping import Stop
 from trainer.tracking.metrics import read_metrics
 
 

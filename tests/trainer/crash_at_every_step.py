@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer.checkpoint.store import CheckpointStore
-from trainer.storage.atomic_folder import Disk
+from trainer.system.storage.atomic_folder import Disk
 
 OPERATIONS = ("make_folder", "create", "write", "sync", "close", "rename", "link", "remove_tree")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tests.trainer.crash_at_every_step import CountingDisk
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_windows
-from trainer.logits.dataset import LogitsFolder
-from trainer.storage.atomic_folder import Disk
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.system.storage.atomic_folder import Disk
 
 DESCRIPTION = tiny_description(SCHEMES["topk"])
 

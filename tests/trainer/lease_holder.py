@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.errors import TrainerError
-from trainer.storage import atomic_folder, lease, lease_folder
+from trainer.system.errors import TrainerError
+from trainer.system.storage import atomic_folder, lease, lease_folder
 
 
 def become(identity: str) -> None:

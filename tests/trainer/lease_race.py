@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from trainer.storage.lease import take
+from trainer.system.storage.lease import take
 
 AGES = 3600.0
 """A silence that is not over before the race is."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tests.trainer import small_model
 from trainer.data.documents import Documents
+from trainer.distill.logits.scores import Scheme
 from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
 from trainer.distill.tokenizer.trim import trim
 from trainer.init_model import init_model
-from trainer.logits.scores import Scheme
 
 if TYPE_CHECKING:
     from trainer.distill.teacher.scoring import Teacher

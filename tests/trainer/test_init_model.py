@@ -12,9 +12,9 @@ import pytest
 
 from tests.trainer import small_model as small
 from trainer.data.tokens import load_dataset
-from trainer.errors import InputError
 from trainer.init_model import ModelSizes, init_model
 from trainer.model.files import model_digest, resolve_model
+from trainer.system.errors import InputError
 
 
 def test_transformers_loads_it(model: Path) -> None:

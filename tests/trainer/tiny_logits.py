@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.logits.dataset import (
+from trainer.distill.logits.dataset import (
     CorpusInfo,
     Description,
     LogitsFolder,
@@ -17,7 +17,7 @@ from trainer.logits.dataset import (
     TokenizerInfo,
     Values,
 )
-from trainer.logits.scores import Scheme, Scores, Window
+from trainer.distill.logits.scores import Scheme, Scores, Window
 
 VOCABULARY = 40
 SCHEMES = {

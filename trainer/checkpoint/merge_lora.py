@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.errors import InputError
 from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, companions, file_pieces
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import build_layout, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
-from trainer.storage.new_folder import check_new, write_new
+from trainer.system.errors import InputError
+from trainer.system.storage.new_folder import check_new, write_new
 
 _PEFT_PREFIX = "base_model.model."
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from blake3 import blake3
 
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
-from trainer.errors import InputError, StorageError
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
 from trainer.optimizer.adamw import TrainState, Vector
-from trainer.storage.atomic_folder import MANIFEST, read_manifest, verify
-from trainer.storage.removal import pin
+from trainer.system.errors import InputError, StorageError
+from trainer.system.storage.atomic_folder import MANIFEST, read_manifest, verify
+from trainer.system.storage.removal import pin
 
 if TYPE_CHECKING:
     from trainer.model.layout import GradientLayout

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from trainer.checkpoint.reader import SHARDED, complete_checkpoints, owner_of, step_of
 from trainer.checkpoint.store import FOLDER, CheckpointStore, Found, RunProgress
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
-from trainer.storage import lease
+from trainer.system.errors import InputError
+from trainer.system.storage import lease
 
 if TYPE_CHECKING:
     from trainer.model.layout import GradientLayout

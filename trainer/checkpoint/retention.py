@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainer.checkpoint.reader import complete_checkpoints, owner_of, step_folders, step_of
-from trainer.storage import removal
-from trainer.storage.atomic_folder import Disk
+from trainer.system.storage import removal
+from trainer.system.storage.atomic_folder import Disk
 
 
 def prune(

@@ -3,7 +3,7 @@
 `step-000120/` holds the trainable weights in Hugging Face form (`trainer.model.hf_export`), both
 moments (optimizer.safetensors), the progress of the run (run.json) and manifest.json. `latest` and
 `best` are links to such folders, and so is `best-evaluated`, which eval runners set.
-`trainer.storage.atomic_folder` makes folders durable.
+`trainer.system.storage.atomic_folder` makes folders durable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from trainer.checkpoint.reader import (
 )
 from trainer.checkpoint.retention import prune
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
-from trainer.errors import StorageError
 from trainer.model.hf_export import (
     companions,
     file_pieces,
@@ -48,13 +47,14 @@ from trainer.model.hf_export import (
     weights_file,
 )
 from trainer.optimizer.adamw import SavedState, TrainState, Vector
-from trainer.storage import atomic_folder, removal
-from trainer.storage.atomic_folder import Disk, FolderWriter, verify
+from trainer.system.errors import StorageError
+from trainer.system.storage import atomic_folder, removal
+from trainer.system.storage.atomic_folder import Disk, FolderWriter, verify
 
 if TYPE_CHECKING:
     from trainer.config.run import RunConfig
     from trainer.model.layout import GradientLayout
-    from trainer.storage.lease import Lease
+    from trainer.system.storage.lease import Lease
 
 __all__ = [
     "FOLDER",

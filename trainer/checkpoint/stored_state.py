@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.errors import InputError, StorageError
 from trainer.model.safetensors_headers import read_file_headers
+from trainer.system.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,14 +11,14 @@ import numpy as np
 
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.config.run import RunConfig, load
-from trainer.errors import InputError
 from trainer.model.architecture import fit_length
 from trainer.model.files import resolve_model
 from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, MODEL_CONFIG
 from trainer.model.initialization import initial_weights, read_tensor
 from trainer.model.layout import GradientLayout, build_layout, stored_name
 from trainer.model.safetensors_headers import read_config, read_file_headers, read_headers
-from trainer.storage import atomic_folder
+from trainer.system.errors import InputError
+from trainer.system.storage import atomic_folder
 
 
 @dataclass(frozen=True)

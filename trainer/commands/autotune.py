@@ -40,12 +40,12 @@ _DEFAULT = {
 @click.option("--tokens", type=click.IntRange(min=1), default=512, show_default=True)
 def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
     """Time the matrix multiplication kernels on a GPU and store the fastest for later runs."""
-    from trainer.errors import InputError
     from trainer.model.architecture import parse_architecture, read_architecture
     from trainer.replica.wgpu.autotune import load, products, save, tune
     from trainer.replica.wgpu.gpu.device import Device
     from trainer.replica.wgpu.gpu.errors import DeviceError
     from trainer.replica.wgpu.gpu.vulkan_adapter import select
+    from trainer.system.errors import InputError
 
     shape = read_architecture(model) if model else parse_architecture(_DEFAULT, "Qwen3-0.6B")
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from trainer.compare.comparison import Comparison
+    from trainer.lab.compare.comparison import Comparison
 
 
 @click.group("compare")
@@ -55,10 +55,10 @@ def backends(
     as_json: bool,
 ) -> None:
     """Sum the same gradient, and train the same steps, by Motley's star, gloo, NCCL and MPI."""
-    from trainer.compare import comparison
-    from trainer.compare.backends import BACKENDS
-    from trainer.compare.cluster import end_on_terminate
-    from trainer.compare.picture import check_picture
+    from trainer.lab.compare import comparison
+    from trainer.lab.compare.backends import BACKENDS
+    from trainer.lab.compare.cluster import end_on_terminate
+    from trainer.lab.compare.picture import check_picture
 
     end_on_terminate()
     comparison.check_network(rates)
@@ -70,7 +70,7 @@ def backends(
         click.echo(f"measured {len(rows)}: {BACKENDS[row.backend].title}", err=True)
     found = comparison.Comparison(workers, steps, rows)
     if plot is not None:
-        from trainer.compare.bars import draw
+        from trainer.lab.compare.bars import draw
 
         draw(plot, found)
     if as_json:
@@ -80,7 +80,7 @@ def backends(
 
 
 def _print(found: Comparison) -> None:
-    from trainer.commandline.table import table
+    from trainer.system.commandline.table import table
 
     measured = [row.cells() for row in found.rows if row.absent is None]
     click.echo(f"{found.workers} workers, medians of {found.steps} sums and {found.steps} steps")

@@ -14,8 +14,8 @@ from trainer.config.run import Backend
 
 if TYPE_CHECKING:
     from trainer.checkpoint.trained_model import Trained
-    from trainer.distributed.inference import Ranks
     from trainer.evaluate.scoring import Scores
+    from trainer.run.distributed.inference import Ranks
 
 _Path = click.Path(path_type=Path)
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from trainer.build.defaults import derive, own_rooms, provisional, table
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import with_environment
+from trainer.config.parallel import GROUP_STRATEGIES
 from trainer.config.run import RunConfig
-from trainer.distributed.environment import Environment, quieten_torch, read_environment
-from trainer.distributed.group.strategy import STRATEGIES
-from trainer.errors import InputError
 from trainer.model.files import resolve_model
-from trainer.process.prefork import fork_workers
+from trainer.planning.defaults import derive, own_rooms, provisional, table
+from trainer.run.distributed.environment import Environment, quieten_torch, read_environment
+from trainer.system.errors import InputError
+from trainer.system.process.prefork import fork_workers
 
 _SETTINGS = {
     "task": "task",
@@ -69,7 +69,7 @@ _SETTINGS = {
 )
 @click.option(
     "--strategy",
-    type=click.Choice(STRATEGIES),
+    type=click.Choice(GROUP_STRATEGIES),
     help="How a worker's --gpus hold one replica together.",
 )
 @click.option(
@@ -121,7 +121,7 @@ def finetune(
         config.check_one_process()
     else:
         config.exchange.check_every_step("--distributed")
-    from trainer.build import roles
+    from trainer.run.composition import roles
 
     place = roles.Placement(
         gpus=gpus,
@@ -204,11 +204,11 @@ def _load_rank() -> None:
 def _load_worker(backend: str, strategy: str | None) -> None:
     """Import a worker's libraries without opening a device; a missing one is reported at use."""
     with contextlib.suppress(ImportError, OSError):
-        import trainer.build.roles
         import trainer.data.tokens
         import trainer.exchange.transport.client
         import trainer.replica.backend
-        import trainer.steps.loop
+        import trainer.run.composition.roles
+        import trainer.run.loop
 
         if backend == "wgpu":
             import trainer.replica.wgpu.autotune
@@ -217,6 +217,6 @@ def _load_worker(backend: str, strategy: str | None) -> None:
         else:
             import trainer.replica.torch.replica
         if strategy is not None:
-            import trainer.build.group
-            import trainer.distributed.group.replica
-            import trainer.replica.torch.parallel.replica  # noqa: F401 - forked workers have it loaded
+            import trainer.replica.torch.parallel.replica
+            import trainer.run.composition.group
+            import trainer.run.distributed.group.replica  # noqa: F401 - forked workers have it loaded

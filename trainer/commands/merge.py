@@ -17,7 +17,7 @@ def merge(adapter: Path, output: Path, base: str | None) -> None:
     """Merge ADAPTER (or an output folder, or a checkpoint) into its base model."""
     from trainer.checkpoint.merge_lora import merge as write
     from trainer.checkpoint.trained_model import load_trained
-    from trainer.process.announcement import announced
+    from trainer.system.process.announcement import announced
 
     with announced("merging"):
         folder = write(load_trained(adapter, base), output)

@@ -11,7 +11,7 @@ import click
 from trainer.config.run import Backend
 
 if TYPE_CHECKING:
-    from trainer.distributed.inference import Ranks
+    from trainer.run.distributed.inference import Ranks
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -57,6 +57,6 @@ def open_ranks(
     """Return the processes of --parallel; None without it."""
     if parallel is None:
         return nullcontext()
-    from trainer.distributed.inference import Ranks
+    from trainer.run.distributed.inference import Ranks
 
     return Ranks(parallel, backend, gpu, threads)

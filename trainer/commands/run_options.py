@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from trainer.commands import complete
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SETTINGS = {

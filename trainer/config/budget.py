@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from trainer.config.section import Section, build
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 CEILING_VARIABLE = "MOTLEY_BUDGET_CEILING"
 CURRENCY_VARIABLE = "MOTLEY_BUDGET_CURRENCY"

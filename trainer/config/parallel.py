@@ -6,14 +6,17 @@ part of what members of a run agree on, and a run may resume under another one.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from trainer.config.section import Section
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
+GroupStrategy = Literal["ddp", "fsdp", "tensor"]
+"""How the processes of one worker share its model."""
+GROUP_STRATEGIES: tuple[GroupStrategy, ...] = get_args(GroupStrategy)
 
 
 class PipelineConfig(Section):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainer.config.section import Section
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 FEWEST_ROUNDS = 20
 """Outer updates below which a run is refused: a momentum of 0.9 has a horizon of ten."""

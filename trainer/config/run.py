@@ -24,7 +24,7 @@ from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
 from trainer.config.topology import TopologySettings
 from trainer.config.training import Positive, Precision, TrainingConfig
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 Task = Literal["classify", "causal-lm"]
 Method = Literal["lora", "full"]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainer.config.spelling import hint, nearest_key
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 class Section(BaseModel):

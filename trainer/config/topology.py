@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from trainer.config.rounds import RoundSettings
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 FEWEST = 4
 """Workers of a ring."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.shapes import Message
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 Span = tuple[int, int]
 

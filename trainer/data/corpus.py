@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trainer.data.meetings import ami, generator
 from trainer.data.shell_safety.generator import Script, generate
-from trainer.errors import InputError, StorageError
-from trainer.storage.atomic_folder import (
+from trainer.system.errors import InputError, StorageError
+from trainer.system.storage.atomic_folder import (
     MANIFEST,
     Disk,
     FolderWriter,

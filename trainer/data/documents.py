@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from trainer.data.samples import DataError, iterate, read_line
 from trainer.data.shapes import Sample
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 LINES = ".jsonl"
 

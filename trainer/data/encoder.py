@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from trainer.data.chat import chat_format, check_plain, pieces
 from trainer.data.chat_template import ConversationError, Layout, read_chat_template
 from trainer.data.shapes import Message, Sample
-from trainer.errors import InputError
 from trainer.model.safetensors_headers import read_config
+from trainer.system.errors import InputError
 
 IGNORED = -100
 """Marks a token without loss, as in torch's cross-entropy."""

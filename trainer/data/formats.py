@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from trainer.data.shapes import KEYS
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 HEAD_BYTES = 4096
 """Bytes that `refuse_other_formats` examines; a shorter head is a whole file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.data.samples import SampleFile
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 def hold_out(file: SampleFile, fraction: float) -> tuple[SampleFile, SampleFile]:

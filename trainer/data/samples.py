@@ -17,8 +17,8 @@ from blake3 import blake3
 from trainer.config.run import Task
 from trainer.data.formats import HEAD_BYTES, refuse_other_formats
 from trainer.data.shapes import BadLineError, Sample, parse_sample
-from trainer.errors import InputError
-from trainer.process.announcement import announced
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
 
 MAX_LINE_BYTES = 10 * 1024 * 1024
 """A longer line is reported, not parsed."""

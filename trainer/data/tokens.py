@@ -15,7 +15,7 @@ from trainer.data.fitting import encode_within
 from trainer.data.samples import SampleFile, read_file
 from trainer.data.shapes import Sample
 from trainer.data.soft_targets import SoftTargets
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.storage.jsonl import json_text
+from trainer.system.storage.jsonl import json_text
 
 SCHEMA = "motley.claim/1"
 

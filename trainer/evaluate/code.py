@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import InputError
 from trainer.evaluate.sandbox import Sandbox, Trial, TrialResult
+from trainer.system.errors import InputError
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """The end of a function: the paper's own, section 3.2."""

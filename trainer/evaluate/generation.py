@@ -12,12 +12,12 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.config.run import Backend
 from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
-from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
-from trainer.process.announcement import announced
 from trainer.replica.sampling import Sampling
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.errors import InputError
 from trainer.evaluate.base import Compute, Outcome
-from trainer.process.announcement import announced
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
 
 _BATCH = 8
 

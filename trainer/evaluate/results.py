@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
-from trainer.errors import StorageError
-from trainer.storage import atomic_folder
-from trainer.storage.jsonl import json_text
+from trainer.system.errors import StorageError
+from trainer.system.storage import atomic_folder
+from trainer.system.storage.jsonl import json_text
 from trainer.tracking.metrics import TENSORBOARD_FOLDER, Board
 
 EVALUATIONS = "evaluations"

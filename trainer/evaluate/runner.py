@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.checkpoint.trained_model import Trained, load_trained
-from trainer.errors import StorageError, TrainerError
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.claims import Claim, Claims, Head
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
 from trainer.evaluate.watcher import Checkpoint, WatchedRun
-from trainer.process.interruption import Interrupted, Interruption
 from trainer.replica.wgpu.gpu.errors import LostError
-from trainer.storage.removal import pin
+from trainer.system.errors import StorageError, TrainerError
+from trainer.system.process.interruption import Interrupted, Interruption
+from trainer.system.storage.removal import pin
 from trainer.tracking.student_watch import StudentWatch, ends_with_student
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from trainer.errors import InputError
 from trainer.evaluate.syscalls import seccomp_filter
+from trainer.system.errors import InputError
 
 _NOBODY = 65534
 _ETC = ("/etc/ld.so.cache", "/etc/alternatives")

@@ -15,8 +15,8 @@ from trainer.data.holdout import hold_out
 from trainer.data.metrics import accuracy, add_confusion, matthews, mean_loss
 from trainer.data.samples import SampleFile, hash_files, read_file
 from trainer.data.tokens import make_dataset
-from trainer.errors import InputError
 from trainer.replica.base import EvalResult
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded

@@ -22,7 +22,7 @@ from trainer.data.fitting import fit
 from trainer.data.meetings.minutes import ActionItem, find_action_items
 from trainer.data.samples import read_samples
 from trainer.data.shapes import Sample
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 RESAMPLES = 1000
 _WORD = re.compile(r"[^\W_]+")

@@ -11,7 +11,7 @@ import errno
 import platform
 import struct
 
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 _ABSENT = -1
 _REFUSED: dict[str, tuple[int, int]] = {

@@ -11,7 +11,6 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.data.encoder import Encoder
 from trainer.data.samples import read_samples
 from trainer.data.shapes import Sample
-from trainer.errors import InputError
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.code import Problem, figures, judge, read_problems
 from trainer.evaluate.generation import complete
@@ -20,6 +19,7 @@ from trainer.evaluate.scoring import score
 from trainer.evaluate.summaries import compare, read_references, shortened
 from trainer.evaluate.summaries import figures as minutes_figures
 from trainer.replica.sampling import Sampling
+from trainer.system.errors import InputError
 
 HARNESS = "lm-eval:"
 _SHOWN = 8

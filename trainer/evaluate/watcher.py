@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.checkpoint.reader import FOLDER, checkpoint_digest, step_folders, step_of
-from trainer.errors import StorageError
-from trainer.storage.atomic_folder import MANIFEST, read_manifest
+from trainer.system.errors import StorageError
+from trainer.system.storage.atomic_folder import MANIFEST, read_manifest
 from trainer.tracking.status import STATUS_FILE, says_over
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Small experiments that show one technique each with its real figures, offline, in seconds."""
+"""Experiments with measured figures: one technique each, or ways to sum gradients compared."""

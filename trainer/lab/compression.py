@@ -8,12 +8,12 @@ from statistics import NormalDist
 
 import numpy as np
 
-from trainer.errors import InputError
-from trainer.exchange.compression.choice import codecs_for
-from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.codecs import Codec, Float32
+from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.lab.experiment import Experiment, Formula, Row
 from trainer.model.layout import Block, GradientLayout, TensorSlot
+from trainer.system.errors import InputError
 
 FEEDBACK_CODECS = ("int8", "int4", "topk:0.1", "topk:0.01")
 _MOMENTS = (1, 3, 10, 30, 100, 300, 1000)
@@ -66,7 +66,7 @@ def top_k(seed: int, parameters: int, workers: int, density: float) -> Experimen
             Formula("bytes = k (4 + 4)", "a value and its index"),
             Formula(
                 "bytes = 2 k + min(n / 8, 2 k + 4 ceil(n / 65536))",
-                "trainer/exchange/compression/topk.py",
+                "trainer/exchange/protocol/compression/topk.py",
             ),
             Formula(
                 "cosine = |C(g)| / |g| for one gradient", "the values kept are those of g itself"

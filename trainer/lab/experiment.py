@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.commandline.table import Value, table
+from trainer.system.commandline.table import Value, table
 
 Row = dict[str, Value]
 

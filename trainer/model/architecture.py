@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run import LINEARS, RunConfig
-from trainer.errors import InputError
 from trainer.model.safetensors_headers import read_config
+from trainer.system.errors import InputError
 
 SUPPORTED = ("qwen3", "qwen2", "llama")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from trainer.errors import InputError
 from trainer.model.formats import way_in
 from trainer.model.safetensors_headers import read_headers
-from trainer.process.announcement import announced
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 _DIGESTED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.errors import InputError
 from trainer.model.formats import ADAPTER_CONFIG
 from trainer.model.safetensors_headers import read_config
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 
 from trainer.config.run import LINEARS, RunConfig
-from trainer.errors import InputError
 from trainer.model.architecture import Architecture, module_of, read_architecture
 from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.system.errors import InputError
 
 __all__ = [
     "Block",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
+from trainer.system.errors import InputError
 
 _NF4_BLOCK = 64
 

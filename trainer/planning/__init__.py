@@ -1,1 +1,1 @@
-"""What a run needs before it starts: memory, time and cost, as pure functions without torch."""
+"""What a run needs before it starts: settings, memory, time, cost; and its budget. Torch-free."""

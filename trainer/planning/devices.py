@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 GIB = 2**30
 

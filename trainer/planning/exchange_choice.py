@@ -15,9 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.errors import InputError
 from trainer.planning.devices import Link
 from trainer.planning.term import Term, term
+from trainer.system.errors import InputError
 
 EACH_STEP = ("bf16", "int8", "topk:0.1")
 """Tried first, in this order: what costs least of a run's loss is before what is smaller."""

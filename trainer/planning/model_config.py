@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import InputError
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning.shapes import NAMED, ModelShape
+from trainer.system.errors import InputError
 
 _GATED = frozenset(
     (

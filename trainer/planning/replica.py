@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.architecture import Architecture
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import shape_of
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, Training
+from trainer.system.errors import InputError
 
 CPU_TOKENS = 1024
 """Most tokens of an automatic micro-batch on a CPU: larger ones exceed the caches (measured)."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 Data = Literal["ddp", "zero1", "zero2", "fsdp", "diloco", "motley"]
 """What replicas share. `fsdp` is ZeRO-3; `diloco` exchanges every few hundred steps

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from trainer.config.run import Backend, RunConfig
-from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
-from trainer.process.announcement import announced
-from trainer.process.prefork import FALLBACK_VARIABLE
 from trainer.replica.base import Replica
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
+from trainer.system.process.prefork import FALLBACK_VARIABLE
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 _THETA = 10_000.0
 _SUPPORTED = ("default", "linear", "llama3")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import InputError, NonFiniteError
+from trainer.system.errors import InputError, NonFiniteError
 
 Logits = NDArray[np.float32]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
 from trainer.config.run import RunConfig
-from trainer.errors import StorageError
+from trainer.system.errors import StorageError
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
 from trainer.tracking.progress import duration, figures
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.storage.jsonl import LineFile, Outage, json_text
+from trainer.system.storage.jsonl import LineFile, Outage, json_text
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.config.run import RunConfig
-from trainer.errors import StorageError
-from trainer.storage.jsonl import replace_file
+from trainer.system.errors import StorageError
+from trainer.system.storage.jsonl import replace_file
 
 RUN_FILE = "run.yaml"
 _MARK = "# The settings of a run, as Motley wrote them"

@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.budget.guard import Ending
-from trainer.budget.watch import BudgetWatch
 from trainer.checkpoint.reader import Resumed
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig
-from trainer.errors import RESTARTED, BudgetError, StorageError, UnprovedError
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.storage.lease import Lease
+from trainer.planning.budget.guard import Ending
+from trainer.planning.budget.watch import BudgetWatch
+from trainer.system.errors import RESTARTED, BudgetError, StorageError, UnprovedError
+from trainer.system.storage.lease import Lease
 from trainer.tracking.card import make_card
 from trainer.tracking.metrics import MetricsLog, StepMetrics
 from trainer.tracking.progress import open_view, show_lines

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from trainer.errors import RESTARTED, StorageError
-from trainer.storage.jsonl import Outage, json_text, replace_file
+from trainer.system.errors import RESTARTED, StorageError
+from trainer.system.storage.jsonl import Outage, json_text, replace_file
 
 STATUS_FILE = "status.json"
 SCHEMA = "motley.status/1"

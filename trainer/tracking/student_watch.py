@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.budget.watch import LATEST_RETURN
-from trainer.errors import StorageError
-from trainer.process.interruption import Interruption
-from trainer.storage.lease_folder import lease_path, newest_lease, read_beat
+from trainer.planning.budget.watch import LATEST_RETURN
+from trainer.system.errors import StorageError
+from trainer.system.process.interruption import Interruption
+from trainer.system.storage.lease_folder import lease_path, newest_lease, read_beat
 from trainer.tracking.status import STATUS_FILE, read_status, says_over
 
 _LOOK_EVERY = 2.0

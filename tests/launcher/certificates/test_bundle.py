@@ -14,10 +14,10 @@ from launcher.certificates.bundle import write_bundle
 from launcher.cli import run
 from launcher.commands.certificates import certificates
 from launcher.errors import ConfigError
-from trainer.build.roles import Placement, run_coordinator, run_worker
 from trainer.config.run import load
-from trainer.errors import InputError
 from trainer.exchange.transport import tls
+from trainer.run.composition.roles import Placement, run_coordinator, run_worker
+from trainer.system.errors import InputError
 
 
 @pytest.fixture(scope="module")

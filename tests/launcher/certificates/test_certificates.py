@@ -13,9 +13,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from launcher.certificates.authority import Authority, Credentials, identity_of
 from launcher.errors import ConfigError
-from trainer.errors import InputError, ProtocolError
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.transport import tls
+from trainer.system.errors import InputError, ProtocolError
 
 
 def store(folder: Path, credentials: Credentials) -> Path:

@@ -13,8 +13,8 @@ import pytest
 
 from launcher.checks.logits_folder import check_logits, logits_content
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder
+from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.distributed_dataset import content_digest
-from trainer.logits.dataset import LogitsFolder
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_an_agent_needs_neither_torch_nor_pyarrow(logits: LogitsFolder, tmp_path
         "from launcher.hosts.operations import perform\n"
         f"for name, arguments in {questions!r}.items():\n"
         "    assert perform(name, arguments), name\n"
-        "assert not {'torch', 'pyarrow', 'trainer.logits'} & sys.modules.keys()\n"
+        "assert not {'torch', 'pyarrow', 'trainer.distill.logits'} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

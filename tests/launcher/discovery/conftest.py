@@ -16,7 +16,7 @@ import pytest
 from tests import ROOT
 from tests.launcher.sshd import make_key
 from tests.waiting import wait_for
-from trainer.compare.network import Network, missing
+from trainer.lab.compare.network import Network, missing
 
 PROGRAMS = Path(sys.executable).parent
 MEGABIT = 10**6

@@ -18,7 +18,7 @@ from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig, load
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
-from trainer.storage import lease
+from trainer.system.storage import lease
 
 if TYPE_CHECKING:
     from tests.conftest import TinyModel

@@ -22,7 +22,7 @@ from tests import ROOT
 from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 RUN = "distill-20261121-200000-7f3a"
 SETTING = Setting(

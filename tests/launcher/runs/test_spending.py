@@ -25,9 +25,9 @@ from launcher.preflight.survey import Survey
 from launcher.runs.authorise import authorise
 from launcher.runs.spending import Total, idle_hosts, read_spend, totals
 from tests.trainer.small_model import write_data, write_model
-from trainer.budget.ledger import SpendLedger, SpendRecord
 from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load
+from trainer.planning.budget.ledger import SpendLedger, SpendRecord
 
 ROOT = Path(__file__).parents[3]
 DAY = 86400.0

@@ -13,7 +13,7 @@ from launcher.supervisor.processes import find_run, send_signal
 from launcher.supervisor.spec import FALLBACK_VARIABLE, RestartPolicy
 from tests.launcher.keeping import ForkingSupervisor, python_process
 from tests.waiting import wait_for
-from trainer.process import prefork
+from trainer.system.process import prefork
 
 SLEEP = "import time\nwhile True: time.sleep(60)"
 

@@ -24,7 +24,10 @@ from tests.waiting import wait_for
 from trainer.commands.finetune import finetune
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
-LOAD = "from trainer.process.prefork import fork_workers\nfork_workers(lambda: print('imported'))\n"
+LOAD = """\
+from trainer.system.process.prefork import fork_workers
+fork_workers(lambda: print('imported'))
+"""
 SLEEP = "import time\nwhile True: time.sleep(60)"
 
 

@@ -18,10 +18,10 @@ from tests.trainer.tiny_run import (
 )
 from trainer.checkpoint.reader import BEST_EVALUATED
 from trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_progress
-from trainer.errors import InputError, StorageError
 from trainer.optimizer.adamw import AdamW
-from trainer.storage.atomic_folder import Disk, point, verify
-from trainer.storage.removal import pin
+from trainer.system.errors import InputError, StorageError
+from trainer.system.storage.atomic_folder import Disk, point, verify
+from trainer.system.storage.removal import pin
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ import resource, signal, sys
 from pathlib import Path
 from tests.trainer.tiny_run import *
 from trainer.checkpoint.store import CheckpointStore
-from trainer.errors import StorageError
+from trainer.system.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 layout = tiny_layout(1024)
 store = CheckpointStore(Path(sys.argv[1]), layout, tiny_config(), Path("base"))

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from tests.trainer.tiny_run import make_store, save, tiny_config, tiny_layout, tiny_state
 from trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_progress
-from trainer.errors import InputError, StorageError
+from trainer.system.errors import InputError, StorageError
 
 
 @pytest.fixture

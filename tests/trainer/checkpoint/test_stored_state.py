@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.tiny_run import make_store, save, tiny_layout, tiny_state
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.stored_state import StoredState
-from trainer.errors import StorageError
+from trainer.system.errors import StorageError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.config.budget import BudgetConfig, with_environment
 from trainer.config.run import load, setting_keys
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 @pytest.mark.parametrize(

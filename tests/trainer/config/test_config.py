@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from trainer.config.run import RunConfig, load, presets
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 def config(**overrides: object) -> RunConfig:

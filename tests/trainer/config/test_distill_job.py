@@ -9,7 +9,7 @@ import pytest
 
 from trainer.config.distill_job import DistillJob, load, presets
 from trainer.config.run import load as load_run_config
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 LEAST = {"teacher.model": "t", "teacher.data": ["c"], "student.model": "s"}
 

@@ -1,7 +1,7 @@
 import pytest
 
 from trainer.config.run import RunConfig, load
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 def config(**settings: object) -> RunConfig:

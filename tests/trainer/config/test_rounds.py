@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config.run import RunConfig, load
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 def rounds(**settings: object) -> RunConfig:

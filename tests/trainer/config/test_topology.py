@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from trainer.commands.finetune import finetune
 from trainer.config.run import RunConfig, load
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 RANK = ("--distributed", "--rank", "0", "--master", "127.0.0.1:29500")
 

@@ -11,7 +11,7 @@ from trainer.commands.generate_data import generate_data
 from trainer.data.meetings.ami import read_corpus
 from trainer.data.meetings.minutes import ActionItem
 from trainer.data.samples import read_samples
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 SAMPLE = Path(__file__).parent / "ami_sample"
 WORDS = "words/ES2900a.A.words.xml"

@@ -18,7 +18,7 @@ from tests.trainer.data.test_tokens import byte_tokenizer
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import read_samples
 from trainer.data.tokens import Dataset, load_dataset
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 Turn = dict[str, Any]
 

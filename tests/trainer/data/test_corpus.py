@@ -7,8 +7,8 @@ from trainer.commands.generate_data import generate_data
 from trainer.data import corpus
 from trainer.data.corpus import write_shell_safety
 from trainer.data.samples import read_samples
-from trainer.errors import InputError, StorageError
-from trainer.storage import atomic_folder
+from trainer.system.errors import InputError, StorageError
+from trainer.system.storage import atomic_folder
 
 
 def test_the_folder_holds_both_splits_and_verifies(tmp_path):

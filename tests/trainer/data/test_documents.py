@@ -12,7 +12,7 @@ import pytest
 from trainer.data.documents import Documents
 from trainer.data.samples import DataError
 from trainer.data.shapes import Message
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 def write(path: Path, content: str | bytes) -> Path:

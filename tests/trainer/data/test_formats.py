@@ -17,7 +17,7 @@ import pytest
 
 from trainer.data.documents import Documents
 from trainer.data.samples import read_samples
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 ROWS = [{"input": "größe, 'x'", "label": 0}, {"input": "two\nlines", "label": 1}]
 TEXT = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)

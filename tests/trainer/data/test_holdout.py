@@ -10,7 +10,7 @@ import pytest
 
 from trainer.data.holdout import hold_out
 from trainer.data.samples import SampleFile, read_file
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 def read(path: Path, lines: list[dict[str, object]]) -> SampleFile:

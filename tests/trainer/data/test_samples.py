@@ -6,7 +6,7 @@ from blake3 import blake3
 from trainer.data import samples
 from trainer.data.samples import DataError, read_file, read_samples
 from trainer.data.shapes import Message, Sample
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 def write(path, *lines):

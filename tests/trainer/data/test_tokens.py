@@ -8,7 +8,7 @@ from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import DataError
 from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 

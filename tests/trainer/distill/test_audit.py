@@ -18,11 +18,11 @@ from tests.trainer.small_teacher import (
     write_teacher,
     write_trimmed,
 )
+from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.audit import LIMIT, Audit, audit, check_teacher
 from trainer.distill.teacher.scoring import Teacher
-from trainer.errors import InputError, RefusedError, StorageError
-from trainer.logits.dataset import LogitsFolder
+from trainer.system.errors import InputError, RefusedError, StorageError
 
 
 @pytest.fixture(scope="module")

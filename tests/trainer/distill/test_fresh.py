@@ -14,10 +14,10 @@ from trainer.data.documents import Documents
 from trainer.distill.student.from_scratch import fresh_model, shapes
 from trainer.distill.tokenizer.trim import trim
 from trainer.distill.tokenizer.vocabulary import Vocabulary
-from trainer.errors import InputError
 from trainer.model.architecture import Architecture, parse_architecture
 from trainer.model.safetensors_headers import read_headers
-from trainer.storage.atomic_folder import verify
+from trainer.system.errors import InputError
+from trainer.system.storage.atomic_folder import verify
 
 SMALL = {
     "hidden_size": 32,

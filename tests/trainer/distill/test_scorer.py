@@ -7,9 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from trainer.distill.logits.scores import Scheme, Scores
 from trainer.distill.teacher.compress_logits import BLOCK, Scorer, uniforms
 from trainer.distill.teacher.rows import Rows
-from trainer.logits.scores import Scheme, Scores
 
 VOCAB, POSITIONS = 700, 40
 DRAWS = np.random.default_rng(5)

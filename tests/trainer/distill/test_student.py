@@ -17,21 +17,21 @@ import torch
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
 from tests.trainer.small_model import SIZES, write_data
-from trainer.budget import stopper
-from trainer.budget.guard import Ending, Guard
-from trainer.budget.ledger import SpendLedger
 from trainer.checkpoint.store import Restored, find_checkpoint, read_progress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
+from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.inputs import FreshStudent
 from trainer.distill.student.loop import Student
-from trainer.errors import BudgetError, InputError, NonFiniteError, RefusedError
 from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
-from trainer.logits.scores import Scheme
+from trainer.planning.budget import stopper
+from trainer.planning.budget.guard import Ending, Guard
+from trainer.planning.budget.ledger import SpendLedger
 from trainer.replica.sampling import Sampling
+from trainer.system.errors import BudgetError, InputError, NonFiniteError, RefusedError
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.status import read_status
 

@@ -18,11 +18,11 @@ from trainer.commands.distill.student import _leave
 from trainer.config.run import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
+from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.student.prefetch import Batch, Feed, Preparation, batches
-from trainer.errors import UnreachableError
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.logits.stream import Position, ShardStream
-from trainer.process.stopping import Stop
+from trainer.system.errors import UnreachableError
+from trainer.system.process.stopping import Stop
 
 WINDOWS = 24
 PLAN = StepPlan(WINDOWS, batch_size=5, epochs=2)

@@ -8,9 +8,9 @@ import torch
 
 from trainer.config.run import OptimizerConfig
 from trainer.distill.student.optimizer import StudentOptimizer
-from trainer.errors import NonFiniteError
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import AdamW, TrainState
+from trainer.system.errors import NonFiniteError
 
 SETTINGS = OptimizerConfig(weight_decay=0.3, beta1=0.8, beta2=0.95, epsilon=1e-6, max_grad_norm=5)
 SHAPES = ((30, 25), (40, 2), (33,), (8, 4, 2), (1,), (70, 10))

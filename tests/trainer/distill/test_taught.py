@@ -13,9 +13,10 @@ import pytest
 
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.small_model import write_data, write_model
-from trainer.build.inputs import read_inputs
 from trainer.config.run import RunConfig, load
 from trainer.data.encoder import IGNORED
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.student.distributed_dataset import (
     GROUP,
     TaughtDataset,
@@ -23,9 +24,8 @@ from trainer.distill.student.distributed_dataset import (
     taught_folder,
 )
 from trainer.distill.student.prefetch import Preparation
-from trainer.errors import InputError, RefusedError, StorageError
-from trainer.logits.dataset import LogitsFolder
-from trainer.logits.scores import Scheme, Window
+from trainer.run.inputs import read_inputs
+from trainer.system.errors import InputError, RefusedError, StorageError
 
 SHARDS, WINDOWS = 11, 5
 
@@ -178,9 +178,9 @@ def test_the_coordinator_needs_neither_parquet_nor_torch(
 ) -> None:
     code = (
         "import sys\n"
-        "from trainer.build import run as build\n"
+        "from trainer.run.composition import run as build\n"
         "from trainer.config import run as config\n"
-        "from trainer.build.inputs import read_inputs\n"
+        "from trainer.run.inputs import read_inputs\n"
         "settings = config.load(sys.argv[1])\n"
         "inputs = read_inputs(settings, 'run')\n"
         "_, journal = build.make_coordinator(inputs, 1, 0.0)\n"

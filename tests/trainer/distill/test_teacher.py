@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.trainer.small_teacher import SCHEMES, TOPK
+from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.scoring import Teacher, emulates_bf16
 from trainer.distill.teacher.windows import Piece
-from trainer.errors import InputError, NonFiniteError
-from trainer.logits.scores import Scheme, Window
+from trainer.system.errors import InputError, NonFiniteError
 
 SIZE = 290
 """Tokens of the tokenizer; the models of `tiny_model` know 300."""

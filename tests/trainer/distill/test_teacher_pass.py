@@ -22,15 +22,15 @@ from tests.trainer.small_teacher import (
     write_teacher,
     write_trimmed,
 )
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.heartbeat import TeacherWatch
+from trainer.distill.logits.verify import verdicts
 from trainer.distill.teacher.assignment import assign
 from trainer.distill.teacher.run import Teaching
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.windows import Windows
-from trainer.errors import InputError, RefusedError
-from trainer.logits.dataset import LogitsFolder
-from trainer.logits.heartbeat import TeacherWatch
-from trainer.logits.verify import verdicts
-from trainer.process.interruption import Interrupted, Interruption
+from trainer.system.errors import InputError, RefusedError
+from trainer.system.process.interruption import Interrupted, Interruption
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from tests.trainer.clock import Clock
+from trainer.distill.logits.description import ShardPlan
 from trainer.distill.teacher.progress import LiveTeacher, PlainTeacher, Tally, open_teacher_view
-from trainer.logits.description import ShardPlan
 
 SHARE = [
     ShardPlan(number=number, first_document=number, stop_document=number + 1, windows=2, tokens=100)

@@ -30,9 +30,9 @@ from trainer.data.encoder import Encoder
 from trainer.distill.tokenizer.bpe_merges import Bpe
 from trainer.distill.tokenizer.trim import Trimmed, trim
 from trainer.distill.tokenizer.vocabulary import Vocabulary
-from trainer.errors import InputError, StorageError
 from trainer.init_model import END
-from trainer.storage.atomic_folder import Disk, verify
+from trainer.system.errors import InputError, StorageError
+from trainer.system.storage.atomic_folder import Disk, verify
 
 SIZE = 2000
 

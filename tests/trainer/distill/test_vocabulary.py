@@ -14,7 +14,7 @@ from tests.trainer import small_model as small
 from trainer.data.documents import Documents
 from trainer.distill.tokenizer.trim import trim
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_digest
-from trainer.errors import InputError, RefusedError
+from trainer.system.errors import InputError, RefusedError
 
 
 @pytest.fixture(scope="module")

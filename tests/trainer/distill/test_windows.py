@@ -13,7 +13,7 @@ from tests.trainer.small_teacher import write_corpus, write_teacher, write_trimm
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.teacher.windows import Windows
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 @pytest.fixture(scope="module")

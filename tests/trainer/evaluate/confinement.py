@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import InputError
 from trainer.evaluate.sandbox import Limits, Sandbox, Trial, TrialResult
+from trainer.system.errors import InputError
 
 
 def open_sandbox(**limits: Any) -> Sandbox:

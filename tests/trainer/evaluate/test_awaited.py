@@ -13,7 +13,7 @@ from trainer.evaluate import awaited
 from trainer.evaluate.awaited import await_scores
 from trainer.evaluate.claims import Claim, Claims
 from trainer.evaluate.results import EVALUATIONS
-from trainer.storage.atomic_folder import Disk, FolderWriter
+from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
 RESULT = {"loss": 1.0}
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import InputError
 from trainer.evaluate.code import Problem, figures, judge, pass_at_k, read_problems
 from trainer.evaluate.sandbox import Sandbox
+from trainer.system.errors import InputError
 
 TRIANGLE = Problem(
     prompt='def triangle(n):\n    """Return 0 + 1 + ... + n."""\n',

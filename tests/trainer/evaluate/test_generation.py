@@ -18,13 +18,13 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
 from trainer.data.encoder import Encoder, load_tokenizer
 from trainer.data.shapes import Message, Sample
-from trainer.errors import InputError
 from trainer.evaluate.generation import complete
 from trainer.init_model import init_model
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.replica.sampling import Sampling
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

@@ -11,9 +11,9 @@ import pytest
 
 from tests.trainer import small_model as small
 from trainer.checkpoint.trained_model import load_trained
-from trainer.errors import InputError
 from trainer.evaluate.base import Compute
 from trainer.evaluate.tasks import Material, make_tasks
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.evaluate.base import Task

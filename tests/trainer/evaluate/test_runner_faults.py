@@ -15,12 +15,12 @@ import pytest
 
 from tests.trainer.saved_run import Probe, Run, claims, runner
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
-from trainer.errors import InputError, StorageError
 from trainer.evaluate.claims import Claims
 from trainer.evaluate.results import SCHEMA
 from trainer.evaluate.tasks import Material, make_tasks
-from trainer.process.interruption import Interruption
-from trainer.storage.atomic_folder import verify
+from trainer.system.errors import InputError, StorageError
+from trainer.system.process.interruption import Interruption
+from trainer.system.storage.atomic_folder import verify
 
 
 def test_a_damaged_checkpoint_is_named_once_and_left_out(

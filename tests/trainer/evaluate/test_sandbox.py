@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.evaluate.confinement import attempt, open_sandbox
-from trainer.errors import InputError
 from trainer.evaluate.sandbox import Limits, Sandbox, Trial
+from trainer.system.errors import InputError
 
 
 @pytest.fixture(scope="module")

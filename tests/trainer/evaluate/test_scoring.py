@@ -17,11 +17,11 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.commands.init_model import init_model
 from trainer.commands.merge import merge as merge_command
-from trainer.errors import InputError
 from trainer.evaluate.scoring import Scores, score
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

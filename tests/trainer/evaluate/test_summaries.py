@@ -11,7 +11,6 @@ import pytest
 from tests.trainer.saved_run import Run, runner
 from trainer.data.meetings.minutes import ActionItem, Minutes
 from trainer.data.shapes import Message, Sample
-from trainer.errors import InputError
 from trainer.evaluate.summaries import (
     Reference,
     Score,
@@ -21,6 +20,7 @@ from trainer.evaluate.summaries import (
     rouge_l,
 )
 from trainer.evaluate.tasks import Material, make_tasks
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

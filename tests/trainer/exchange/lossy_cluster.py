@@ -23,9 +23,9 @@ from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.config.codec import AUTO
-from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger
+from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.messages import ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.session import Session

@@ -10,12 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
-from trainer.budget.guard import Ending
-from trainer.errors import TrainerError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.wire import FrameEncoder, run_tag
 from trainer.exchange.transport.server import GradientServer
+from trainer.planning.budget.guard import Ending
+from trainer.system.errors import TrainerError
 
 
 class RememberingKeeper:

@@ -13,12 +13,12 @@ import numpy as np
 
 from tests.trainer.exchange.exact_problem import JOB
 from tests.trainer.exchange.simulated_worker import Float32, Pipe, SimulatedWorker
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.messages import CarriedBy, CarryAccepted, CarryRequest
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.carrier import Carrier
 from trainer.exchange.worker.session import Committed, Event, Session
+from trainer.system.errors import ProtocolError
 
 
 class LocalWire:

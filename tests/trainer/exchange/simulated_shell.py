@@ -9,12 +9,12 @@ from tests.trainer.exchange.bystander import Bystander
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem
 from tests.trainer.exchange.simulated_host import SimulatedHost
 from tests.trainer.exchange.simulated_worker import SimulatedWorker, Wire
-from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.session import Session
+from trainer.system.errors import ProtocolError
 
 FLUSH = 5.0
 """Seconds that a link may take to send what is queued when it is closed."""

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.weight_audit import Audit
 from trainer.exchange.protocol.actions import Emit
 from trainer.exchange.protocol.messages import WeightsReport
+from trainer.system.errors import ProtocolError
 
 
 class Stand:

@@ -10,7 +10,6 @@ import pytest
 from ml_dtypes import bfloat16
 
 from tests.trainer.exchange.exact_problem import join_request, tiny_layout
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.messages import (
     BlockParts,
     CarryAccepted,
@@ -23,6 +22,7 @@ from trainer.exchange.protocol.messages import (
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.worker.carrier import Carrier
 from trainer.exchange.worker.session import Committed, Session
+from trainer.system.errors import ProtocolError
 
 LAYOUT = tiny_layout()
 BLOCK = LAYOUT.blocks[1]

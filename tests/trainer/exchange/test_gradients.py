@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tests.trainer.exchange.exact_problem import tiny_layout
-from trainer.compare import synthetic
-from trainer.errors import NonFiniteError, ProtocolError
-from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import make_codec
+from trainer.exchange.protocol.compression.choice import AgreedCodecs
 from trainer.exchange.protocol.wire import MessageType
+from trainer.lab.compare import synthetic
+from trainer.system.errors import NonFiniteError, ProtocolError
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

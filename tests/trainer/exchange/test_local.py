@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
-from trainer.budget.guard import Ending
-from trainer.errors import StorageError, TrainerError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, WeightsReport
 from trainer.exchange.transport.local import LocalExchange
 from trainer.exchange.worker.session import Committed, Restored, Session, result_message
 from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
+from trainer.planning.budget.guard import Ending
+from trainer.system.errors import StorageError, TrainerError
 
 
 class Listing:

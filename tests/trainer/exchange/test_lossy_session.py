@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from tests.trainer.exchange.exact_problem import join_request, tiny_layout
-from trainer.errors import ProtocolError
-from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import Bf16
+from trainer.exchange.protocol.compression.choice import AgreedCodecs
 from trainer.exchange.protocol.messages import (
     JoinAccepted,
     ShardAssignment,
@@ -21,6 +20,7 @@ from trainer.exchange.protocol.state_transfer import state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.worker.session import Session, result_message
 from trainer.optimizer.adamw import TrainState
+from trainer.system.errors import ProtocolError
 
 LAYOUT = tiny_layout()
 CODEC = "topk:0.1"

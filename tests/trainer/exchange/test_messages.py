@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.exchange.exact_problem import join_request
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.messages import (
     BlockParts,
@@ -36,6 +35,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.wire import MAX_CONTROL, TENSOR_TYPES, Frame, MessageType
 from trainer.exchange.worker.session import result_message
+from trainer.system.errors import ProtocolError
 
 ASSIGNMENT = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=3, stop=9, blocks=(1, 0))
 ALL: list[Message] = [

@@ -10,12 +10,12 @@ from tests.trainer.exchange.exact_problem import ExactProblem, tiny_layout
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.staging import until_step
 from trainer.config.run import ExchangeConfig
-from trainer.errors import OutlierError
 from trainer.exchange.coordinator.gradient_sum import Contribution
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.outliers import FEWEST, WINDOW, Outliers
 from trainer.exchange.protocol.actions import Emit
 from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.system.errors import OutlierError
 
 LAYOUT = tiny_layout()
 HALTS = OutlierError.exit_code

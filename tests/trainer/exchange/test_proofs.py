@@ -7,8 +7,8 @@ import pytest
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.staging import until_step
-from trainer.errors import UnprovedError
 from trainer.exchange.coordinator.membership import STOP_PATIENCE
+from trainer.system.errors import UnprovedError
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

@@ -17,10 +17,10 @@ from tests.trainer.exchange.serving import (
     coordinator_of,
     serve,
 )
-from trainer.budget.guard import Ending
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.transport import server
 from trainer.optimizer.adamw import AdamW
+from trainer.planning.budget.guard import Ending
 
 
 def broken(*_: Any, **__: Any) -> NoReturn:

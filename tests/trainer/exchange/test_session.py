@@ -9,7 +9,6 @@ import pytest
 
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
-from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.membership import RESUME_PATIENCE
 from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import make_codec
@@ -26,6 +25,7 @@ from trainer.exchange.protocol.state_transfer import Delivery, state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.worker.session import Committed, Restored, Session
 from trainer.optimizer.adamw import TrainState
+from trainer.system.errors import ProtocolError
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, MessageType
 from trainer.exchange.transport.shared_memory import (
     Averages,
@@ -18,6 +17,7 @@ from trainer.exchange.transport.shared_memory import (
     WorkerEnd,
     supported,
 )
+from trainer.system.errors import ProtocolError
 
 pytestmark = pytest.mark.skipif(not supported(), reason="no sealed anonymous files here")
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from launcher.certificates.authority import Authority, identity_of
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.transport import tls
+from trainer.system.errors import ProtocolError
 
 Chain = list[dict[str, Any]]
 HOURS = datetime.timedelta(hours=1)

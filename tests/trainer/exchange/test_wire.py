@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.wire import (
     HEADER_SIZE,
     MAX_CONTROL,
@@ -23,6 +22,7 @@ from trainer.exchange.protocol.wire import (
     MessageType,
     run_tag,
 )
+from trainer.system.errors import ProtocolError
 
 RUN = run_tag("run-1")
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from trainer.cli import trainer
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 CHEAP = ["topk", "feedback", "zero"]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import InputError
 from trainer.lab.compression import feedback, top_k
+from trainer.system.errors import InputError
 
 
 def test_the_known_figures_of_top_k() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import InputError
 from trainer.model.safetensors_headers import read_config, read_file_headers, read_headers
+from trainer.system.errors import InputError
 
 
 def write(path: Path, header: object, body: bytes, length: int | None = None) -> Path:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.errors import InputError
 from trainer.model.layout import GradientLayout, build_layout
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

@@ -11,11 +11,11 @@ import pytest
 
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import load
-from trainer.errors import InputError
 from trainer.model.files import resolve_model
 from trainer.model.formats import way_in
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
+from trainer.system.errors import InputError
 
 
 @pytest.fixture

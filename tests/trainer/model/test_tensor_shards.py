@@ -8,8 +8,8 @@ import pytest
 
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
 from trainer.config.run import load
-from trainer.errors import InputError
 from trainer.model.tensor_shards import check_tensor_shards
+from trainer.system.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.errors import InputError
 from trainer.planning.cost import Prices, plan_cost
 from trainer.planning.devices import GIB, Link, find_device, parse_cluster, parse_link
+from trainer.system.errors import InputError
 
 
 def test_a_cluster_in_one_line() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.exchange.compression.layouts import one_block
-from trainer.errors import InputError
-from trainer.exchange.compression.choice import codecs_for
+from tests.trainer.exchange.protocol.compression.layouts import one_block
+from trainer.exchange.protocol.compression.choice import codecs_for
 from trainer.planning.exchange_choice import (
     EACH_STEP,
     LAST,
@@ -22,6 +21,7 @@ from trainer.planning.exchange_choice import (
     exposed,
     exposed_by_rounds,
 )
+from trainer.system.errors import InputError
 
 ADAPTER = 23.6e6 / 4
 """Elements of an adapter of rank 16 on q and v of Qwen3-4B, of 36 layers."""

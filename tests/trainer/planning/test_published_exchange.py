@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from trainer.exchange.compression.powersgd import PowerSGD
-from trainer.exchange.compression.topk import TopK
+from trainer.exchange.protocol.compression.powersgd import PowerSGD
+from trainer.exchange.protocol.compression.topk import TopK
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategy import MIXED, Strategy, Training

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.errors import InputError
 from trainer.planning.activations import in_flight, of_gpt_layer
 from trainer.planning.memory import (
     NF4_BYTES,
@@ -19,6 +18,7 @@ from trainer.planning.memory import (
 )
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategy import MIXED, SCHEDULES, Precision, Strategy, Training
+from trainer.system.errors import InputError
 
 GB, GIB = 1e9, 2**30
 EXACT = 0.01

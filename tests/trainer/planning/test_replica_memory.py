@@ -12,7 +12,6 @@ import torch
 
 from tests.covering import covering
 from trainer.data.tokens import Encoded
-from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout, read_headers
@@ -31,6 +30,7 @@ from trainer.planning.strategy import Strategy
 from trainer.replica.microbatch import Limit, split
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.replica import TorchReplica
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path

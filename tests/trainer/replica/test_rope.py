@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from trainer.errors import InputError
 from trainer.replica.rope import rope_tables
+from trainer.system.errors import InputError
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.errors import InputError, NonFiniteError
 from trainer.replica.sampling import Sampling
+from trainer.system.errors import InputError, NonFiniteError
 
 LOGITS = np.array([0.5, -1.0, 2.0, 0.0, 1.5, -0.5], np.float32)
 DRAWS = 4000

@@ -10,9 +10,9 @@ import torch
 
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, start
 from trainer.data.tokens import Encoded
-from trainer.errors import InputError
 from trainer.replica.base import StepResult
 from trainer.replica.microbatch import Limit
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

@@ -13,10 +13,10 @@ import torch
 
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, start
 from trainer.data.tokens import Encoded
-from trainer.errors import DoesNotFitError, InputError
 from trainer.model.layout import build_layout
 from trainer.planning.replica import CPU_TOKENS
 from trainer.replica.torch.replica import TorchReplica
+from trainer.system.errors import DoesNotFitError, InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

@@ -11,10 +11,10 @@ import pytest
 
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_state
 from tests.waiting import wait_for
-from trainer.errors import StorageError, UnprovedError
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import Snapshot
+from trainer.system.errors import StorageError, UnprovedError
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.run_recorder import SAVING_VARIABLE, RunRecorder
 from trainer.tracking.status import read_status

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.clock import Clock
-from trainer.errors import StorageError
+from trainer.system.errors import StorageError
 from trainer.tracking.status import Status, StatusFile, read_status, say_last, says_over
 
 

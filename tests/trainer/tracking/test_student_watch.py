@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.clock import Clock
-from trainer.process.interruption import Interrupted, Interruption
-from trainer.storage import lease
-from trainer.storage.lease_folder import lease_path, write_beat
+from trainer.system.process.interruption import Interrupted, Interruption
+from trainer.system.storage import lease
+from trainer.system.storage.lease_folder import lease_path, write_beat
 from trainer.tracking import student_watch
 from trainer.tracking.status import RunState, StatusFile, first_status
 from trainer.tracking.student_watch import StudentWatch, ends_with_student

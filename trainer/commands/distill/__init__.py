@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainer.commandline.lazy_group import LazyGroup
+from trainer.system.commandline.lazy_group import LazyGroup
 
 _HERE = "trainer.commands.distill"
 COMMANDS = {

@@ -9,7 +9,7 @@ import click
 
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
-from trainer.errors import RefusedError
+from trainer.system.errors import RefusedError
 
 
 @click.command("audit")
@@ -47,10 +47,10 @@ def audit(
 
     Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
     """
+    from trainer.distill.logits.dataset import LogitsFolder
     from trainer.distill.teacher.audit import LIMIT, check_teacher
     from trainer.distill.teacher.audit import audit as compare
     from trainer.distill.teacher.scoring import open_teacher
-    from trainer.logits.dataset import LogitsFolder
     from trainer.model.files import resolve_model
 
     logits = LogitsFolder(folder)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from trainer.logits.dataset import Description, LogitsFolder
-    from trainer.logits.heartbeat import TeacherStatus
-    from trainer.logits.survey import Contents, Survey
+    from trainer.distill.logits.dataset import Description, LogitsFolder
+    from trainer.distill.logits.heartbeat import TeacherStatus
+    from trainer.distill.logits.survey import Contents, Survey
 
 BAR = 40
 """Characters of the longest bar."""
@@ -31,8 +31,8 @@ BAR = 40
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(folder: Path, sample: int, as_json: bool) -> None:
     """Show the format and amount of the logits in DIR, and which teachers are writing."""
-    from trainer.logits.dataset import LogitsFolder
-    from trainer.logits.survey import survey
+    from trainer.distill.logits.dataset import LogitsFolder
+    from trainer.distill.logits.survey import survey
 
     logits = LogitsFolder(folder)
     found = survey(logits, sample)
@@ -61,7 +61,7 @@ def inspect(folder: Path, sample: int, as_json: bool) -> None:
 
 def _teachers(logits: LogitsFolder) -> list[TeacherStatus]:
     """Read the heartbeats twice, one interval apart, if one of them claims to be alive."""
-    from trainer.logits.heartbeat import INTERVAL, TeacherWatch
+    from trainer.distill.logits.heartbeat import INTERVAL, TeacherWatch
 
     watch = TeacherWatch(logits)
     if any(each.beat.state in ("running", "waiting") for each in watch.look()):

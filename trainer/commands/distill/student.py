@@ -15,8 +15,8 @@ from trainer.commands.place import place_options
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import with_environment
-from trainer.errors import InputError
-from trainer.process.stopping import FEED
+from trainer.system.errors import InputError
+from trainer.system.process.stopping import FEED
 
 _PRESET = "student"
 _SETTINGS = {
@@ -91,10 +91,10 @@ def student(
         config = run_config.load(source, given)
     budget = with_environment(config.budget, os.environ)
     config = config.model_copy(update={"budget": budget})
-    from trainer.build.roles import Placement, on_signal
-    from trainer.build.student_role import run_student
     from trainer.distill.student.inputs import FreshStudent
-    from trainer.process.stopping import Stop
+    from trainer.run.composition.roles import Placement, on_signal
+    from trainer.run.composition.student_role import run_student
+    from trainer.system.process.stopping import Stop
 
     stop = Stop()
     on_signal(stop.ask)

@@ -10,13 +10,13 @@ import click
 
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
-from trainer.errors import InputError
-from trainer.process.announcement import announced
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
 
 if TYPE_CHECKING:
+    from trainer.distill.logits.scores import Kind
     from trainer.distill.teacher.scoring import Teacher
-    from trainer.logits.scores import Kind
-    from trainer.process.interruption import Interruption
+    from trainer.system.process.interruption import Interruption
 
 
 class Share(click.ParamType):
@@ -165,7 +165,7 @@ def teacher(model: str, **options: Any) -> None:
     with_student: bool = options.pop("with_student")
     if with_student and until is None:
         raise InputError("--with-student: give --until STATUS, which lies in the student's folder")
-    from trainer.process.interruption import Interrupted, Interruption
+    from trainer.system.process.interruption import Interrupted, Interruption
 
     interruption = Interruption()
     try:
@@ -200,10 +200,10 @@ def _teach(
     batch_tokens: int | None,
     **request: Any,
 ) -> None:
+    from trainer.distill.logits.scores import Scheme
     from trainer.distill.teacher.assignment import ScoringRequest, assign
     from trainer.distill.teacher.progress import open_teacher_view
     from trainer.distill.teacher.run import Teaching
-    from trainer.logits.scores import Scheme
     from trainer.tracking.status import says_over
 
     kept = Scheme(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from trainer.errors import StorageError
+from trainer.system.errors import StorageError
 
 
 @click.command("verify")
@@ -21,8 +21,8 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
 
     Exit code 6 when a shard is damaged, or, with --complete, missing.
     """
-    from trainer.logits.dataset import LogitsFolder
-    from trainer.logits.verify import verdicts
+    from trainer.distill.logits.dataset import LogitsFolder
+    from trainer.distill.logits.verify import verdicts
 
     logits = LogitsFolder(folder)
     found = list(verdicts(logits))

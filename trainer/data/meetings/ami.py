@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from trainer.data.meetings.minutes import ActionItem, Meeting, Minutes
 from trainer.data.meetings.wording import INSTRUCTIONS
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 ROLES = {
     "PM": "Project Manager",

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Encoded
+from trainer.distill.logits.dataset import DATASET, SHARD_FILE, LogitsFolder
+from trainer.distill.logits.scores import Window
 from trainer.distill.student.inputs import check_student
 from trainer.distill.student.prefetch import Preparation
-from trainer.errors import InputError
-from trainer.logits.dataset import DATASET, SHARD_FILE, LogitsFolder
-from trainer.logits.scores import Window
-from trainer.storage import atomic_folder
+from trainer.system.errors import InputError
+from trainer.system.storage import atomic_folder
 
 GROUP = 4
 """Shards whose windows are mixed, and that a worker holds in memory."""

@@ -13,17 +13,17 @@ from trainer.data.encoder import Encoder
 from trainer.data.samples import SampleFile, read_file
 from trainer.data.survey import survey
 from trainer.data.tokens import make_dataset
+from trainer.distill.logits import targets
+from trainer.distill.logits.dataset import DATASET, LogitsFolder
+from trainer.distill.logits.description import Description
+from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.student.from_scratch import fresh_config, fresh_model
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest
-from trainer.errors import InputError, RefusedError, UnreachableError
-from trainer.logits import targets
-from trainer.logits.dataset import DATASET, LogitsFolder
-from trainer.logits.description import Description
-from trainer.logits.heartbeat import TeacherWatch
 from trainer.model.architecture import read_architecture, read_positions
 from trainer.model.files import resolve_model
 from trainer.model.safetensors_headers import read_config
-from trainer.process.stopping import Stop
+from trainer.system.errors import InputError, RefusedError, UnreachableError
+from trainer.system.process.stopping import Stop
 
 log = logging.getLogger(__name__)
 

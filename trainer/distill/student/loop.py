@@ -11,15 +11,15 @@ from trainer.config.run import RunConfig
 from trainer.data.metrics import mean_loss
 from trainer.data.soft_targets import alpha_at
 from trainer.data.tokens import Dataset
+from trainer.distill.logits.stream import Position
 from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.distill.student.prefetch import Batch, Feed
-from trainer.errors import NonFiniteError, TrainerError
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.logits.stream import Position
 from trainer.optimizer.adamw import learning_rate_at
-from trainer.process.stopping import Stop
 from trainer.replica.torch.replica import TorchReplica
+from trainer.system.errors import NonFiniteError, TrainerError
+from trainer.system.process.stopping import Stop
 
 if TYPE_CHECKING:
     from trainer.tracking.run_recorder import RunRecorder

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainer.config.run import OptimizerConfig
-from trainer.errors import NonFiniteError
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import Snapshot, TrainState, decaying_spans
+from trainer.system.errors import NonFiniteError
 
 
 class StudentOptimizer:

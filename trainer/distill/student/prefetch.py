@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from trainer.config.run import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
+from trainer.distill.logits.scores import Scheme, Window
+from trainer.distill.logits.stream import Position, ShardStream
+from trainer.distill.logits.targets import targets
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.logits.scores import Scheme, Window
-from trainer.logits.stream import Position, ShardStream
-from trainer.logits.targets import targets
-from trainer.process.stopping import FEED, Stop
+from trainer.system.process.stopping import FEED, Stop
 
 Tell = Callable[[str, str], None]
 """Takes an event of `trainer.tracking.metrics` and a message."""

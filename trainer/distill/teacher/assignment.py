@@ -9,11 +9,8 @@ from pathlib import Path
 
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
-from trainer.distill.teacher.windows import Range, Windows
-from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
-from trainer.errors import InputError
-from trainer.logits.dataset import LogitsFolder
-from trainer.logits.description import (
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.description import (
     CorpusInfo,
     Description,
     ShardPlan,
@@ -21,9 +18,12 @@ from trainer.logits.description import (
     TokenizerInfo,
     Values,
 )
-from trainer.logits.scores import Scheme
+from trainer.distill.logits.scores import Scheme
+from trainer.distill.teacher.windows import Range, Windows
+from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
 from trainer.model.files import model_digest, resolve_model
 from trainer.model.safetensors_headers import positions_of, read_config
+from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
 

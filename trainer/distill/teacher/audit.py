@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.data.order import epoch_order
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.scores import Scheme, Scores, Window
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.windows import Piece
 from trainer.distill.tokenizer.vocabulary import Vocabulary
-from trainer.errors import InputError, RefusedError
-from trainer.logits.dataset import LogitsFolder
-from trainer.logits.scores import Scheme, Scores, Window
 from trainer.model.files import model_digest
+from trainer.system.errors import InputError, RefusedError
 
 LIMIT = 0.01
 """Mean KL in nats above which the teacher is another one. Float noise is far below: bf16 against

@@ -19,7 +19,7 @@ from torch import Tensor
 from trainer.distill.teacher.rows import Rows
 
 if TYPE_CHECKING:
-    from trainer.logits.scores import Scheme
+    from trainer.distill.logits.scores import Scheme
 
 BLOCK = 64
 """Tokens in a block; near the square root of V / k both levels of a search cost the same."""

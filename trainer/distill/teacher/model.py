@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.distill.teacher.parts import Parts
-from trainer.errors import InputError
 from trainer.model.architecture import parse_architecture
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.replica.torch import decoder
 from trainer.replica.torch.loader import load_frozen
+from trainer.system.errors import InputError
 
 
 class TeacherModel:

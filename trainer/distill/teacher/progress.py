@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.logits.description import ShardPlan
+from trainer.distill.logits.description import ShardPlan
 from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choose_view, duration
 
 

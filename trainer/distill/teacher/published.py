@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from trainer.distill.teacher.parts import Parts
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.logits.scores import Scores
+from trainer.distill.logits.scores import Scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)

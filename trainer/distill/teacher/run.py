@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.distill.logits.description import ShardPlan
+from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.progress import Headway, Tally
-from trainer.errors import StorageError
-from trainer.logits.description import ShardPlan
-from trainer.logits.heartbeat import INTERVAL, TeacherHeartbeat
-from trainer.process.interruption import Interrupted
+from trainer.system.errors import StorageError
+from trainer.system.process.interruption import Interrupted
 
 if TYPE_CHECKING:  # imports torch and transformers: not needed if all is scored
     from trainer.distill.teacher.scoring import Teacher

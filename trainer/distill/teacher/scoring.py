@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from trainer.config.run import Backend
+from trainer.distill.logits.description import Description
+from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher.compress_logits import Scorer, uniforms
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import Piece
-from trainer.errors import InputError, NonFiniteError
-from trainer.logits.description import Description
-from trainer.logits.scores import Scheme, Window
 from trainer.replica.backend import UnusableError, cuda_device, first_usable
 from trainer.replica.microbatch import Limit, split
+from trainer.system.errors import InputError, NonFiniteError
 
 log = logging.getLogger(__name__)
 

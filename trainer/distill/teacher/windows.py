@@ -12,8 +12,8 @@ from trainer.data.chat_template import ConversationError
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
-from trainer.errors import InputError
-from trainer.logits.description import ShardPlan
+from trainer.distill.logits.description import ShardPlan
+from trainer.system.errors import InputError
 
 _BATCH_BYTES = 1 << 20  # of text tokenised at once: bounds the library's memory
 
@@ -23,7 +23,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Consecutive tokens of one document, not yet scored; see `trainer.logits.scores.Window`."""
+    """Consecutive tokens of one document, not yet scored; see `distill.logits.scores.Window`."""
 
     document: int
     start: int

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 Merge = tuple[str, str]
 

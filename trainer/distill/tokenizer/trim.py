@@ -22,8 +22,8 @@ from trainer.data.documents import Documents
 from trainer.data.encoder import load_tokenizer
 from trainer.distill.tokenizer.bpe_merges import Bpe
 from trainer.distill.tokenizer.vocabulary import FILE, SCHEMA, tokenizer_digest
-from trainer.errors import InputError
-from trainer.storage.new_folder import check_new, write_new
+from trainer.system.errors import InputError
+from trainer.system.storage.new_folder import check_new, write_new
 
 _AS_THEY_ARE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 _SIZE = 32768

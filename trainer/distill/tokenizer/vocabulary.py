@@ -19,8 +19,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from trainer.data.encoder import load_tokenizer
-from trainer.errors import InputError, RefusedError
 from trainer.model.safetensors_headers import read_config
+from trainer.system.errors import InputError, RefusedError
 
 FILE = "vocabulary.json"
 SCHEMA = "motley.vocabulary/1"

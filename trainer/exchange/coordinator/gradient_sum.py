@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import NonFiniteError, ProtocolError
-from trainer.exchange.compression.choice import AgreedCodecs
-from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Codec
+from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.reused import ReusedArray
 from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import square_sum
+from trainer.system.errors import NonFiniteError, ProtocolError
 
 Float32 = NDArray[np.float32]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trainer.errors import NonFiniteError, ProtocolError
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.coordinator.outliers import Outliers
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import BlockParts, ShardResult
 from trainer.exchange.protocol.wire import MAX_WEIGHT
 from trainer.model.layout import GradientLayout
+from trainer.system.errors import NonFiniteError, ProtocolError
 
 
 @dataclass(eq=False)

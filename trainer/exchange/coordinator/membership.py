@@ -12,7 +12,6 @@ import math
 from typing import Literal
 
 from trainer.config.run import RunConfig
-from trainer.errors import GradientError, ProtocolError, TrainerError, UnprovedError
 from trainer.exchange.coordinator.joiners import Joiners
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.training import Training
@@ -24,6 +23,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState
+from trainer.system.errors import GradientError, ProtocolError, TrainerError, UnprovedError
 
 Phase = Literal["waiting", "running", "finishing", "over"]
 

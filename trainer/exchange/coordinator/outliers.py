@@ -17,11 +17,11 @@ from statistics import median
 import numpy as np
 
 from trainer.config.run import ExchangeConfig
-from trainer.errors import OutlierError
 from trainer.exchange.coordinator.gradient_sum import Contribution
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import Block, GradientLayout, TensorSlot
+from trainer.system.errors import OutlierError
 
 WINDOW = 64
 """Contributions to a block that its medians are of."""

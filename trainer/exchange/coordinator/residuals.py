@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trainer.config.run import ExchangeConfig
-from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.protocol.compression.choice import AgreedCodecs
 from trainer.model.layout import GradientLayout
 
 

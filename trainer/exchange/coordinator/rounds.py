@@ -7,13 +7,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.host_groups import HostGroup, form_groups
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult
 from trainer.exchange.protocol.wire import Frame
+from trainer.system.errors import ProtocolError
 
 Kind = Literal["train", "evaluate"]
 

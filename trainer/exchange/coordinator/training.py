@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 from trainer.config.run import RunConfig
-from trainer.errors import NonFiniteError, ProtocolError
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.dealer import Dealer
 from trainer.exchange.coordinator.ledger import Shard
@@ -25,6 +24,7 @@ from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, learning_rate_at, weights_digest
 from trainer.optimizer.nesterov import Update
+from trainer.system.errors import NonFiniteError, ProtocolError
 
 _STEPS_BEHIND = 3
 """Times a step's deadline that a proof of equal weights may take."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.config.run import RunConfig
-from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.rounds import Round
 from trainer.exchange.protocol.messages import ShardResult
+from trainer.system.errors import ProtocolError
 
 Score = Callable[[list[list[int]]], dict[str, float]]
 """Turns the confusion matrix of a validation into named figures."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from trainer.errors import ProtocolError
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.protocol.messages import WeightsReport
+from trainer.system.errors import ProtocolError
 
 
 @dataclass

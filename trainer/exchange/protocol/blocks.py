@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.codecs import Codec
 from trainer.exchange.protocol.wire import CHUNK, Frame, MessageType
+from trainer.system.errors import ProtocolError
 
 _NONE = np.empty(0, np.uint8)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.errors import ProtocolError, RefusedError
 from trainer.exchange.protocol.messages import CarriedBy, JoinRequest
 from trainer.exchange.protocol.state_transfer import Delivery
+from trainer.system.errors import ProtocolError, RefusedError
 
 MAX_DIVERGED = 3
 """Times a rank may prove other weights than ours before it stays out."""

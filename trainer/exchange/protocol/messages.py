@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.system.errors import ProtocolError
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=2**16)]

@@ -9,9 +9,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.wire import CHUNK, Frame, MessageType
 from trainer.optimizer.adamw import Snapshot, TrainState
+from trainer.system.errors import ProtocolError
 
 
 def state_frames(snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:

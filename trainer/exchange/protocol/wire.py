@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.errors import ProtocolError
+from trainer.system.errors import ProtocolError
 
 MAGIC = b"MTLY"
 PROTOCOL_VERSION = 7

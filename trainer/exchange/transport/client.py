@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import RefusedError, TrainerError, UnreachableError
-from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.compression.choice import AgreedCodecs
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
@@ -31,6 +30,7 @@ from trainer.exchange.transport.shared_memory import supported
 from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
 from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
+from trainer.system.errors import RefusedError, TrainerError, UnreachableError
 
 CONNECT = 5.0
 """Seconds that one attempt to connect may take."""

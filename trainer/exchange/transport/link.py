@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.messages import SHARED_MEMORY
 from trainer.exchange.protocol.wire import (
     Frame,
@@ -19,6 +18,7 @@ from trainer.exchange.transport.send_queue import RECORD, SendQueue
 from trainer.exchange.transport.shared_memory import SharedBlocks
 from trainer.exchange.transport.sockets import peer_of
 from trainer.exchange.transport.tls import Chain
+from trainer.system.errors import ProtocolError
 
 FLUSH = 5.0
 """Seconds that a closing link may take to send what is queued."""

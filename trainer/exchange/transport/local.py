@@ -8,13 +8,13 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import BudgetError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.protocol.messages import Message, ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.worker.session import Event, Session
+from trainer.system.errors import BudgetError
 
 _LINK = 1
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import ProtocolError
-from trainer.exchange.compression.choice import AgreedCodecs
 from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.compression.choice import AgreedCodecs
 from trainer.exchange.protocol.messages import CarriedBy, CarryRequest, ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.link import Link
@@ -25,6 +24,7 @@ from trainer.exchange.transport.shared_memory import WorkerEnd
 from trainer.exchange.worker.carrier import Carrier
 from trainer.exchange.worker.session import Committed, Event, Session
 from trainer.model.layout import GradientLayout
+from trainer.system.errors import ProtocolError
 
 _AGAIN = 1.0
 """Seconds, on average, until a worker looks again for a carrier, or becomes it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from trainer.budget.guard import Ending
-from trainer.errors import TrainerError
 from trainer.exchange.protocol.actions import Save
+from trainer.planning.budget.guard import Ending
+from trainer.system.errors import TrainerError
 
 
 class Recorder(Protocol):

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from trainer.errors import BudgetError, InputError, ProtocolError, TrainerError
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
 from trainer.exchange.protocol.members import RefusalError
@@ -25,6 +24,7 @@ from trainer.exchange.transport.malloc import return_freed_arrays
 from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.transport.refusals import Refusals
 from trainer.exchange.transport.same_host import SameHostListener, socket_name
+from trainer.system.errors import BudgetError, InputError, ProtocolError, TrainerError
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ import os
 from collections.abc import Sequence
 from itertools import accumulate
 
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.system.errors import ProtocolError
 
 GRADIENTS = frozenset({MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT})
 AVERAGES = frozenset({MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT})

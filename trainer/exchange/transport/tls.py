@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from trainer.errors import InputError, ProtocolError
 from trainer.exchange.protocol.members import RefusalError
+from trainer.system.errors import InputError, ProtocolError
 
 Certificate = Mapping[str, Any]
 """A certificate as `ssl` decodes it."""

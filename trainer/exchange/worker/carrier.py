@@ -15,7 +15,6 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import ProtocolError
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.blocks import BlockAssembly
 from trainer.exchange.protocol.codecs import Fp32
@@ -23,6 +22,7 @@ from trainer.exchange.protocol.messages import BlockParts, Part, ShardAssignment
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.worker.session import Committed, Event, Session
 from trainer.model.layout import Block, GradientLayout
+from trainer.system.errors import ProtocolError
 
 Float32 = NDArray[np.float32]
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import ProtocolError
-from trainer.exchange.compression.choice import AgreedCodecs
-from trainer.exchange.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Bytes, Codec, Fp32
+from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
 from trainer.exchange.protocol.state_transfer import StateAssembly
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState
+from trainer.system.errors import ProtocolError
 
 Float32 = NDArray[np.float32]
 

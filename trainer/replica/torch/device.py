@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 
 def usable_device(name: str) -> torch.device:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.cache import Cache
@@ -24,6 +23,7 @@ from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import flatten
 from trainer.replica.torch.precision import autocast
+from trainer.system.errors import InputError
 
 
 def load_generator(

@@ -13,12 +13,12 @@ from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
-from trainer.process.announcement import announced
 from trainer.replica.torch import decoder
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare, reading
 from trainer.replica.torch.precision import compute_dtype
+from trainer.system.process.announcement import announced
 
 
 def load_model(

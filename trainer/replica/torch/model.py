@@ -12,11 +12,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
-from trainer.errors import DoesNotFitError, InputError, is_out_of_memory
 from trainer.model.layout import GradientLayout
-from trainer.process.announcement import announced
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import add_adapters
+from trainer.system.errors import DoesNotFitError, InputError, is_out_of_memory
+from trainer.system.process.announcement import announced
 
 NF4_BLOCK = 64
 """Consecutive weights that share a scale."""

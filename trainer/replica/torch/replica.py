@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
-from trainer.errors import DoesNotFitError, is_out_of_memory
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout, read_headers
 from trainer.planning.replica import (
@@ -41,6 +40,7 @@ from trainer.replica.torch.model import (
 from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, autocast
 from trainer.replica.torch.processors import Processors, SpeedWatch
 from trainer.replica.torch.recomputation import recomputes
+from trainer.system.errors import DoesNotFitError, is_out_of_memory
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded

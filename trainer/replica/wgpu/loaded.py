@@ -12,7 +12,6 @@ from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.vulkan_buffers import padded_length
-from trainer.process.announcement import announced
 from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
@@ -20,6 +19,7 @@ from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
 from trainer.replica.wgpu.weights.loader import load_frozen
 from trainer.replica.wgpu.weights.slots import Slots
+from trainer.system.process.announcement import announced
 
 
 @dataclass(frozen=True)

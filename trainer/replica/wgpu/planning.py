@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import cast
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.planning.replica import CPU_TOKENS
@@ -16,6 +15,7 @@ from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.microbatch import Limit
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Budget, Purpose, available, check_fits
+from trainer.system.errors import InputError
 
 _TOKENS = 8192
 """The most tokens of an automatic micro-batch: more keep no GPU busier."""

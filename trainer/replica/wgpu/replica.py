@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.base import EvalResult, OnBlock, StepResult
@@ -25,6 +24,7 @@ from trainer.replica.wgpu.planning import plan
 from trainer.replica.wgpu.readback import Readback
 from trainer.replica.wgpu.recordings import Recording
 from trainer.replica.wgpu.soft_target_tables import check_supported
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded

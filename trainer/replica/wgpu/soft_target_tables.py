@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.run import DistillationConfig
-from trainer.errors import InputError
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.soft_targets import SoftTargets

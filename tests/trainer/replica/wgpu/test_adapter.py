@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.replica.wgpu.gpu import pci
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.vulkan_adapter import (
     Adapter,
@@ -17,6 +16,7 @@ from trainer.replica.wgpu.gpu.vulkan_adapter import (
     pick,
     select,
 )
+from trainer.system import pci
 
 AMD, NAVI10, ARC = 0x1002, 0x7310, 0x56A0
 

@@ -16,7 +16,6 @@ from tests.trainer.replica.wgpu.on_device import agree, draw, leaf, run
 from tests.trainer.replica.wgpu.test_cross_entropy import cross_entropy
 from tests.trainer.replica.wgpu.test_replica import start
 from trainer.data.soft_targets import SoftTargets
-from trainer.errors import InputError
 from trainer.model.layout import build_layout
 from trainer.replica.microbatch import Limit
 from trainer.replica.wgpu.gpu.array import Array
@@ -25,6 +24,7 @@ from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.kernels import cross_entropy as kernels
 from trainer.replica.wgpu.kernels.distillation import Teacher, distillation_gradient
 from trainer.replica.wgpu.replica import WgpuReplica
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

@@ -8,13 +8,13 @@ import pytest
 
 from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient, relative
-from trainer.errors import InputError
 from trainer.model.layout import build_layout
 from trainer.replica.microbatch import Limit
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 from trainer.replica.wgpu.replica import WgpuReplica
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

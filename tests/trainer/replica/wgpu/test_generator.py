@@ -12,7 +12,6 @@ import torch
 
 from tests.trainer.replica.driving import relative
 from trainer.config.run import RunConfig
-from trainer.errors import InputError, NonFiniteError
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
@@ -21,6 +20,7 @@ from trainer.replica.torch.published import load_published
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.loaded import load
+from trainer.system.errors import InputError, NonFiniteError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

@@ -9,11 +9,11 @@ import numpy as np
 import psutil
 import pytest
 
-from trainer.errors import InputError
-from trainer.replica.wgpu.gpu import pci
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Budget, Pool, available, check_fits
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter, Kind
+from trainer.system import pci
+from trainer.system.errors import InputError
 
 
 def test_memory_given_back_is_taken_again_the_smallest_that_fits(device: Device) -> None:

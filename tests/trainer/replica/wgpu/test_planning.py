@@ -11,7 +11,6 @@ import pytest
 from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient
 from tests.trainer.small_model import write_hollow_weights
-from trainer.errors import InputError
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_config
@@ -28,6 +27,7 @@ from trainer.replica.wgpu.recordings import Settings, record
 from trainer.replica.wgpu.replica import WgpuReplica
 from trainer.replica.wgpu.weights.loader import take_frozen
 from trainer.replica.wgpu.weights.slots import Slots
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

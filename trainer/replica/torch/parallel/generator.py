@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.torch.decoder import is_computed_here
@@ -23,6 +22,7 @@ from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.tensor import TensorParallel
+from trainer.system.errors import InputError
 
 
 def load_parallel_generator(

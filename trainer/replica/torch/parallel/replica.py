@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -33,6 +32,7 @@ from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.parallelize import parallelize
 from trainer.replica.torch.parallel.tensor import sum_gradients
 from trainer.replica.torch.precision import SCALE_OF_MEAN, LossScale
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.errors import InputError
 from trainer.planning.vulkan_buffers import ALIGNMENT
 from trainer.replica.sampling import Logits, Sampling
 from trainer.replica.wgpu.generation.kv_cache import Cache, StepInputs, record_decoding
@@ -23,6 +22,7 @@ from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import USABLE, Pool, available
 from trainer.replica.wgpu.layers.decoder import Decoder
+from trainer.system.errors import InputError
 
 _WORDS = ALIGNMENT // 4
 _PIECES = (128, 64, 32, 16)

@@ -11,10 +11,10 @@ import numpy as np
 import wgpu
 
 from trainer.planning.vulkan_buffers import Kind, aligned, nbytes
-from trainer.process.announcement import announced
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+from trainer.system.process.announcement import announced
 
 LIMITS = (
     "max-buffer-size",

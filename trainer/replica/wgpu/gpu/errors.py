@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.errors import TrainerError
+from trainer.system.errors import TrainerError
 
 
 class DeviceError(TrainerError):

@@ -13,13 +13,13 @@ from typing import Literal, get_args
 
 import psutil
 
-from trainer.errors import InputError
 from trainer.planning.vulkan import USABLE
 from trainer.planning.vulkan_buffers import NF4_BLOCK, Kind, aligned, nbytes
-from trainer.replica.wgpu.gpu import pci
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+from trainer.system import pci
+from trainer.system.errors import InputError
 
 Purpose = Literal[
     "frozen", "trainable", "gradients", "checkpoints", "activations", "logits", "workspace", "input"

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import wgpu
 from wgpu.backends import wgpu_native
 
-from trainer.replica.wgpu.gpu import pci
 from trainer.replica.wgpu.gpu.errors import DeviceError
+from trainer.system import pci
 
 Kind = Literal["discrete", "integrated", "other", "software"]
 

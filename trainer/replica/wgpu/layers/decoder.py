@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.run import LINEARS, RunConfig
-from trainer.errors import InputError
 from trainer.model.architecture import Architecture, module_of
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
@@ -22,6 +21,7 @@ from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
 from trainer.replica.wgpu.layers.head import Head, Outcome, Targets
 from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
+from trainer.system.errors import InputError
 
 _PEFT = "base_model.model."
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from trainer.config.run import RunConfig
-from trainer.errors import InputError
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.layout import stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
@@ -21,6 +20,7 @@ from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
 from trainer.replica.wgpu.weights.nf4_file import ABSMAX, quantized
+from trainer.system.errors import InputError
 
 _STEP = 1 << 22  # elements of a piece
 

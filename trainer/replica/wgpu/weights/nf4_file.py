@@ -22,13 +22,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from blake3 import blake3
 
-from trainer.errors import InputError
 from trainer.model.files import model_digest
 from trainer.model.safetensors_headers import TensorHeader, read_file_headers
 from trainer.planning.vulkan_buffers import NF4_BLOCK
-from trainer.process.announcement import announced
 from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
 from trainer.replica.wgpu.weights.nf4 import quantize
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
 
 log = logging.getLogger(__name__)
 

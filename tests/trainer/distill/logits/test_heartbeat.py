@@ -1,0 +1,121 @@
+"""A teacher that lives is known from one that is done, failed or silent, without wall clocks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.trainer.clock import Clock
+from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder
+from trainer.distill.logits.heartbeat import TeacherHeartbeat, TeacherWatch
+
+DESCRIPTION = tiny_description(SCHEMES["topk"])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_folder(tmp_path, DESCRIPTION, write=[])
+
+
+def test_a_beat_is_read_as_it_was_written(folder):
+    with TeacherHeartbeat(folder, "intel-1") as beat:
+        beat.beat(shards_done=1, shards=3, tokens_per_second=812.5)
+        [seen] = TeacherWatch(folder).look()
+        assert (seen.beat.name, seen.beat.state) == ("intel-1", "running")
+        assert (seen.beat.shards_done, seen.beat.shards) == (1, 3)
+        assert seen.beat.tokens_per_second == 812.5
+        beat.beat(shards_done=3, shards=3, state="waiting")
+        assert TeacherWatch(folder).look()[0].beat.state == "waiting"
+        beat.done()
+    assert TeacherWatch(folder).look()[0].beat.state == "done"
+
+
+def test_an_exception_is_the_reason(folder):
+    with pytest.raises(OSError, match="no more"), TeacherHeartbeat(folder, "a"):
+        raise OSError("no more")
+    [seen] = TeacherWatch(folder).look()
+    assert (seen.beat.state, seen.beat.reason) == ("failed", "no more")
+
+
+def test_it_beats_while_the_teacher_is_busy(folder):
+    """One forward may take minutes: nobody calls `beat`, and still the file changes."""
+    path = folder.path / "teachers" / "a.json"
+    with TeacherHeartbeat(folder, "a", interval=0.01) as beat:
+        counters = set()
+        while len(counters) < 3:
+            counters.add(json.loads(path.read_text())["counter"])
+        beat.done()
+    last = path.read_text()
+    assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
+    assert json.loads(last)["state"] == "done"
+
+
+def test_silence_is_measured_by_change_on_the_readers_clock(folder):
+    clock = Clock(1000.0)
+    path = folder.path / "teachers" / "a.json"
+    with TeacherHeartbeat(folder, "a", interval=3600) as beat:
+        os.utime(path, (0, 0))  # the teacher's clock is decades behind
+        watch = TeacherWatch(folder, clock)
+        assert watch.quiet() == 0
+        clock.now += 50
+        assert watch.quiet() == 50
+        beat.beat(shards_done=0, shards=3)  # says the same, and yet another beat
+        assert watch.quiet() == 0
+        clock.now += 10
+        assert watch.look()[0].silent == 10
+        path.write_text('{"half')
+        assert watch.quiet() == 10, "what cannot be read is no sign of life"
+        beat.done()
+
+
+def test_those_that_ended_are_no_sign_of_life(folder):
+    clock = Clock(1000.0)
+    watch = TeacherWatch(folder, clock)
+    for name in ("a", "b"):
+        with TeacherHeartbeat(folder, name) as beat:
+            beat.done() if name == "a" else beat.failed("the disk is full")
+    clock.now += 30
+    assert [each.beat.state for each in watch.look()] == ["done", "failed"]
+    assert watch.quiet() == 30
+    with TeacherHeartbeat(folder, "c") as beat:
+        assert watch.quiet() == 0
+        beat.done()
+
+
+def test_a_killed_teacher_falls_silent(folder):
+    code = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from trainer.distill.logits.dataset import LogitsFolder\n"
+        "from trainer.distill.logits.heartbeat import TeacherHeartbeat\n"
+        "beat = TeacherHeartbeat(LogitsFolder(Path(sys.argv[1])), 'a', interval=0.01)\n"
+        "print('up', flush=True)\ntime.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, folder.path],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        process.stdout.readline()
+        watch = TeacherWatch(folder)
+        first = watch.look()[0].beat
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    watch.look()
+    time.sleep(0.05)
+    [seen] = watch.look()
+    assert seen.beat.state == first.state == "running"
+    assert seen.silent >= 0.05
+
+
+def test_a_full_disk_stops_no_teacher(folder, caplog):
+    (folder.path / "teachers").rename(folder.path / "gone")
+    with TeacherHeartbeat(folder, "a") as beat:
+        beat.beat(shards_done=1, shards=3)
+        beat.done()
+    assert [each.message for each in caplog.records if "not written" in each.message]

@@ -1,0 +1,53 @@
+"""Codecs by name."""
+
+import numpy as np
+import pytest
+
+from tests.trainer.exchange.protocol.compression.layouts import one_block
+from trainer.config.codec import NAMES
+from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.system.errors import InputError
+
+LAYOUT = one_block((16, 40), (50, 16))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_its_codecs_and_decodes_what_it_encodes(name: str) -> None:
+    (codec,) = codecs_for(name, LAYOUT)
+    assert codec.name == name
+    values = np.zeros(LAYOUT.size, np.float32)
+    values[[3, 700]] = 1.0, -2.0
+    out = np.full(LAYOUT.size, 777, np.float32)
+    encoded = codec.encode(0, values)
+    assert encoded.nbytes == codec.nbytes(LAYOUT.size)
+    codec.decode(encoded, out)
+    np.testing.assert_allclose(out, values, atol=0.2)
+
+
+@pytest.mark.parametrize("name", ["topk:0.5", "topk:0.025", "topk:0.000001", "powersgd:16"])
+def test_another_density_or_rank_keeps_its_name(name: str) -> None:
+    assert codecs_for(name, LAYOUT)[0].name == name
+
+
+def test_auto_is_int8_where_it_is_not_bf16() -> None:
+    assert codecs_for("auto", LAYOUT)[0].name == "int8"
+
+
+def test_numbers_on_the_wire_differ() -> None:
+    kinds = [name for name in NAMES if name != "topk:0.01"]
+    assert len({codecs_for(name, LAYOUT)[0].id for name in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "int16", "topk", "topk:0", "topk:0.0", "topk:0.6", "topk:-0.1", "topk:nan",
+             "topk:1e-2", "powersgd:0", "powersgd", "powersgd:-1", "INT8"],
+)  # fmt: skip
+def test_another_name_is_an_error_that_lists_them(name: str) -> None:
+    with pytest.raises(InputError, match=r"topk:0\.1"):
+        codecs_for(name, LAYOUT)
+
+
+def test_powersgd_is_refused_for_adapters_with_the_reason() -> None:
+    with pytest.raises(InputError, match=r"rank 16 already, so rank 4 is at least 0\.25"):
+        codecs_for("powersgd:4", LAYOUT, lora_rank=16)
+    assert codecs_for("topk:0.1", LAYOUT, lora_rank=16)

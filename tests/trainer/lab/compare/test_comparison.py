@@ -1,0 +1,141 @@
+"""What a comparison says: limits, bytes, what is absent, and its forms."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests import ROOT
+from trainer.cli import main
+from trainer.lab.compare import backends, cluster, comparison
+from trainer.lab.compare.backends import BACKENDS
+from trainer.lab.compare.bars import draw
+from trainer.lab.compare.cluster import Cluster
+from trainer.lab.compare.comparison import Comparison, Row
+from trainer.system.errors import UnreachableError
+
+
+@pytest.fixture(autouse=True)
+def _own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command changes what SIGTERM does, which here is pytest's."""
+    monkeypatch.setattr(cluster, "end_on_terminate", lambda: None)
+
+
+def run(words: list[str]) -> int:
+    """Run `trainer` and return its exit code."""
+    with mock.patch.object(sys, "argv", ["trainer", *words]), pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+ROWS = [
+    Row("ours", 5.3, 200, 430.0, 424.0, 10_700_000, 450.0, 10_800_000, 5.5, 5.51),
+    Row("gloo", 5.3, None, 30.0, None, None, 61.0, None, 5.5, 5.51),
+    Row("mpi", 5.3, 200, absent="mpi4py is missing: pip install it"),
+]
+
+
+def test_limits_are_those_of_the_busiest_link() -> None:
+    """A star's is the coordinator's, whose own worker sends nothing over it."""
+    assert [BACKENDS["ours"].limit(workers) for workers in (2, 3, 4)] == [1, 2, 3]
+    for name in ("gloo", "nccl", "mpi"):
+        assert BACKENDS[name].limit(4) == 1.5
+    assert BACKENDS["ours"].limit(2) == BACKENDS["gloo"].limit(2)
+
+
+def test_bytes_are_of_the_busiest_interface_and_direction() -> None:
+    steps = [
+        [{"sent": 10.0 + 5 * step, "received": 0.0}, {"sent": 7.0, "received": 70.0 * step}]
+        for step in range(4)
+    ]
+    assert comparison._moved(steps) == 70
+
+
+def test_a_time_is_from_the_first_start_to_the_last_end() -> None:
+    step = [
+        {"first_send": 1.0, "last_average": 4.0},
+        {"first_send": 0.5, "last_average": 3.0},
+    ]
+    assert comparison._span(step) == 3.5
+
+
+def test_what_is_absent_is_named_with_the_way_to_install_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "find_spec", lambda name: name != "mpi4py" or None)
+    words = ["compare", "backends", "--backend", "mpi", "--megabytes", "0.1"]
+    assert run(words) == 0
+    assert "not measured: mpi4py is missing: pip install 'motley[compare]'" in (
+        capsys.readouterr().out
+    )
+    assert run([*words, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["schema"] == "motley.compare/1"
+    (row,) = tree["rows"]
+    assert row["absent"].startswith("mpi4py is missing")
+    assert row["sum_milliseconds"] is None
+    page = (ROOT / "docs/json.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if "motley.compare/1" in line)
+    assert [key for key in [*tree, *row] if f"`{key}`" not in line] == ["schema"]
+
+
+def test_nccl_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "NVIDIA devices" in (backends._no_nccl(2) or "")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert "there are 1: --workers 1" in (backends._no_nccl(2) or "")
+
+
+def test_rates_without_root_say_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run(["compare", "backends", "--rate", "200"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith(
+        "needs root for network namespaces; without --rate the loopback is measured"
+    )
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("picture.png", "ends with .svg"), ("nowhere/a.svg", "there is no folder")]
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compare", "backends", "--plot", str(tmp_path / name)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_picture_has_a_bar_for_each_sum(tmp_path: Path) -> None:
+    path = tmp_path / "compare.svg"
+    draw(path, Comparison(3, 10, ROWS))
+    text = path.read_text(encoding="utf-8")
+    assert "Motley's star, 5.3 MB, 200 Mbit/s" in text
+    assert "gloo, 5.3 MB, loopback" in text
+    assert ">MPI" not in text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_member_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as members:
+        code = "import sys; sys.stderr.write('one\\nthe cable is out\\n'); sys.exit(7)"
+        members.start("gloo 1", [sys.executable, "-c", code])
+        with pytest.raises(UnreachableError, match=r"^gloo 1 ended with 7: the cable is out$"):
+            list(members.events())
+
+
+def test_a_row_for_people() -> None:
+    cells = ROWS[0].cells()
+    assert cells["of limit"] == pytest.approx(430 / 424)
+    assert cells["MB moved"] == 10.7
+    assert ROWS[1].cells()["of limit"] is None

@@ -1,0 +1,59 @@
+"""What hosts cost as time passes: rent, energy as planned, energy as measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.config.budget import HostRate
+from trainer.planning.budget.accrual import Accrual
+from trainer.planning.cost import Prices, host_cost, hosts_cost, plan_cost
+from trainer.planning.devices import parse_cluster
+
+RENTED = HostRate(name="rack", price_hour=2.4)
+OWN = HostRate(name="home", watts=500, price_kwh=0.30)
+
+
+def test_rent_and_energy_of_an_hour() -> None:
+    assert host_cost(RENTED, 3600).money == 2.4
+    own = host_cost(OWN, 3600)
+    assert own.kwh == pytest.approx(0.5)
+    assert own.money == pytest.approx(0.15)
+    both = hosts_cost([RENTED, OWN], 1800)
+    assert both.money == pytest.approx(1.275)
+    assert both.kwh is None, "nobody knows what the rented one draws"
+
+
+def test_a_plan_with_prices_of_hosts_counts_those() -> None:
+    prices = Prices(hosts=(RENTED, OWN), currency="EUR")
+    cost = plan_cost(parse_cluster("2xRTX4090"), 7200, prices)
+    assert cost.money == pytest.approx(2 * 2.4 + 0.30)
+
+
+def test_time_is_counted_once_and_never_backwards() -> None:
+    accrual = Accrual([RENTED, OWN], now=100.0)
+    for now in (100.0, 460.0, 400.0, 1900.0):
+        accrual.advance(now, {})
+    assert accrual.money == pytest.approx(hosts_cost([RENTED, OWN], 1800).money)
+    assert accrual.an_hour == pytest.approx(2.55)
+
+
+def test_measured_power_takes_the_place_of_the_planned() -> None:
+    accrual = Accrual([OWN], now=0.0)
+    accrual.advance(1800.0, {"home": 200.0})
+    assert accrual.kwh == pytest.approx(0.1)
+    assert accrual.an_hour == pytest.approx(0.2 * 0.30), "projected with the present power"
+    accrual.advance(3600.0, {})
+    (part,) = accrual.take()
+    assert (part.seconds, part.measured) == (3600.0, 1800.0)
+    assert part.kwh == pytest.approx(0.1 + 0.25)
+    assert accrual.take() == []
+
+
+def test_what_could_not_be_recorded_is_recorded_later() -> None:
+    accrual = Accrual([RENTED], now=0.0)
+    accrual.advance(600.0, {})
+    accrual.put_back(accrual.take())
+    accrual.advance(1200.0, {})
+    (part,) = accrual.take()
+    assert (part.seconds, part.money) == (1200.0, pytest.approx(0.8))
+    assert accrual.money == pytest.approx(0.8), "and counted once"

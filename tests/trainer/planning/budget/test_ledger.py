@@ -1,0 +1,159 @@
+"""spend.jsonl: whole after a kill -9, a full disk and many writers."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.planning.budget import ledger
+from trainer.planning.budget.ledger import SpendLedger, SpendRecord, earlier_attempts, parse_spend
+from trainer.system.errors import InputError
+
+ROOT = Path(__file__).parents[4]
+WRITER = """
+import sys
+from pathlib import Path
+from trainer.planning.budget.ledger import SpendLedger, SpendRecord
+print("ready", flush=True)
+for n in range(int(sys.argv[3])):
+    SpendLedger(Path(sys.argv[1])).append(
+        [SpendRecord(run=sys.argv[2], host=h, until=n, seconds=1, kwh=0, measured=0, money=1)
+         for h in ("a", "b")])
+    print(n, flush=True)
+"""
+
+
+def record(run: str = "r", until: float = 1.0, money: float = 1.0, **more: object) -> SpendRecord:
+    fields = {"host": "a", "seconds": 60.0, "kwh": 0.1, "measured": 0.0, "currency": "EUR"}
+    return SpendRecord.model_validate(
+        {"run": run, "until": until, "money": money, **fields, **more}
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "spend.jsonl"
+
+
+def writer(path: Path, run: str, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(path), run, str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def test_what_is_appended_is_read(path: Path) -> None:
+    book = SpendLedger(path)
+    assert book.read() == []
+    book.append([record(), record(until=2.0, end=True)])
+    book.append([record(run="other")])
+    assert book.read() == [record(), record(until=2.0, end=True), record(run="other")]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(path: Path) -> None:
+    book = SpendLedger(path)
+    book.append([record(), record(until=2.0)])
+    whole = path.read_bytes()
+    for torn in (b'{"run": "r", "hos', b"\0" * 200_000, b"x"):
+        path.write_bytes(whole + torn)
+        assert book.read() == [record(), record(until=2.0)]
+    book.append([record(until=3.0)])
+    assert [line.until for line in book.read()] == [1.0, 2.0, 3.0]
+    assert b"x" not in path.read_bytes()
+
+
+def test_a_file_of_one_torn_line_begins_again(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b'{"run": ')
+    SpendLedger(path).append([record()])
+    assert SpendLedger(path).read() == [record()]
+
+
+def test_a_damaged_line_is_named_and_not_passed_over(path: Path) -> None:
+    book = SpendLedger(path)
+    book.append([record()])
+    with path.open("ab") as file:
+        file.write(b'{"run": "r", "money": -3}\n')
+    book.append([record()])
+    with pytest.raises(InputError, match=r"spend\.jsonl:2: not a line of spending: .*mend or remo"):
+        book.read()
+
+
+def test_many_writers_and_a_kill_leave_whole_lines(path: Path) -> None:
+    """Every pair of lines is there or not; the killed writer's are those that it had reported."""
+    steady, killed = writer(path, "steady", 20), writer(path, "killed", 10_000)
+    assert killed.stdout is not None
+    for line in killed.stdout:
+        if line == "5\n":
+            break
+    killed.send_signal(signal.SIGKILL)
+    reported = 6 + sum(1 for line in killed.stdout if line.strip().isdigit())
+    killed.wait(60)
+    killed.stdout.close()
+    steady.communicate(timeout=120)
+    SpendLedger(path).append([record()])
+    records = SpendLedger(path).read()
+    assert sum(r.run == "steady" for r in records) == 40
+    own = [(r.host, r.until) for r in records if r.run == "killed"]
+    assert own == [(host, n) for n in range(len(own) // 2) for host in ("a", "b")]
+    assert reported <= len(own) // 2 <= reported + 1
+
+
+def test_a_full_disk_appends_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = SpendLedger(path)
+    book.append([record()])
+    before, write = path.read_bytes(), os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        return write(descriptor, data[: len(data) // 2])
+
+    def none(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for failing in (half, none):
+        monkeypatch.setattr(ledger.os, "write", failing)
+        with pytest.raises(OSError):
+            book.append([record(until=2.0)])
+        assert path.read_bytes() == before
+
+
+def test_a_writer_that_was_stopped_under_the_lock_stops_no_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "_LOCK_PATIENCE", 0.05)
+    book = SpendLedger(path)
+    book.append([record()])
+    with path.open("rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            book.append([record(until=2.0)])
+    book.append([record(until=2.0)])
+    assert len(book.read()) == 2
+
+
+def test_attempts_of_a_run_add_up() -> None:
+    lines = [
+        record(until=60.0, step=4),
+        record(run="other", until=70.0, money=100.0),
+        record(until=120.0, step=9),
+        record(until=180.0, step=9),
+        record(until=180.0, host="b", step=9),
+    ]
+    found = earlier_attempts(lines, "r", "EUR")
+    assert (found.money, found.until, found.ended, found.progress_at) == (4.0, 180.0, False, 120.0)
+    ended = [*lines, record(until=200.0, step=9, end=True)]
+    assert earlier_attempts(ended, "r", "EUR").ended
+    assert earlier_attempts(lines, "new", "EUR").until is None
+    with pytest.raises(InputError, match=r"two currencies: run r was paid in EUR.* in USD"):
+        earlier_attempts(lines, "r", "USD")
+
+
+def test_lines_of_later_versions_are_read() -> None:
+    text = record().model_dump_json().replace('"run"', '"colour":"red","run"')
+    assert parse_spend(text.encode() + b"\n", "spend.jsonl") == [record()]

@@ -1,0 +1,35 @@
+"""The guard of a process that waits and computes in one thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.waiting import wait_for
+from trainer.config.budget import load_budget
+from trainer.planning.budget.ledger import SpendLedger
+from trainer.planning.budget.stopper import BudgetStopper
+from trainer.planning.budget.watch import BudgetWatch
+from trainer.system.process.stopping import Stop
+
+
+def test_it_asks_to_stop_while_the_process_waits(tmp_path: Path) -> None:
+    hosts = [{"name": "rack", "price_hour": 3600.0}, {"name": "old", "price_hour": 3600.0}]
+    budget = load_budget({"ceiling": 60.2, "currency": "EUR", "hosts": hosts}, "test")
+    watch, stop = BudgetWatch(budget, "run", tmp_path / "spend.jsonl"), Stop()
+    stopper = BudgetStopper(watch, stop)
+    with stopper.at_work():  # 30 s of an end in order at 2 EUR a second are kept back
+        wait_for(lambda: bool(stop), "the stop")
+    assert stopper.ending is not None
+    assert stop.reason == stopper.ending.reason
+    assert stop.reason.startswith("budget.ceiling: ")
+    watch.close()
+    watch.close()
+    records = SpendLedger(tmp_path / "spend.jsonl").read()
+    assert [(record.host, record.end) for record in records] == [("rack", True), ("old", True)]
+
+
+def test_without_a_budget_nothing_is_asked() -> None:
+    stop = Stop()
+    with BudgetStopper(None, stop).at_work():
+        pass
+    assert not stop

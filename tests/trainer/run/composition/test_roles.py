@@ -1,0 +1,263 @@
+"""`trainer finetune --role local`: the loop and the state machine without a network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.plan.configuration import with_shared_checkpoints
+from tests.trainer.small_model import write_data, write_model
+from trainer.checkpoint.reader import read_progress
+from trainer.checkpoint.store import find_checkpoint
+from trainer.config.run import RunConfig, load
+from trainer.run.composition import roles
+from trainer.run.composition import run as build
+from trainer.run.composition.roles import Placement
+from trainer.run.inputs import read_inputs
+from trainer.system.errors import InputError
+from trainer.tracking.metrics import read_metrics
+
+ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("roles")
+    write_data(folder / "train.jsonl", count=20)
+    return write_model(folder / "model", folder / "train.jsonl")
+
+
+def config(model: Path, output: Path, **settings: object) -> RunConfig:
+    data = str(model.parent / "train.jsonl")
+    overrides = {
+        "num_classes": 3,
+        "method": "full",
+        "model.path": str(model),
+        "data.train": data,
+        "data.validation": data,
+        "output": str(output),
+        "training.batch_size": 8,
+        "training.epochs": 2,
+        "training.micro_batch_size": 4,
+        "exchange.hash_every": 2,
+        "checkpoint.every": 2,
+    }
+    return load(None, overrides | settings)
+
+
+def weights(output: Path) -> str:
+    return json.loads((output / "checkpoints/latest/run.json").read_bytes())["weights"]
+
+
+def test_a_run_from_data_to_checkpoint(model: Path, tmp_path: Path):
+    assert roles.run_local(config(model, tmp_path), "run", ALONE) == 0
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    steps = [record for record in metrics if record["kind"] == "step"]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step["samples"] for step in steps[:3]] == [[[0, 0, 8]], [[0, 8, 16]], [[0, 16, 20]]]
+    assert {r["at"] for r in metrics if r.get("event") == "verified"} >= {2, 4, 6}
+    status = json.loads((tmp_path / "status.json").read_bytes())
+    assert (status["state"], status["step"], status["validation"]["step"]) == ("completed", 6, 6)
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    # One that waits for a busy disk gives way to the next; the last one is always written.
+    assert {"latest", "best", "step-000006"} <= names
+    known = {"latest", "best", "step-000002", "step-000004", "step-000006"}
+    assert {name for name in names if not name.startswith(".lease-")} <= known
+
+
+def test_a_share_of_the_data_is_held_out(model: Path, tmp_path: Path):
+    held: dict[str, object] = {"data.validation": None, "data.validation_fraction": 0.1}
+    assert roles.run_local(config(model, tmp_path, **held), "run", ALONE) == 0
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    steps = [record for record in metrics if record["kind"] == "step"]
+    assert [step["samples"] for step in steps[:3]] == [[[0, 0, 8]], [[0, 8, 16]], [[0, 16, 18]]]
+    status = json.loads((tmp_path / "status.json").read_bytes())
+    assert status["validation"]["step"] == 6
+
+
+def test_the_settings_of_a_run_stand_beside_its_results(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    short = load(
+        None,
+        {
+            "model.path": "model",
+            "data.train": "train.jsonl",
+            "num_classes": 3,
+            "output": str(tmp_path),
+            "training.max_steps": 1,
+        },
+    )
+    file = tmp_path / "run.yaml"
+    monkeypatch.chdir(model.parent)
+    assert roles.run_local(short, "run", ALONE) == 0
+    monkeypatch.chdir("/")
+    kept = load(file)
+    assert (kept.model.path, kept.data.train) == (str(model), str(model.parent / "train.jsonl"))
+    assert (kept.training, kept.output) == (short.training, str(tmp_path))
+    more = load(file, {"training.max_steps": 2})
+    assert roles.run_local(more, "run", ALONE) == 0
+    assert load(file) == more
+
+    file.write_text(f"# my own\n{more.to_yaml()}")
+    before = file.read_bytes()
+    assert roles.run_local(load(file, {"training.max_steps": 3}), "run", ALONE) == 0
+    assert file.read_bytes() == before
+
+
+def test_resuming_continues_with_the_same_bits(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A run that is stopped during its third step ends like one that never was."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert roles.run_local(config(model, whole), "run", ALONE) == 0
+
+    class StopInThird(build.RunRecorder):
+        interrupt = None
+
+        def emit(self, event: dict) -> None:
+            super().emit(event)
+            if event["event"] == "step" and event["step"] == 2:
+                assert StopInThird.interrupt
+                StopInThird.interrupt("the test says so")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "RunRecorder", StopInThird)
+        patch.setattr(roles, "on_signal", lambda f: setattr(StopInThird, "interrupt", f))
+        assert roles.run_local(config(model, parts), "run", ALONE) == 0
+    status = json.loads((parts / "status.json").read_bytes())
+    assert (status["state"], status["step"]) == ("stopped", 3)
+    assert status["reason"] == "the test says so"
+    assert weights(parts) != weights(whole)
+
+    monkeypatch.setattr(roles, "on_signal", lambda _interrupt: None)
+    assert roles.run_local(config(model, parts), "run", ALONE) == 0
+    assert weights(parts) == weights(whole)
+    losses = [
+        [
+            (r["step"], r["loss"])
+            for r in read_metrics(output / "metrics.jsonl")
+            if r["kind"] == "step"
+        ]
+        for output in (whole, parts)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_checkpoints_may_lie_elsewhere_and_are_found_from_the_output(model: Path, tmp_path: Path):
+    """Metrics and status stay in the output folder, which links to the other place."""
+    output, share = tmp_path / "output", tmp_path / "share" / "run"
+    short: dict[str, object] = {"training.max_steps": 1}
+    elsewhere = config(model, output, **short, **{"checkpoint.folder": str(share)})
+    assert roles.run_local(elsewhere, "run", ALONE) == 0
+    assert find_checkpoint(output).resolve().parent == share
+    assert {path.name for path in output.iterdir() if not path.is_symlink()} >= {
+        "metrics.jsonl",
+        "status.json",
+    }
+    assert roles.run_local(elsewhere, "run", ALONE) == 0  # goes on where it stands: at its end
+    inputs = read_inputs(config(model, output, **short), "run")
+    with pytest.raises(InputError, match=r"from a run with checkpoint\.folder"):
+        build.make_coordinator(inputs, 1, 0.0)
+    other = config(model, output, **short, **{"checkpoint.folder": str(tmp_path / "other")})
+    with pytest.raises(InputError, match=r"holds other checkpoints than checkpoint\.folder"):
+        build.make_coordinator(read_inputs(other, "run"), 1, 0.0)
+
+
+def test_a_run_from_the_file_of_one_on_a_share_has_checkpoints_of_its_own(
+    model: Path, tmp_path: Path
+):
+    """As `launch cluster up` puts them on a share: in a folder named after the run."""
+    share = tmp_path / "share"
+    short = config(model, tmp_path / "first", **{"training.max_steps": 1})
+    first = with_shared_checkpoints(short, str(share), "run-1")
+    assert roles.run_local(first, "run-1", ALONE) == 0
+    again = load(tmp_path / "first" / "run.yaml", {"output": str(tmp_path / "second")})
+    second = with_shared_checkpoints(again, str(share), "run-2")
+    assert roles.run_local(second, "run-2", ALONE) == 0
+    for output, run_id in (("first", "run-1"), ("second", "run-2")):
+        checkpoint = find_checkpoint(tmp_path / output).resolve()
+        assert checkpoint.parent == share / "checkpoints" / run_id
+        assert read_progress(checkpoint).run_id == run_id
+    assert weights(tmp_path / "first") == weights(tmp_path / "second")
+
+
+def test_a_checkpoint_folder_of_the_users_stays_in_the_run_file(model: Path, tmp_path: Path):
+    short: dict[str, object] = {"training.max_steps": 1, "checkpoint.folder": str(tmp_path / "c")}
+    assert roles.run_local(config(model, tmp_path / "first", **short), "run-1", ALONE) == 0
+    again = load(tmp_path / "first" / "run.yaml", {"output": str(tmp_path / "second")})
+    inputs = read_inputs(again, "run-2")
+    with pytest.raises(InputError, match=r"of run run-1; give another checkpoint\.folder and -o"):
+        build.make_coordinator(inputs, 1, 0.0)
+
+
+def test_another_run_keeps_out_of_the_output_folder(model: Path, tmp_path: Path):
+    settings = config(model, tmp_path, **{"training.max_steps": 1})
+    assert roles.run_local(settings, "first", ALONE) == 0
+    inputs = read_inputs(settings, "second")
+    with pytest.raises(InputError, match="holds the checkpoints of run first; give another -o"):
+        build.make_coordinator(inputs, 1, 0.0)
+    changed = read_inputs(config(model, tmp_path, **{"optimizer.learning_rate": 1.0}), "first")
+    with pytest.raises(InputError, match=r"settings have changed \(optimizer.learning_rate: "):
+        build.make_coordinator(changed, 1, 0.0)
+    same = read_inputs(settings, "first")
+    moved = replace(same, job=replace(same.job, data="0" * 64))
+    with pytest.raises(InputError, match="cannot resume from here: its data has changed"):
+        build.make_coordinator(moved, 1, 0.0)
+
+
+def test_addresses_off_loopback_need_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MOTLEY_TLS_DIR", raising=False)
+    monkeypatch.setattr(roles, "TLS_HOME", tmp_path / "none")
+    assert ALONE.certificates("coordinator", "127.0.0.1") is None
+    with pytest.raises(InputError, match="TLS is needed: give --tls DIR"):
+        ALONE.certificates("coordinator", "192.168.1.5")
+    (tmp_path / "rank-1").mkdir()
+    given = replace(ALONE, tls_dir=str(tmp_path))
+    assert given.certificates("rank-1", "192.168.1.5") == tmp_path / "rank-1"
+    assert given.certificates("rank-2", "192.168.1.5") == tmp_path
+
+
+def test_a_worker_without_a_rank_takes_its_only_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MOTLEY_TLS_DIR", raising=False)
+    monkeypatch.setattr(roles, "TLS_HOME", tmp_path)
+    assert ALONE.worker_certificates("127.0.0.1") is None
+    with pytest.raises(InputError, match="TLS is needed: give --tls DIR"):
+        ALONE.worker_certificates("192.168.1.5")
+    (tmp_path / "coordinator").mkdir()
+    (tmp_path / "rank-2").mkdir()
+    for place in (ALONE, replace(ALONE, tls_dir=str(tmp_path)), replace(ALONE, rank=2)):
+        assert place.worker_certificates("192.168.1.5") == tmp_path / "rank-2"
+    (tmp_path / "rank-3").mkdir()
+    with pytest.raises(InputError, match="certificates of 2 ranks: give --rank"):
+        ALONE.worker_certificates("192.168.1.5")
+    assert replace(ALONE, rank=3).worker_certificates("192.168.1.5") == tmp_path / "rank-3"
+    monkeypatch.setenv("MOTLEY_TLS_DIR", str(tmp_path / "rank-3"))
+    assert ALONE.worker_certificates("192.168.1.5") == tmp_path / "rank-3"  # its own folder
+
+
+def test_what_the_data_holds_and_what_is_changed_is_said(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "trainer.run.composition.roles")
+    known = tmp_path / "short"
+    shutil.copytree(model, known)
+    tree = json.loads((known / "config.json").read_text())
+    (known / "config.json").write_text(json.dumps({**tree, "max_position_embeddings": 8}))
+    settings: dict[str, object] = {"model.path": str(known), "training.max_steps": 7}
+    assert roles.run_local(config(model, tmp_path / "out", **settings), "run", ALONE) == 0
+    lines = [record.message for record in caplog.records]
+    assert f"data.max_seq_len is lowered to 8: {known} has no more positions" in lines
+    assert any(line.startswith("data: 20 samples, ") for line in lines)
+    assert any("longer than max_seq_len 8 and cut" in line for line in lines)
+    assert "training.max_steps 7 are 2.3 epochs, not 2" in lines
+    status = json.loads((tmp_path / "out" / "status.json").read_bytes())
+    assert (status["step"], status["total_steps"]) == (7, 7)
+    with pytest.raises(InputError, match=f"max_seq_len 9: {known} knows 8 positions"):
+        read_inputs(config(model, tmp_path, **settings, **{"data.max_seq_len": 9}), "run")

@@ -1,0 +1,144 @@
+"""Saves a sharded checkpoint again and again, and dies one disk operation later each time.
+
+    python -m tests.trainer.run.distributed.crash_while_saving FOLDER
+
+Two ranks are threads of one process, which is killed (SIGKILL) before rank 0's k-th operation; the
+first kills come while a rank's file is begun, and when it is written but not yet told. Prints one
+JSON object a line: what a restarted job finds.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from tests.trainer.crash_at_every_step import CountingDisk
+from trainer.checkpoint.reader import RunProgress
+from trainer.run.distributed import rank_file
+from trainer.run.distributed.board import Board
+from trainer.run.distributed.checkpoint import ShardedCheckpoints
+
+WORLD = 2
+NAMES = ("a", "b", "c")
+
+
+def on_ranks(act: Callable[[Board], Any]) -> list[Any]:
+    """Return what each rank returns."""
+    store, results = HashStore(), [None] * WORLD
+
+    def be(rank: int) -> None:
+        results[rank] = act(Board(store, rank, WORLD, patience=60))
+
+    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(WORLD)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def opened(folder: Path, board: Board, step: int, disk: CountingDisk | None) -> ShardedCheckpoints:
+    parts = {name: torch.full((3, 4), float(step)) for name in NAMES}
+    used = disk if board.rank == 0 else None
+    return ShardedCheckpoints(folder, parts, "layout", board, keep_last=1, disk=used)
+
+
+def save(folder: Path, step: int, disk: CountingDisk | None = None) -> None:
+    def act(board: Board) -> None:
+        checkpoints = opened(folder, board, step, disk)
+        if disk is not None and board.rank == 0:
+            disk.count_anew(disk.before)
+        checkpoints.save(RunProgress("run", step, 0, 0, 0, 0, {}))
+        checkpoints.close()
+
+    on_ranks(act)
+
+
+def restore(folder: Path) -> list[Any]:
+    """Return each rank's step and values."""
+
+    def act(board: Board) -> Any:
+        checkpoints = opened(folder, board, 0, None)
+        resumed = checkpoints.restore("run")
+        checkpoints.close()
+        values = {float(value) for part in checkpoints._parts.values() for value in part.unique()}
+        return [resumed and resumed.progress.step, sorted(values)]
+
+    return on_ranks(act)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash(folder: Path, k: int) -> None:
+    """Save step 2 and die at the k-th place; never returns."""
+    write = rank_file.RankWriter.write_data
+
+    def begun(writer: Any, *arguments: Any) -> Any:
+        if writer._shard == 2:
+            (Path(writer.path) / "shard-00002-model-00001-of-00001.safetensors").touch()
+            die()
+        return write(writer, *arguments)
+
+    def written(writer: Any, *arguments: Any) -> Any:
+        result = write(writer, *arguments)
+        result.wait()
+        if writer._shard == 2:
+            die()
+        return result
+
+    if k <= 2:
+        rank_file.RankWriter.write_data = (begun, written)[k - 1]  # type: ignore[method-assign]  # the fault
+    disk = CountingDisk(lambda count, *_: die() if count == k - 2 else None)
+    save(folder, 2, disk)
+    os._exit(0)
+
+
+def main(root: Path) -> None:
+    """Die at every place."""
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to, and so copy, every page
+    saved = root / "0"
+    if (pid := os.fork()) == 0:
+        save(saved, 1)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    k, status = 0, 1
+    while status:
+        k += 1
+        folder = root / str(k)
+        shutil.copytree(saved, folder, symlinks=True)
+        pid = os.fork()
+        if pid == 0:
+            crash(folder, k)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        after = os.fork()
+        if after == 0:
+            found = restore(folder)
+            result = {
+                "k": k,
+                "exit_code": status,
+                "found": found,
+                "hidden": [path.name for path in folder.iterdir() if path.name.startswith(".")],
+            }
+            sys.stdout.write(json.dumps(result) + "\n")
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(after, 0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

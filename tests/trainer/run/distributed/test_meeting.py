@@ -1,0 +1,49 @@
+"""A rank that is started again while the others of its former attempt still live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.distributed_ranks import Ranks
+
+HERE = "tests.trainer.run.distributed.test_meeting"
+
+
+def meet_again() -> list[str]:
+    """Return what rank 1 is told while it is taken, and what it reads once it is free."""
+    from concurrent.futures import ThreadPoolExecutor
+    from dataclasses import replace
+
+    import pytest
+
+    from tests.ports import free_port
+    from tests.waiting import wait_for
+    from trainer.run.distributed.environment import Environment
+    from trainer.run.distributed.process_group import meet
+    from trainer.system.errors import UnreachableError
+
+    zero = Environment(0, 2, None, "127.0.0.1", free_port(), "a test")
+    one = replace(zero, rank=1)
+    stores = [meet(zero, 60), meet(one, 60)]
+    with pytest.raises(UnreachableError) as refused:
+        meet(one, 0.5)
+
+    tried = stores[0].add("seat-1", 0)
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(meet, one, 120)
+        wait_for(lambda: stores[0].add("seat-1", 0) > tried, "the next try of rank 1")
+        stores.clear()  # the former attempt has ended
+        again = meet(zero, 60)
+        again.set("attempt", "2")
+        found = waiting.result(120).get("attempt").decode()
+    return [str(refused.value).replace(f":{zero.port}", ":PORT"), found]
+
+
+def test_it_does_not_mix_with_them_and_meets_the_next_attempt(ranks: Ranks) -> None:
+    ((refused, found),) = ranks.run(f"{HERE}:meet_again", world=1)
+    assert refused == (
+        "rank 1: another process has been this rank at 127.0.0.1:PORT for 0.5 s: end the job there,"
+        " or give this one another --master"
+    )
+    assert found == "2"

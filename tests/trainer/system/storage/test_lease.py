@@ -1,0 +1,294 @@
+"""One writer a folder: real processes that race, are killed, stopped, and come back too late."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.crash_at_every_step import CountingDisk
+from tests.trainer.lease_holder import become
+from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
+from tests.waiting import PATIENCE
+from trainer.checkpoint.reader import step_folders
+from trainer.checkpoint.store import CheckpointStore
+from trainer.system.errors import InUseError
+from trainer.system.storage import lease
+from trainer.system.storage.atomic_folder import verify
+from trainer.system.storage.lease import Lease, refuse_if_held, take
+
+AGES = 3600.0
+"""A silence that no test lasts: what needs it to be over hangs."""
+
+
+class Holder:
+    """A process that asked for a lease; see `lease_holder`."""
+
+    def __init__(self, folder: Path, silence: float = AGES, identity: str = "") -> None:
+        arguments = [str(folder), str(silence), *([identity] if identity else [])]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.trainer.lease_holder", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def says(self) -> str:
+        """Return its next line."""
+        assert self.process.stdout
+        return self.process.stdout.readline().rstrip("\n")
+
+    def is_told(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ends(self) -> int:
+        self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[type[Holder]]:
+    started: list[Holder] = []
+
+    class Started(Holder):
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    yield Started
+    for holder in started:
+        holder.process.kill()
+        holder.process.communicate()
+
+
+def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
+    folders = [tmp_path / f"{attempt}" for attempt in range(10)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.lease_race", *folders],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    races = [json.loads(line) for line in done.stdout.splitlines()]
+    for folder, race in zip(folders, races, strict=True):
+        (winner,), said = race["winners"], race["said"]
+        assert len(said) == 8
+        assert said.count("held") == 1, said
+        assert sum(f"in use by run run, pid {winner} on host" in line for line in said) == 7, said
+        assert [path.name for path in folder.iterdir()] == [".lease-000001"]
+
+
+def test_the_refusal_names_the_holder_and_what_to_do(tmp_path: Path, start: type[Holder]) -> None:
+    holder = start(tmp_path)
+    assert holder.says() == "held"
+    with pytest.raises(InUseError) as refused:
+        take(tmp_path, "mine")
+    line = str(refused.value)
+    assert f"in use by run run-of-{holder.process.pid}, pid {holder.process.pid} on host" in line
+    assert "since 20" in line
+    assert (
+        f"stop that one first (`launch cluster down`, or kill {holder.process.pid} there)" in line
+    )
+    assert "\n" not in line
+    assert refused.value.exit_code == 4
+
+
+def test_a_killed_one_is_followed_at_once_and_a_stopped_one_is_not(
+    tmp_path: Path, start: type[Holder]
+) -> None:
+    """By its lock: nothing here waits for silence."""
+    first = start(tmp_path)
+    assert first.says() == "held"
+    first.is_told(signal.SIGSTOP)
+    refused = start(tmp_path)
+    assert "in use by" in refused.says()
+    assert refused.ends() == 4
+    first.is_told(signal.SIGKILL)
+    first.process.wait()
+    second = start(tmp_path)
+    assert second.says() == "held"
+    assert second.ends() == 0, "given back at its end"
+    take(tmp_path, "third").release()
+
+
+def test_a_look_finds_the_holder_and_leaves_nothing(tmp_path: Path, start: type[Holder]) -> None:
+    """Who lives on another host is found by listening alone, which is left to `take`."""
+    for folder in (tmp_path / "none", tmp_path):
+        refuse_if_held(folder)
+    assert not list(tmp_path.iterdir())
+    holder = start(tmp_path)
+    assert holder.says() == "held"
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InUseError, match=f"pid {holder.process.pid} on host"):
+        refuse_if_held(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    holder.ends()
+    refuse_if_held(tmp_path)
+    elsewhere = start(tmp_path, identity="another host")
+    assert elsewhere.says() == "held"
+    refuse_if_held(tmp_path)
+
+
+def test_one_that_was_given_back_is_free_for_any_host(tmp_path: Path, start: type[Holder]) -> None:
+    elsewhere = start(tmp_path, identity="another host")
+    assert elsewhere.says() == "held"
+    assert elsewhere.ends() == 0
+    take(tmp_path, "mine", silence=AGES).release()
+
+
+def test_a_living_holder_on_another_host_is_heard(tmp_path: Path, start: type[Holder]) -> None:
+    """Its lock is not seen there, its signs of life are."""
+    elsewhere = start(tmp_path, silence=1.0, identity="another host")
+    assert elsewhere.says() == "held"
+    with pytest.raises(InUseError, match=f"pid {elsewhere.process.pid} on host"):
+        take(tmp_path, "mine", silence=AGES)
+    assert elsewhere.ends() == 0, "undisturbed"
+
+
+def test_without_locks_signs_of_life_decide_on_the_same_host_too(
+    tmp_path: Path, start: type[Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    holder = start(tmp_path, silence=1.0)
+    assert holder.says() == "held"
+    with pytest.raises(InUseError):
+        take(tmp_path, "mine", silence=AGES)
+
+
+def test_one_that_was_stopped_and_taken_over_ends(tmp_path: Path, start: type[Holder]) -> None:
+    elsewhere = start(tmp_path, silence=6.0, identity="another host")
+    assert elsewhere.says() == "held"
+    elsewhere.is_told(signal.SIGSTOP)
+    mine = take(tmp_path, "mine", silence=0.3)
+    elsewhere.is_told(signal.SIGCONT)
+    line = elsewhere.says()
+    assert f"taken over by run mine, pid {os.getpid()} on host" in line
+    assert elsewhere.ends() == 4
+    mine.check()
+    assert [path.name for path in tmp_path.iterdir()] == [".lease-000002"]
+    mine.release()
+
+
+def test_a_folder_that_is_away_ends_nothing(tmp_path: Path) -> None:
+    """An unmounted share looks empty: that is no successor."""
+    lost: list[str] = []
+    folder, away = tmp_path / "share", tmp_path / "away"
+    held = take(folder, "mine", on_lost=lost.append, silence=0.0001)
+    folder.rename(away)
+    held.check()
+    folder.mkdir()
+    held.check()
+    folder.rmdir()
+    away.rename(folder)
+    held.check()
+    assert not lost
+    held.release()
+
+
+def test_only_listening_counts_as_silence(
+    tmp_path: Path, start: type[Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was suspended while it listened has heard nothing, and concludes nothing."""
+    elsewhere = start(tmp_path, silence=1.0, identity="another host")
+    assert elsewhere.says() == "held"
+    jumping = iter(range(0, 10**9, 10**6))
+    monkeypatch.setattr(lease, "_now", lambda: float(next(jumping)))
+    with pytest.raises(InUseError):
+        take(tmp_path, "mine", silence=60.0)
+
+
+def open_store(folder: Path, held: Lease, disk: CountingDisk | None = None) -> CheckpointStore:
+    config = tiny_config(keep_last=1)
+    return CheckpointStore(folder, tiny_layout(), config, Path("base"), disk=disk, lease=held)
+
+
+def save(store: CheckpointStore, step: int, generation: int) -> None:
+    progress = replace(tiny_progress(step), generation=generation)
+    store.save(tiny_state(step).snapshot(), progress, metric=float(step))
+
+
+def stopped_at(folder: Path, k: int) -> int | None:
+    """Fork a process of another host that stops before its k-th operation of a save.
+
+    It gives no sign of life, nor looks for one: the fence alone is on trial. None: it came to its
+    end before.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            become("another host")
+
+            def stop(count: int, name: str, arguments: tuple) -> None:
+                if count == k:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+            disk = CountingDisk()
+            store = open_store(folder, take(folder, "run-a", silence=AGES), disk)
+            disk.count_anew(stop)
+            save(store, 2, generation=2)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        return child
+    assert os.waitstatus_to_exitcode(status) == 0
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_stopped_at_any_operation_it_publishes_nothing_after_a_takeover(
+    tmp_path: Path, again: bool
+) -> None:
+    """What the successor published stays as it is, whenever its predecessor wakes up."""
+    k = 0
+    while True:
+        k += 1
+        folder = tmp_path / f"{k}"
+        first = take(folder, "run-a")
+        save(open_store(folder, first), 2 if again else 1, generation=1)
+        first.release()
+        child = stopped_at(folder, k)
+        if child is None:
+            break
+        try:
+            held = take(folder, "run-a", silence=0.03)
+            store = open_store(folder, held)
+            restored = store.restore()
+            assert restored is not None, k
+            assert restored.progress.step in ((2,) if again else (1, 2)), k
+            save(store, 2, generation=3)  # as a successor does that computes the same step again
+            save(store, 4, generation=3)
+        finally:
+            os.kill(child, signal.SIGCONT)
+            _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        assert code in (0, InUseError.exit_code), (k, code)
+        assert (folder / "latest").readlink().name == "step-000004", k
+        assert (folder / "best").readlink().name == "step-000004", k
+        kept = step_folders(folder)
+        assert folder / "step-000004" in kept, k
+        for path in kept:
+            verify(path)
+        hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+        assert hidden == [".lease-000003"], (k, hidden)
+        newest = store.restore()
+        assert newest is not None
+        assert newest.progress.generation == 3, k
+        held.release()
+        shutil.rmtree(folder)
+    assert k > 25, "every write, sync and rename is a place to be stopped"

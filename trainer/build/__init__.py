@@ -1,1 +1,0 @@
-"""Where a run's inputs are read and become objects: the composition root."""

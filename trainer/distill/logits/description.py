@@ -1,0 +1,158 @@
+"""The description of a folder of logits, fixed before anything is scored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from blake3 import blake3
+from pydantic import TypeAdapter, ValidationError
+
+from trainer.distill.logits.scores import Scheme
+
+SCHEMA = "motley.logits/1"
+
+Values = Literal["float16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherInfo:
+    """The model that scores."""
+
+    name: str
+    """For people; not compared, since its path differs between hosts."""
+    digest: str
+    dtype: str
+    """Of the forward: `bfloat16` and `float32` give different scores."""
+    vocab_size: int
+    """Rows of its output layer, padding included."""
+    tokenizer_size: int
+    """Tokens of its tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerInfo:
+    """The student's tokenizer, whose ids the shards hold."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusInfo:
+    """The scored texts."""
+
+    digest: str
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
+    """A range of documents, with its number of windows and tokens."""
+
+    number: int
+    first_document: int
+    stop_document: int
+    windows: int
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        """The shard's folder."""
+        return f"shard-{self.number:05d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """The contents of a complete folder of logits.
+
+    Raises:
+        ValueError: the shards do not cover the corpus, each document once and in order.
+    """
+
+    teacher: TeacherInfo
+    tokenizer: TokenizerInfo
+    corpus: CorpusInfo
+    scheme: Scheme
+    values: Values
+    """The stored form of probabilities."""
+    max_seq_len: int
+    """Tokens of the longest window."""
+    seed: int
+    """Of the draws."""
+    shards: tuple[ShardPlan, ...]
+
+    def __post_init__(self) -> None:
+        document = 0
+        for number, shard in enumerate(self.shards):
+            if (shard.number, shard.first_document) != (number, document):
+                raise ValueError(f"shard {number} does not begin at document {document}")
+            document = shard.stop_document
+        if document != self.corpus.documents:
+            raise ValueError(f"the shards end at document {document} of {self.corpus.documents}")
+
+    @property
+    def windows(self) -> int:
+        """Windows of all shards."""
+        return sum(shard.windows for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    def __str__(self) -> str:
+        windows, tokens, documents = self.windows, self.tokens, self.corpus.documents
+        return (
+            f"{tokens:,} tokens of {documents:,} documents in {windows:,} windows of at most"
+            f" {self.max_seq_len:,}"
+        )
+
+    def to_json(self) -> str:
+        """Return the text of dataset.json."""
+        tree = {"schema": SCHEMA, **_description.dump_python(self, mode="json")}
+        return json.dumps(tree, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Description:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: names what is wrong.
+        """
+        tree: Any = json.loads(text)
+        schema = tree.pop("schema", None) if isinstance(tree, dict) else None
+        if schema != SCHEMA:
+            raise ValueError(f"schema is {schema!r}, this version reads {SCHEMA!r}")
+        try:
+            return _description.validate_python(tree)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 of everything that a student's run depends on."""
+        return blake3(self.to_json().encode()).hexdigest()
+
+
+_description = TypeAdapter(Description)
+
+
+def difference(there: Description, here: Description) -> tuple[str, Any, Any] | None:
+    """Return the first field that differs, and both values; None if all are equal."""
+    left, right = (_description.dump_python(each, mode="json") for each in (there, here))
+    for section, value in left.items():
+        if section == "shards":
+            if value != right[section]:
+                return "the split into shards", f"{len(value)} shards", f"{len(right[section])}"
+        elif not isinstance(value, dict):
+            if value != right[section]:
+                return section, value, right[section]
+        else:
+            for key, inner in value.items():
+                if (section, key) != ("teacher", "name") and inner != right[section][key]:
+                    return f"{section}.{key}", inner, right[section][key]
+    return None

@@ -1,0 +1,177 @@
+"""Heartbeats distinguish a slow teacher from one that is done or dead.
+
+A teacher replaces a small file every few seconds, also during a long forward. Readers judge by
+changes alone, on their own clock: the clocks of two hosts need not agree.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from trainer.distill.logits.dataset import TEACHERS, LogitsFolder
+from trainer.system.storage.jsonl import Outage, json_text, replace_file
+
+logger = logging.getLogger(__name__)
+
+State = Literal["running", "waiting", "done", "failed"]
+INTERVAL = 2.0
+"""Seconds between two beats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """The state that a teacher reports."""
+
+    name: str
+    state: State = "running"
+    reason: str | None = None
+    """Why it failed."""
+    shards_done: int = 0
+    shards: int = 0
+    """The number of this teacher's shards."""
+    tokens_per_second: float | None = None
+
+
+class TeacherHeartbeat:
+    """Writes a teacher's heartbeat in a separate thread, until `done` or `failed`.
+
+    A failed write is an alarm in the log and stops nothing. As a context manager it reports
+    `failed` if an exception leaves the block.
+    """
+
+    def __init__(self, folder: LogitsFolder, name: str, interval: float = INTERVAL) -> None:
+        assert Path(name).name == name
+        self._path = folder.path / TEACHERS / f"{name}.json"
+        self._beat = Heartbeat(name=name)
+        self._counter = 0
+        self._outage = Outage(self._path, logger.warning)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._write()
+        self._thread = threading.Thread(
+            target=self._keep, args=(interval,), name="heartbeat", daemon=True
+        )
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._ended.is_set() and kind is not None:
+            self.failed(str(error) or kind.__name__)
+        self._end()
+
+    def beat(
+        self,
+        *,
+        shards_done: int,
+        shards: int,
+        tokens_per_second: float | None = None,
+        state: Literal["running", "waiting"] = "running",
+    ) -> None:
+        """Report the teacher's progress; `waiting` is for requests, after its pass."""
+        self._beat = replace(
+            self._beat,
+            state=state,
+            shards_done=shards_done,
+            shards=shards,
+            tokens_per_second=tokens_per_second,
+        )
+        self._write()
+
+    def done(self) -> None:
+        """Report that this teacher is done, and end."""
+        self._finish(replace(self._beat, state="done"))
+
+    def failed(self, reason: str) -> None:
+        """Report why this teacher failed, and end."""
+        self._finish(replace(self._beat, state="failed", reason=reason))
+
+    def _finish(self, last: Heartbeat) -> None:
+        self._end()
+        self._beat = last
+        self._write()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _keep(self, interval: float) -> None:
+        while not self._ended.wait(interval):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            self._counter += 1
+            who = {"host": socket.gethostname(), "pid": os.getpid(), "counter": self._counter}
+            try:
+                replace_file(self._path, json_text(vars(self._beat) | who) + "\n")
+                self._outage.end()
+            except OSError as error:
+                self._outage.begin(error.strerror or str(error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherStatus:
+    """A teacher as a reader sees it."""
+
+    beat: Heartbeat
+    silent: float
+    """Seconds since its file changed, or since it was first seen."""
+
+
+class TeacherWatch:
+    """Follows the heartbeats of a folder, on this machine's monotonic clock."""
+
+    def __init__(self, folder: LogitsFolder, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder.path / TEACHERS
+        self._clock = clock
+        self._began = clock()
+        self._seen: dict[str, tuple[bytes, Heartbeat, float]] = {}
+
+    def look(self) -> list[TeacherStatus]:
+        """Return every teacher that ever wrote to the folder, by name."""
+        now = self._clock()
+        try:
+            paths = list(self._folder.glob("*.json"))
+        except OSError:  # an unreachable share
+            paths = []
+        for path in paths:
+            try:
+                content = path.read_bytes()
+                old = self._seen.get(path.name)
+                if old is None or old[0] != content:
+                    self._seen[path.name] = content, _parse(content), now
+            except (OSError, ValueError, TypeError, KeyError):
+                continue  # an unreadable file counts as unchanged
+        return [
+            TeacherStatus(beat=beat, silent=now - changed)
+            for _, (_, beat, changed) in sorted(self._seen.items())
+        ]
+
+    def quiet(self) -> float:
+        """Return the seconds without a sign of a living teacher, counted from the first look."""
+        silences = [
+            status.silent for status in self.look() if status.beat.state in ("running", "waiting")
+        ]
+        return min([self._clock() - self._began, *silences])
+
+
+def _parse(content: bytes) -> Heartbeat:
+    tree: Any = json.loads(content)
+    return Heartbeat(**{name: tree[name] for name in Heartbeat.__dataclass_fields__})

@@ -1,0 +1,39 @@
+"""Check every byte of a folder of logits, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trainer.system.errors import StorageError
+
+if TYPE_CHECKING:
+    from trainer.distill.logits.dataset import LogitsFolder
+
+
+@dataclass(frozen=True)
+class ShardVerdict:
+    """The result for one shard."""
+
+    number: int
+    name: str
+    state: Literal["whole", "missing", "damaged"]
+    reason: str | None = None
+
+
+def verdicts(folder: LogitsFolder) -> Iterator[ShardVerdict]:
+    """Read every byte of every shard, one after the other.
+
+    Raises:
+        InputError: the folder has no usable dataset.json.
+    """
+    for plan in folder.description.shards:
+        try:
+            if folder.is_there(plan.number):
+                folder.verify(plan.number)
+                yield ShardVerdict(plan.number, plan.name, "whole")
+            else:
+                yield ShardVerdict(plan.number, plan.name, "missing")
+        except StorageError as error:
+            yield ShardVerdict(plan.number, plan.name, "damaged", str(error))

@@ -1,0 +1,108 @@
+"""Error feedback: what a lossy codec dropped is added to what comes next (arXiv:1901.09847).
+
+    due = residual + sum        send C(due)        residual = due - C(due)
+
+Residuals are kept as sums over samples, as contributions are, not as means. So a worker's share may
+change from step to step, and the coordinator divides by the weight of the step alone: what is sent
+late counts as much as it would have counted in its own step. Nobody else's residual changes when a
+worker is lost; its own is lost with it, at most what `norm` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from trainer.exchange.protocol.codecs import Bf16, Bytes, Codec, Float32
+from trainer.exchange.protocol.compression.powersgd import PowerSGD
+
+
+class ErrorFeedback:
+    """The residual of one sender, fp32 `[N]`, and the encoding of what it owes.
+
+    A worker has one for its sums, new with each membership, and the coordinator one for averages.
+
+    Args:
+        codecs: of each block.
+        sizes: elements of each block.
+    """
+
+    def __init__(self, codecs: Sequence[Codec], sizes: Sequence[int]) -> None:
+        self._codecs = tuple(codecs)
+        self._plain = Bf16()
+        self._residuals = [np.zeros(size, np.float32) for size in sizes]
+        self._batches = [0] * len(sizes)
+        """The batch of the step that each residual is of."""
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm of what has not been sent: the loss if this sender is lost now."""
+        return self.norm_of(range(len(self._residuals)))
+
+    def norm_of(self, blocks: Iterable[int]) -> float:
+        """Return the L2 norm of what is owed in some blocks."""
+        owed = [self._residuals[block] for block in blocks]
+        return math.sqrt(math.fsum(float(np.dot(part, part)) for part in owed))
+
+    def encode(
+        self, block: int, values: Float32, *, settle: bool = False, batch: int = 0
+    ) -> tuple[Codec, Bytes]:
+        """Return the bytes for a block, and the codec that they are in.
+
+        That is bf16 if the block is to settle, which leaves no residual; and if it holds a NaN or
+        Inf, or squares that overflow, which so reach the check that names their tensor.
+
+        Args:
+            values: `[n]` fp32; unchanged.
+            settle: send all that is owed; bf16's own rounding is dropped.
+            batch: as of `take`.
+        """
+        residual = self._add(block, values, batch)
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_finite = math.isfinite(np.dot(residual, residual))
+        if settle or not is_finite:
+            encoded = self._plain.encode(block, residual)
+            residual[...] = 0
+            return self._plain, encoded
+        codec = self._codecs[block]
+        encoded = codec.encode(block, residual)
+        sent = np.empty_like(residual)
+        codec.decode(encoded, sent)
+        np.subtract(residual, sent, out=residual)
+        return codec, encoded
+
+    def take(self, block: int, values: Float32, batch: int = 0) -> Float32:
+        """Return all that is due of a block, for another sender to encode; nothing is owed then.
+
+        Args:
+            values: `[n]` fp32; unchanged.
+            batch: samples of this step over all workers. A short last batch is divided by less, so
+                what is left of full ones is made to count less; 0: all are the same.
+        """
+        residual = self._add(block, values, batch)
+        due = residual.copy()
+        residual[...] = 0
+        return due
+
+    def clear(self, blocks: Iterable[int] | None = None) -> None:
+        """Forget what is owed in some blocks; or in all, as a sender that has just come."""
+        if blocks is not None:
+            for block in blocks:
+                self._residuals[block][...] = 0
+            return
+        for residual, codec in zip(self._residuals, self._codecs, strict=True):
+            residual[...] = 0
+            if isinstance(codec, PowerSGD):
+                codec.restart()
+
+    def _add(self, block: int, values: Float32, batch: int) -> Float32:
+        """Add to what is owed, and return it."""
+        residual, before = self._residuals[block], self._batches[block]
+        if batch and before and batch != before:
+            np.multiply(residual, np.float32(batch / before), out=residual)
+        self._batches[block] = batch
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(residual, values, out=residual)
+        return residual

@@ -1,0 +1,328 @@
+"""A coordinator or worker of a measurement: `python -P -m trainer.lab.compare.member SPEC`.
+
+It prints JSON lines on standard output and takes commands on standard input: `go` opens the gate
+that a gated worker waits at, `cost X` changes its seconds a sample. When standard input closes it
+ends at once, so that nothing outlives the benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.config.run import RunConfig
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.messages import JoinRequest, ShardAssignment
+from trainer.exchange.protocol.schedule import StepPlan, settle_periods
+from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.exchange.transport import tls
+from trainer.exchange.transport.client import WorkerClient
+from trainer.exchange.transport.link import Link
+from trainer.exchange.transport.server import GradientServer
+from trainer.exchange.worker.session import Committed, Event
+from trainer.lab.compare import synthetic, training
+from trainer.lab.compare.interface import counted
+from trainer.model.initialization import initial_weights
+from trainer.model.layout import GradientLayout, build_layout
+from trainer.optimizer.adamw import TrainState
+from trainer.optimizer.nesterov import Update
+from trainer.run.inner_steps import InnerSteps
+from trainer.run.loop import Worker
+
+_AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a member is told; all members of a cluster share most of it."""
+
+    role: Literal["coordinator", "worker"]
+    elements: int
+    workers: int
+    steps: int
+    address: tuple[str, int]
+    """Where the coordinator listens (port 0: any) or is found."""
+    batch: int = 3
+    tls: str | None = None
+    """Folder of certificates; None for plaintext, which a benchmark may use anywhere."""
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """More of the run config: dotted keys."""
+    rank: int = 0
+    cost: float = 0.0
+    """Seconds a sample."""
+    gated: int = 0
+    """So many first steps wait for `go` between computing and sending."""
+    rest: float = 0.0
+    """Seconds that a gated step rests before it waits, so that the others are done applying."""
+    checkpoints: str | None = None
+    """Where the coordinator saves; None for nowhere."""
+    model: str | None = None
+    """Folder of a model that trains; None for gradients out of thin air, of `elements`."""
+
+    def as_coordinator(self) -> Spec:
+        """Return the spec of the coordinator of the same cluster."""
+        return replace(self, role="coordinator")
+
+    def as_worker(self, rank: int, port: int, cost: float = 0.0) -> Spec:
+        """Return the spec of one worker of the same cluster."""
+        address = (self.address[0], port)
+        return replace(self, role="worker", rank=rank, address=address, cost=cost)
+
+    def arguments(self) -> list[str]:
+        """Return the command line of the member."""
+        return [sys.executable, "-P", "-m", "trainer.lab.compare.member", json.dumps(asdict(self))]
+
+    def config(self) -> RunConfig:
+        """Return the run config that all members share."""
+        defaults = {"checkpoint.every": 10**6, "exchange.hash_every": 10**6}
+        run = {"training.batch_size": self.batch, "training.max_steps": self.steps}
+        settings = defaults | run | self.settings
+        if self.model is not None:
+            return training.config(Path(self.model), settings)
+        return synthetic.config(settings)
+
+    def layout(self) -> GradientLayout:
+        """Return the layout of the gradients."""
+        if self.model is not None:
+            return build_layout(Path(self.model), self.config())
+        return synthetic.layout(self.elements)
+
+
+def main() -> None:
+    """Run the member that the command line describes."""
+    given = json.loads(sys.argv[1])
+    spec = Spec(**{**given, "address": tuple(given["address"])})
+    if spec.tls is None:
+        # A benchmark also measures plaintext between hosts, which the product refuses.
+        tls.is_loopback = lambda _host: True
+    run = coordinate if spec.role == "coordinator" else work
+    run(spec)
+
+
+def say(**details: Any) -> None:
+    """Print one line for the program that measures."""
+    sys.stdout.write(json.dumps({**details, "at": time.monotonic()}) + "\n")
+    sys.stdout.flush()
+
+
+class Commands:
+    """Standard input, read in a thread."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Semaphore(0)
+        self.on_cost: Callable[[float], None] = lambda _cost: None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            word, _, value = line.strip().partition(" ")
+            if word == "go":
+                self.gate.release()
+            elif word == "cost":
+                self.on_cost(float(value))
+        os._exit(1)
+
+
+class PrintingKeeper:
+    """A Recorder that prints events; with a store it saves in a thread, as a run's does."""
+
+    def __init__(self, spec: Spec, of: GradientLayout) -> None:
+        self._spec = spec
+        self._store: CheckpointStore | None = None
+        if spec.checkpoints:
+            folder = Path(spec.checkpoints)
+            self._store = CheckpointStore(folder, of, spec.config(), folder)
+        self._saving: threading.Thread | None = None
+        self.failure = None
+        self.ending = None
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """Print an event, and with a step the processor time so far."""
+        say(**event, **({"cpu": time.process_time()} if event["event"] == "step" else {}))
+
+    def save(self, save: Save) -> None:
+        """Save in a thread; a newer checkpoint waits for an older one."""
+        if self._store:
+            before = self._saving
+            self._saving = threading.Thread(target=self._write, args=(self._store, save, before))
+            self._saving.start()
+
+    def close(self, exit_code: int, reason: str) -> int:
+        """Wait for the last checkpoint."""
+        if self._saving:
+            self._saving.join()
+        say(event="closed", reason=reason)
+        return exit_code
+
+    def _write(self, store: CheckpointStore, save: Save, before: threading.Thread | None) -> None:
+        if before:
+            before.join()
+        store.save(
+            save.snapshot,
+            RunProgress("benchmark", save.snapshot.step, 0, 0, save.generation, 0, {}),
+        )
+        say(event="saved", step=save.snapshot.step)
+
+
+def coordinate(spec: Spec) -> None:
+    """Be the coordinator, and say at the end how much memory that took."""
+    Commands()
+    reset_peak()
+    before = memory("VmRSS")
+    of = spec.layout()
+    keeper = PrintingKeeper(spec, of)
+    coordinator = Coordinator(
+        config=spec.config(),
+        job=synthetic.job(of),
+        layout=of,
+        plan=_plan(spec),
+        validation_samples=0,
+        state=TrainState.fresh(_weights(spec, of)),
+        expect_workers=spec.workers,
+        score=lambda _table: {},
+        now=time.monotonic(),
+    )
+    folder = Path(spec.tls) / "coordinator" if spec.tls else None
+    code = GradientServer(coordinator, keeper, spec.address, folder).run()
+    say(event="memory", before=before, peak=memory("VmHWM"), shared=memory("RssShmem"))
+    sys.exit(code)
+
+
+def work(spec: Spec) -> None:
+    """Be a worker, and say at the end when its steps began and ended."""
+    commands = Commands()
+    of, config = spec.layout(), spec.config()
+    job = synthetic.job(of)
+    replica: Any
+    samples: Any
+    if spec.model is None:
+        replica = synthetic.SleepingReplica(of, spec.rank, spec.cost)
+        samples = synthetic.Samples(spec.batch * spec.steps)
+        commands.on_cost = lambda cost: setattr(replica, "cost", cost)
+    else:
+        replica = training.open_replica(Path(spec.model), config, of, spec.rank)
+        samples = training.Samples(spec.batch * spec.steps)
+    gated = iter(range(spec.gated))
+
+    def pass_gate() -> None:
+        if next(gated, None) is not None:
+            time.sleep(spec.rest)
+            say(event="ready", rank=spec.rank)
+            commands.gate.acquire()
+
+    if spec.gated:
+        replica.before_blocks = pass_gate
+    client = StampingClient(
+        spec.address,
+        JoinRequest(
+            run_id=job.run_id,
+            rank=spec.rank,
+            version=job.version,
+            agreement=job.agreement,
+            layout=job.layout,
+            model=job.model,
+            data=job.data,
+            host="benchmark",
+            backend="cpu",
+            device="cpu",
+        ),
+        of,
+        codec=config.exchange.codec,
+        folder=Path(spec.tls) / f"rank-{spec.rank}" if spec.tls else None,
+        patience=30.0,
+        sum_on_host=config.exchange.sum_on_host,
+        rounds=config.exchange.may_have_rounds,
+    )
+    rounds = partial(InnerSteps, replica, config.optimizer)
+    worker = Worker(
+        replica, client, Update(config, of), _plan(spec), samples, None, seed=0, rounds=rounds
+    )
+    end = worker.run()
+    say(event="stamps", rank=spec.rank, stamps=client.stamps)
+    sys.exit(end.exit_code)
+
+
+def _plan(spec: Spec) -> StepPlan:
+    exchange = spec.config().exchange
+    settled = settle_periods(spec.config())
+    plan = StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_every=settled)
+    return plan.with_rounds(exchange.rounds)
+
+
+def _weights(spec: Spec, of: GradientLayout) -> NDArray[np.float32]:
+    """Return the weights to start from."""
+    if spec.model is None:
+        return np.ones(of.size, np.float32)
+    return initial_weights(of, Path(spec.model), spec.config())
+
+
+class StampingClient(WorkerClient):
+    """A WorkerClient that notes when things happen, in monotonic seconds."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.stamps: list[dict[str, float]] = []
+        """A dict a step: `first_send`, `last_average`, `committed`; so far `cpu` seconds, and bytes
+        `sent` and `received` by the host's interface, if it has one of its own."""
+        self._first_send: dict[int, float] = {}
+        self._last_average = 0.0
+        super().__init__(*arguments, **named)
+
+    def send_block(
+        self, shard: ShardAssignment, index: int, gradient: NDArray[np.float32], weight: int
+    ) -> None:
+        """Note when a step's first block is handed over."""
+        self._first_send.setdefault(shard.step, time.monotonic())
+        super().send_block(shard, index, gradient, weight)
+
+    def next_event(self) -> Event | None:
+        """Note when a commit reaches the loop."""
+        event = super().next_event()
+        if isinstance(event, Committed):
+            step = event.commit.step
+            now = time.monotonic()
+            first = self._first_send.pop(step, now)
+            self.stamps.append(
+                {
+                    "first_send": first,
+                    "last_average": self._last_average,
+                    "committed": now,
+                    "cpu": time.process_time(),
+                    **counted(),
+                }
+            )
+        return event
+
+    def _frame(self, link: Link, frame: Frame) -> None:
+        super()._frame(link, frame)
+        if frame.type in _AVERAGES:
+            self._last_average = time.monotonic()
+
+
+def memory(field_name: str) -> int:
+    """Return a size of this process in bytes, as /proc/self/status names it."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(field_name + ":"):
+            return 1024 * int(line.split()[1])
+    raise KeyError(field_name)
+
+
+def reset_peak() -> None:
+    """Let VmHWM count from now on."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""`spend.jsonl`: what was spent, a line for each host and span of time.
+
+It is only appended to, under a lock, and a line is whole once it ends with a newline. What a kill
+or a full disk left behind the last newline was never counted: readers leave it out, and the next
+writer cuts it off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainer.system.errors import InputError
+
+SPEND_FILE = "spend.jsonl"
+_LOCK_PATIENCE = 1.0
+"""Seconds: a writer holds the lock for one write; one that was stopped must not stop others."""
+_TAIL = 1 << 16
+
+
+class SpendRecord(BaseModel):
+    """One line: a host of a run, from the last line of it to `until`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    run: str
+    host: str
+    until: float
+    """Unix seconds."""
+    seconds: float = Field(ge=0)
+    kwh: float = Field(ge=0)
+    measured: float = Field(ge=0)
+    """Of the seconds, those whose power was measured; of the others it is planned."""
+    money: float = Field(ge=0)
+    currency: str | None = None
+    step: int = Field(default=0, ge=0)
+    """Completed steps of the run."""
+    end: bool = False
+    """Whether the attempt ended in order with this line."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the earlier attempts of a run left."""
+
+    money: float = 0.0
+    until: float | None = None
+    """Unix seconds of the last line; None: there is none."""
+    ended: bool = True
+    """Whether the last attempt ended in order, and did not die."""
+    progress_at: float | None = None
+    """Unix seconds of the first line with the most completed steps."""
+
+
+def earlier_attempts(records: Iterable[SpendRecord], run: str, currency: str | None) -> Earlier:
+    """Return what a run has cost so far.
+
+    Raises:
+        InputError: it was paid in another currency.
+    """
+    own = [record for record in records if record.run == run]
+    other = {record.currency for record in own if record.money} - {currency}
+    if other:
+        raise InputError(
+            f"two currencies: run {run} was paid in {other.pop()}, its budget is now in {currency}"
+        )
+    if not own:
+        return Earlier()
+    most = max(record.step for record in own)
+    last = max(record.until for record in own)
+    return Earlier(
+        money=sum(record.money for record in own),
+        until=last,
+        ended=any(record.end for record in own if record.until == last),
+        progress_at=min(record.until for record in own if record.step == most),
+    )
+
+
+def parse_spend(data: bytes, name: str) -> list[SpendRecord]:
+    """Return the lines of a ledger; bytes behind the last newline are left out.
+
+    Raises:
+        InputError: a whole line is damaged; names it.
+    """
+    records: list[SpendRecord] = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            records.append(SpendRecord.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InputError(
+                f"{name}:{number}: not a line of spending: {where + ': ' if where else ''}"
+                f"{first['msg'].lower()}; mend or remove the line"
+            ) from None
+    return records
+
+
+class SpendLedger:
+    """A spend.jsonl that this process reads, and appends to beside other processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[SpendRecord]:
+        """Return every whole line.
+
+        Raises:
+            InputError: a line is damaged, or the file cannot be read.
+        """
+        try:
+            return parse_spend(self.path.read_bytes(), str(self.path))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read: {error.strerror}") from None
+
+    def append(self, records: Sequence[SpendRecord]) -> None:
+        """Append lines, all or none of them, and wait for the disk.
+
+        Raises:
+            OSError: nothing was appended.
+        """
+        text = "".join(record.model_dump_json(exclude_defaults=True) + "\n" for record in records)
+        data = text.encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o600)
+        try:
+            _lock(descriptor)
+            size = _mend(descriptor)
+            try:
+                written = os.write(descriptor, data)
+                if written < len(data):
+                    raise OSError(None, "the disk wrote half a line")
+                os.fdatasync(descriptor)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    until = time.monotonic() + _LOCK_PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.01)
+
+
+def _mend(descriptor: int) -> int:
+    """Cut off what lies behind the last newline; return the size that is left."""
+    size = end = os.fstat(descriptor).st_size
+    while end:
+        begin = max(0, end - _TAIL)
+        newline = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            end = begin + newline + 1
+            break
+        end = begin
+    if end < size:
+        os.ftruncate(descriptor, end)
+    return end

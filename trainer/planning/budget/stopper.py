@@ -1,0 +1,44 @@
+"""The budget guard of a process that waits and computes in one thread: another one looks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainer.planning.budget.guard import Ending
+from trainer.planning.budget.watch import BudgetWatch
+from trainer.system.process.stopping import Stop
+
+LOOK_EVERY = 1.0
+
+
+class BudgetStopper:
+    """Asks a process to stop once its budget says so; also while it reads, waits or computes."""
+
+    def __init__(self, watch: BudgetWatch | None, stop: Stop) -> None:
+        self.watch, self.stop = watch, stop
+        self.ending: Ending | None = None
+        """Why it was asked to."""
+        self._over = threading.Event()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Look now, and about once a second in the block; without a budget do nothing."""
+        self._look()
+        thread = threading.Thread(target=self._keep, name="budget", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _keep(self) -> None:
+        while self.watch is not None and self.ending is None and not self._over.wait(LOOK_EVERY):
+            self._look()
+
+    def _look(self) -> None:
+        self.ending = self.watch and self.watch.ending
+        if self.ending is not None:
+            self.stop.ask(self.ending.reason)

@@ -1,0 +1,199 @@
+"""The budget guard at work: it reads clocks and sensors, and writes what was spent."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config.budget import BudgetConfig
+from trainer.planning.budget.accrual import Accrual
+from trainer.planning.budget.guard import STOPPING, Ending, Guard
+from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger, SpendRecord, earlier_attempts
+from trainer.planning.budget.power import PowerMeter
+
+log = logging.getLogger(__name__)
+
+RECORD_EVERY = 60.0
+"""Seconds between lines; what a killed process did not write, the next attempt counts."""
+LATEST_RETURN = 900.0
+"""Seconds after which the next attempt does not count a killed one's hosts as kept meanwhile."""
+FRESH = 120.0
+"""Seconds for which a worker's reading of its host's power holds."""
+
+
+class BudgetWatch:
+    """Counts what a run costs, and says when it must stop. For several threads.
+
+    Raises:
+        InputError: no host has a price, or the ledger cannot be used.
+    """
+
+    def __init__(
+        self,
+        budget: BudgetConfig,
+        run_id: str,
+        ledger: Path,
+        *,
+        every: int = 0,
+        total_steps: int = 0,
+        stopping: float = STOPPING,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        meter: PowerMeter | None = None,
+    ) -> None:
+        budget.check_guarded()
+        self.budget = budget
+        self._run_id = run_id
+        self._ledger = SpendLedger(ledger)
+        self._clock, self._wall = clock, wall
+        self._lock = threading.RLock()
+        self._closed = False
+        self._meter = meter or PowerMeter()
+        before = earlier_attempts(self._ledger.read(), run_id, budget.currency)
+        now, today = clock(), wall()
+        away = 0.0 if before.until is None else today - before.until
+        # An attempt that died has left its hosts running: their time goes on.
+        back_soon = not before.ended and 0 <= away <= LATEST_RETURN
+        idle = today - before.progress_at if back_soon and before.progress_at is not None else 0.0
+        self._accrual = Accrual(budget.hosts, now - (away if back_soon else 0.0))
+        self._guard = Guard(
+            budget,
+            self._accrual,
+            before=before.money,
+            every=every,
+            total_steps=total_steps,
+            idle_since=now - max(0.0, idle),
+            stopping=stopping,
+        )
+        self._step = 0
+        self._watts: dict[str, tuple[float, float]] = {}
+        self._hosts = {rank: host.name for host in budget.hosts for rank in host.ranks}
+        self._recorded_at = now
+        self._written = True
+        self._meter.recent()
+        self._accrual.advance(now, {})
+        self._record()
+
+    def happened(self, kind: str, details: Mapping[str, Any]) -> None:
+        """Take an event of the exchange in: steps are progress, and carry readings of power."""
+        with self._lock:
+            now = self._clock()
+            if kind == "resumed":
+                self._step = details["step"]
+                self._guard.resumed(self._step)
+            elif kind == "step":
+                self._step = details["step"]
+                self._guard.stepped(self._step, now)
+                for rank, watts in (details.get("watts") or {}).items():
+                    if host := self._hosts.get(rank):
+                        self._watts[host] = (now, watts)
+            elif kind == "validation":
+                self._guard.progressed(now)
+
+    def planned(self, total_steps: int) -> None:
+        """Note the steps of the run, where they were not known when it began."""
+        with self._lock:
+            self._guard.planned(total_steps)
+
+    def progressed(self) -> None:
+        """Note something that was completed, other than a step."""
+        with self._lock:
+            self._guard.progressed(self._clock())
+
+    def saved(self, seconds: float) -> None:
+        """Note how long a checkpoint took: an end in order takes one more."""
+        self._guard.saved(seconds)
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why the run must stop now, in order; None while it need not. Call it every second."""
+        with self._lock:
+            now = self._clock()
+            own = self._meter.recent()
+            if own is not None and self.budget.hosts:
+                self._watts[self.budget.hosts[0].name] = (now, own)
+            self._accrual.advance(now, self._present(now))
+            if now - self._recorded_at >= RECORD_EVERY:
+                self._recorded_at = now
+                self._record()
+            return self._guard.look(now)
+
+    def _present(self, now: float) -> dict[str, float]:
+        return {host: watts for host, (at, watts) in self._watts.items() if now - at <= FRESH}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the run has cost, for status.json."""
+        with self._lock:
+            return {
+                "spent": round(self._guard.spent, 6),
+                "ceiling": self.budget.ceiling,
+                "currency": self.budget.currency,
+                "an_hour": round(self._accrual.an_hour, 6),
+                "measured": sorted(self._present(self._clock())),
+            }
+
+    def close(self, *, ended: bool = True) -> None:
+        """Record what is not yet recorded; `ended`: in order, so that no time goes on.
+
+        The first call counts.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            now = self._clock()
+            self._accrual.advance(now, self._present(now))
+            self._record(end=ended)
+
+    def _record(self, end: bool = False) -> None:
+        """Append a line for each host; those that the disk does not take stay for the next time."""
+        parts, until = self._accrual.take(), self._wall()
+        if not parts:
+            return
+        lines = [
+            SpendRecord(
+                run=self._run_id,
+                host=part.host,
+                until=until,
+                seconds=part.seconds,
+                kwh=part.kwh,
+                measured=part.measured,
+                money=part.money,
+                currency=self.budget.currency,
+                step=self._step,
+                end=end,
+            )
+            for part in parts
+        ]
+        try:
+            self._ledger.append(lines)
+        except OSError as error:
+            self._accrual.put_back(parts)
+            if self._written:
+                log.error(
+                    "ALARM: %s: not written: %s; it is tried again, and the ceiling holds",
+                    self._ledger.path,
+                    error.strerror or error,
+                )
+            self._written = False
+        else:
+            self._written = True
+
+
+def open_watch(
+    budget: BudgetConfig | None, run_id: str, output: Path, *, every: int, total_steps: int
+) -> BudgetWatch | None:
+    """Return the guard of a run; None without a budget.
+
+    Raises:
+        InputError: no host has a price, or the ledger cannot be used.
+    """
+    if budget is None:
+        return None
+    path = Path(budget.ledger) if budget.ledger else output / SPEND_FILE
+    return BudgetWatch(budget, run_id, path, every=every, total_steps=total_steps)

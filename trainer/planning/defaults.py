@@ -1,0 +1,297 @@
+"""Settings derived from data, model and memory if only these are given.
+
+The same data, model and memory give the same settings. Torch-free. An unreadable file decides
+nothing: its reader reports the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config.run import RunConfig
+from trainer.model.architecture import read_architecture, read_positions
+from trainer.model.layout import build_layout
+from trainer.model.safetensors_headers import read_headers
+from trainer.planning.workers import Job, Room
+from trainer.system import pci
+from trainer.system.errors import InputError
+
+SETTLED = frozenset(
+    (
+        *("task", "num_classes", "model.dtype", "model.quantization"),
+        *("data.validation_fraction", "data.max_seq_len", "lora.lora_rank", "lora.lora_alpha"),
+        *("optimizer.learning_rate", "training.epochs", "training.batch_size"),
+        "training.evaluate_every",
+    )
+)
+"""Every setting that `derive` may return."""
+HELD_OUT = 0.1
+LEAST_TO_HOLD_OUT = 10
+"""Samples; with fewer, none are held out."""
+SHORTEST, LONGEST = 64, 2048
+"""Tokens of `data.max_seq_len`."""
+_LEAST_LENGTH = 128
+"""A lack of memory does not shorten samples below this."""
+
+_BATCHES = ((500, 8), (20_000, 16), (math.inf, 32))
+_EPOCHS = ((5_000, 3), (50_000, 2), (math.inf, 1))
+"""By the number of training samples, up to each figure."""
+_SIZES = ((1e8, 16, 1e-3, 3e-4), (3e9, 16, 2e-4, 2e-5), (math.inf, 8, 1e-4, 1e-5))
+"""By the number of weights: LoRA's rank and learning rate, and the rate of method full. A larger
+model needs less of both, and each step's traffic grows with the rank."""
+_STORED: tuple[dict[str, str], ...] = (
+    {"model.dtype": "bfloat16"},
+    {"model.dtype": "bfloat16", "model.quantization": "nf4"},
+)
+"""Ways to store a frozen base that does not fit, each smaller than the last."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """One setting by its dotted path, with the reason for its value."""
+
+    key: str
+    value: str | int | float
+    why: str
+
+
+def provisional(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task to load a config with until `derive` knows the right one."""
+    task = given.get("task") or ("classify" if given.get("num_classes") else "causal-lm")
+    classes = {"num_classes": 2} if task == "classify" and not given.get("num_classes") else {}
+    return {"task": task, **classes}
+
+
+def infer(data: str) -> dict[str, Any]:
+    """Return the task and classes that a data file suggests, by their dotted paths.
+
+    Lines with a `label` are classified, into as many classes as the labels count; all others are
+    text. An unreadable file suggests nothing: the data's reader names file and line.
+    """
+    highest: int | None = None
+    line: dict[str, Any] | None = None
+    for line in _objects(Path(data)):
+        label = line.get("label")
+        if label is None and highest is None:
+            break
+        if type(label) is int:
+            highest = max(label, highest or 0)
+    if highest is None:
+        return {} if line is None else {"task": "causal-lm"}
+    return {"task": "classify", "num_classes": max(2, highest + 1)}
+
+
+def derive(
+    config: RunConfig, given: Collection[str], model_dir: Path | None, rooms: Sequence[Room]
+) -> list[Derived]:
+    """Return the settings that follow from data, model and memory.
+
+    Args:
+        config: with the given settings; others are ignored.
+        given: the dotted paths of the given settings, which are not changed.
+        model_dir: the model's folder; None if it is not on this machine yet.
+        rooms: memory of the training devices, the smallest decides; none: memory is ignored.
+    """
+    inferred = infer(config.data.train) if config.distillation is None else {}
+    if not inferred:
+        return []
+    found = [part for part in _task(inferred, config, given) if part.key not in given]
+    with contextlib.suppress(InputError):  # such as 4,000 classes: reported on use
+        settled = _settle(config, found)
+        found += _schedule(settled, given)
+        if model_dir is not None:
+            found += _of_model(_settle(config, found), given, model_dir, rooms)
+    return [part for part in found if part.key not in given]
+
+
+def run_tokens(config: RunConfig, model_dir: Path) -> float:
+    """Return the tokens that a run trains on: its samples, at the mean length of some of them.
+
+    Raises:
+        InputError: the tokenizer cannot be used.
+        OSError: the data cannot be read.
+    """
+    training, limit = config.training, config.data.max_seq_len
+    left = _count_lines(Path(config.data.train)) * (1 - config.data.validation_fraction)
+    samples = training.epochs * left
+    if training.max_steps is not None:
+        samples = training.max_steps * training.batch_size
+    lengths = [min(length, limit) for length in _lengths(config, model_dir)]
+    return samples * (sum(lengths) / len(lengths) if lengths else limit)
+
+
+def own_rooms(backend: str) -> list[Room]:
+    """Return the memory that a run alone on this machine may take."""
+    import psutil  # of the extras that train; the launcher, which has none of them, asks the hosts
+
+    card = None if backend == "cpu" else pci.largest_card()
+    if card is None:
+        return [Room(psutil.virtual_memory().available, "cpu")]
+    return [Room(card, "wgpu" if backend == "wgpu" else "cuda")]
+
+
+def table(found: Sequence[Derived], output: str) -> list[str]:
+    """Return a heading and a line for each setting: key, value and reason in columns.
+
+    Args:
+        output: the folder beside whose results the settings will stand.
+    """
+    if not found:
+        return []
+    width = max(len(part.key) for part in found)
+    size = max(len(str(part.value)) for part in found)
+    lines = [f"  {part.key:<{width}}  {part.value!s:<{size}}  {part.why}" for part in found]
+    return [f"settings by data and model, all of them in {output}/run.yaml:", *lines]
+
+
+def _settle(config: RunConfig, found: Sequence[Derived]) -> RunConfig:
+    return config.with_settings({part.key: part.value for part in found})
+
+
+def _task(
+    inferred: Mapping[str, Any], config: RunConfig, given: Collection[str]
+) -> Iterator[Derived]:
+    task, classes = inferred["task"], inferred.get("num_classes")
+    if "task" in given:
+        task = config.task
+    elif "num_classes" in given:
+        task = "classify"
+        yield Derived("task", task, "num_classes is given")
+    else:
+        has = "a" if task == "classify" else "no"
+        yield Derived("task", task, f"lines have {has} label")
+    if task == "classify" and classes is not None:
+        yield Derived("num_classes", classes, f"every label is below {classes}")
+
+
+def _schedule(config: RunConfig, given: Collection[str]) -> Iterator[Derived]:
+    """Yield the settings that follow from the number of samples."""
+    count = _count_lines(Path(config.data.train))
+    fraction = config.data.validation_fraction
+    if not {"data.validation", "data.validation_fraction"} & set(given):
+        fraction, why = 0.0, f"{count} samples are too few to hold some out"
+        if count >= LEAST_TO_HOLD_OUT:
+            fraction, why = HELD_OUT, f"of {count:,} samples, and no validation file"
+        yield Derived("data.validation_fraction", fraction, why)
+    left = count - round(count * fraction)
+    why = f"{left:,} samples to train on"
+    batch = config.training.batch_size
+    if "training.batch_size" not in given:
+        batch = _by_size(_BATCHES, left)[0]
+        yield Derived("training.batch_size", batch, why)
+    epochs, steps = config.training.epochs, config.training.max_steps
+    if steps is None and "training.epochs" not in given:
+        epochs = _by_size(_EPOCHS, left)[0]
+        yield Derived("training.epochs", epochs, why)
+    an_epoch = math.ceil(left / batch)
+    if (fraction or config.data.validation) and (steps or an_epoch * epochs) > an_epoch:
+        yield Derived("training.evaluate_every", an_epoch, "once an epoch")
+
+
+def _of_model(
+    config: RunConfig, given: Collection[str], model_dir: Path, rooms: Sequence[Room]
+) -> list[Derived]:
+    """Return the settings that follow from the model, the data in tokens, and the memory."""
+    weights = sum(math.prod(header.shape) for header in read_headers(model_dir).values())
+    rank, rate, full_rate = _by_size(_SIZES, weights)
+    why = f"{weights / 1e6:,.1f} million weights"
+    found: list[Derived] = []
+    if config.method == "lora":
+        found.append(Derived("lora.lora_rank", rank, why))
+        if "lora.lora_rank" not in given:
+            found.append(Derived("lora.lora_alpha", 2 * rank, "twice the rank"))
+    else:
+        rate = full_rate
+    found.append(Derived("optimizer.learning_rate", rate, f"{why}, method {config.method}"))
+    if "data.max_seq_len" not in given and (lengths := _lengths(config, model_dir)):
+        found.append(_length(lengths, read_positions(model_dir)))
+    kept = [part for part in found if part.key not in given]
+    return kept if not rooms else _fit(config, kept, given, model_dir, rooms)
+
+
+def _lengths(config: RunConfig, model_dir: Path) -> list[int]:
+    try:
+        from trainer.data.lengths import measure_lengths
+    except ModuleNotFoundError:  # a laptop that drives a cluster has no library of tokenizers
+        return []
+    path = Path(config.data.train)
+    return measure_lengths(path, model_dir, config.task, config.num_classes)
+
+
+def _length(lengths: Sequence[int], limit: int | None) -> Derived:
+    """Return a length that cuts at most one sample in a hundred, if the model allows it."""
+    needed = sorted(lengths)[math.ceil(0.99 * len(lengths)) - 1]
+    value, why = (
+        SHORTEST * math.ceil(needed / SHORTEST),
+        f"99 % of samples have up to {needed:,} tokens",
+    )
+    if value > LONGEST:
+        value, why = LONGEST, f"{why}; more when it is asked for"
+    if limit is not None and value > limit:
+        value, why = limit, f"{why}; the model knows no more"
+    return Derived("data.max_seq_len", value, why)
+
+
+def _fit(
+    config: RunConfig,
+    found: Sequence[Derived],
+    given: Collection[str],
+    model_dir: Path,
+    rooms: Sequence[Room],
+) -> list[Derived]:
+    """Return `found` with a base and a length that fit all rooms; what cannot fit is refused later.
+
+    The base is also stored smaller if only that keeps an accelerator busy.
+    """
+    settled = _settle(config, found)
+    model, headers = read_architecture(model_dir), read_headers(model_dir)
+    layout = build_layout(model_dir, settled)
+
+    def is_enough(changes: Mapping[str, Any], least: bool) -> bool:
+        job = Job(model, headers, layout, settled.with_settings(changes))
+        return all(job.fits(room, busy=not least) for room in set(rooms))
+
+    own = {"model.dtype": settled.model.dtype, "model.quantization": settled.model.quantization}
+    if settled.training.precision == "fp32":
+        given = {*given, "model.dtype"}  # products would not be fp32
+    ways = [own, *(own | {key: way[key] for key in way.keys() - given} for way in _STORED)]
+    ways = [way for way in ways if settled.method == "lora" or way == own]
+    stored = next((way for way in ways if is_enough(way, least=False)), ways[-1])
+    length = settled.data.max_seq_len
+    if "data.max_seq_len" not in given:
+        while length // 2 >= _LEAST_LENGTH and not is_enough(
+            stored | {"data.max_seq_len": length}, least=True
+        ):
+            length //= 2
+    memory = f"{min(room.memory for room in rooms) / 2**30:.1f} GiB of memory for a worker"
+    chosen = [Derived(key, value, memory) for key, value in stored.items() if value != own[key]]
+    for part in found:
+        if part.key == "data.max_seq_len" and part.value != length:
+            part = Derived(part.key, length, f"{part.why}; {memory}")
+        chosen.append(part)
+    return chosen
+
+
+def _by_size(steps: Sequence[tuple[Any, ...]], size: float) -> tuple[Any, ...]:
+    return next(tuple(rest) for most, *rest in steps if size <= most)
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON Lines file, up to the first error."""
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        for text in file:
+            if text.strip():
+                line = json.loads(text)
+                if isinstance(line, dict):
+                    yield line

@@ -1,0 +1,1 @@
+"""A training run: its inputs, how they become objects, and the loops of its processes."""

@@ -1,0 +1,1 @@
+"""Composes a run: the only place where its inputs become objects."""

@@ -1,0 +1,232 @@
+"""Where a rank of `--distributed` becomes objects, as in `composition.run`; imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import device
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from trainer.checkpoint.reader import SHARDED, Resumed, RunProgress, read_progress, step_of
+from trainer.checkpoint.resume import (
+    checkpoint_path,
+    continue_run,
+    newest_of,
+    open_store,
+    refuse_changes,
+)
+from trainer.checkpoint.store import CheckpointStore, Reopened
+from trainer.checkpoint.stored_state import StoredState
+from trainer.data.tokens import Dataset
+from trainer.planning.budget.watch import open_watch
+from trainer.replica.torch.parallel.mesh import make_mesh
+from trainer.replica.torch.parallel.replica import ParallelReplica
+from trainer.replica.torch.recomputation import recomputes_together
+from trainer.run.distributed.board import Board
+from trainer.run.distributed.checkpoint import ShardedCheckpoints, set_step, training_parts
+from trainer.run.distributed.environment import Environment
+from trainer.run.distributed.gathered import GatheredCheckpoints
+from trainer.run.distributed.loop import Checkpoints, DistributedRun
+from trainer.run.distributed.optimizer import ParallelAdamW
+from trainer.run.distributed.roll_call import Member, prepared
+from trainer.run.distributed.sharded import ShardedSaves
+from trainer.run.distributed.weight_audit import WeightAudit
+from trainer.run.inputs import RunInputs
+from trainer.system.errors import TrainerError
+from trainer.system.process.stopping import Stop
+from trainer.system.storage import lease
+from trainer.tracking.run_file import write_run_file
+from trainer.tracking.run_recorder import RunRecorder, progress_at
+
+
+def make_distributed(
+    inputs: RunInputs,
+    environment: Environment,
+    store: Store,
+    members: Sequence[Member],
+    device: device,
+    stop: Stop,
+    explaining: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> DistributedRun:
+    """Return this rank's part of a run at step 0, or at the run's newest checkpoint.
+
+    Rank 0 alone reads and writes the output folder.
+
+    Args:
+        explaining: `Watch.explaining`.
+
+    Raises:
+        TrainerError: on every rank, what rank 0 found: the checkpoints are another run's, or
+            another process writes them.
+        InputError: the model cannot be loaded.
+    """
+    config, layout, plan, train = inputs.config, inputs.layout, inputs.plan, inputs.train
+    assert isinstance(train, Dataset)
+
+    rank, world, patience = environment.rank, environment.world_size, config.exchange.join_deadline
+    opened, told = prepared(
+        store, rank, world, patience, partial(_open, inputs, world), _Opened.tell
+    )
+    journal = opened and opened.journal
+    resumed: Resumed | None = opened and opened.restored
+    step, generation, parts_first, whole = told
+    with _closed_on_failure(journal), explaining():
+        replica = ParallelReplica(
+            inputs.model_dir,
+            config,
+            layout,
+            make_mesh(config.parallel, world, device.type),
+            device,
+            recompute=recomputes_together(config, inputs.model_dir, device),
+        )
+        optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
+        if step:
+            optimizer.restore(opened and opened.stored, step)
+        sharded = None
+        if config.checkpoint.sharded or parts_first:
+            board = Board(
+                PrefixStore(SHARDED, store.clone()),  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
+                rank,
+                world,
+                patience=config.parallel.timeout,
+            )
+            sharded = ShardedCheckpoints(
+                checkpoint_path(config) / SHARDED,
+                training_parts(replica.parameters, optimizer.torch),
+                layout.digest,
+                board,
+                keep_last=config.checkpoint.keep_last,
+                lease=opened and opened.store.lease,
+            )
+            if parts_first:
+                resumed = _restore(sharded, board, opened, inputs, optimizer, whole)
+                if resumed is not None:
+                    step, generation = resumed.progress.step, resumed.progress.generation + 1
+    if journal is not None:
+        journal.go_on(resumed)
+        for member in members:
+            journal.emit(
+                {
+                    "event": "joined",
+                    "rank": member.rank,
+                    "host": member.host,
+                    "device": member.device,
+                    "backend": device.type,
+                    "backend_reason": "",
+                }
+            )
+    checkpoints: Checkpoints = GatheredCheckpoints(replica, optimizer, journal, generation)
+    if sharded is not None and config.checkpoint.sharded:
+        progress = partial(
+            progress_at, generation=generation, config=config, job=inputs.job, plan=plan
+        )
+        checkpoints = ShardedSaves(sharded, checkpoints, whole, progress, journal)
+    elif sharded is not None:
+        sharded.close()
+    return DistributedRun(
+        config=config,
+        plan=plan,
+        replica=replica,
+        optimizer=optimizer,
+        audit=WeightAudit(replica.parameters, [f"rank {m.rank} on {m.host}" for m in members]),
+        checkpoints=checkpoints,
+        train=train,
+        validation=inputs.validation,
+        journal=journal,
+        stop=stop,
+        step=step,
+        generation=generation,
+    )
+
+
+@contextmanager
+def _closed_on_failure(journal: RunRecorder | None) -> Iterator[None]:
+    """Record an error of the start as the end of the run."""
+    try:
+        yield
+    except TrainerError as error:
+        if journal is not None:
+            journal.close(error.exit_code, str(error))
+        raise
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What rank 0 has opened and found in the output folder."""
+
+    journal: RunRecorder
+    store: CheckpointStore
+    restored: Reopened | None
+    """Nothing if a sharded one is newer, or as new."""
+    sharded: bool
+    whole: int
+    """The newest step that is saved in one process's form; 0 without."""
+
+    @property
+    def stored(self) -> StoredState | None:
+        return self.restored and self.restored.stored
+
+    def tell(self) -> tuple[int, int, bool, int]:
+        """Return what the other ranks need: step and generation of `restored`, and the rest."""
+        progress = self.restored and self.restored.progress
+        step, generation = (progress.step, progress.generation + 1) if progress else (0, 0)
+        return step, generation, self.sharded, self.whole
+
+
+def _open(inputs: RunInputs, expect_workers: int) -> _Opened:
+    """Open the record of a run in its output folder, and find where it resumes."""
+    config, job = inputs.config, inputs.job
+    output = Path(config.output)
+    with ExitStack() as until_made:
+        held = lease.take(output, job.run_id)
+        until_made.callback(held.release)
+        store = open_store(config, job.run_id, inputs.layout, inputs.model_dir)
+        until_made.callback(store.release)
+        restored = None
+        newest = newest_of(store.folder, job.run_id)
+        whole = step_of(newest) if newest else 0
+        parts = newest_of(store.folder / SHARDED, job.run_id)
+        sharded = parts is not None and step_of(parts) >= whole
+        if parts is not None and sharded:
+            refuse_changes(parts, read_progress(parts), config, job.data)
+        else:
+            restored = continue_run(store, store.reopen, job.run_id, config, job.data)
+        every, total = config.checkpoint.every, inputs.plan.total_steps
+        watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
+        write_run_file(config, job.run_id)
+        journal = RunRecorder(output, store, config, job, inputs.plan, expect_workers, held, watch)
+        until_made.pop_all()
+    return _Opened(journal, store, restored, sharded, whole)
+
+
+def _restore(
+    sharded: ShardedCheckpoints,
+    board: Board,
+    opened: _Opened | None,
+    inputs: RunInputs,
+    optimizer: ParallelAdamW,
+    whole: int,
+) -> Resumed | None:
+    """Read the newest sharded checkpoint into the ranks' tensors.
+
+    If it is damaged, a whole one that is newer than the next is read instead.
+    """
+    run_id = inputs.job.run_id
+    resumed = sharded.restore(run_id)
+    reached = resumed.progress.step if resumed else 0
+    if resumed is not None:
+        set_step(optimizer.torch, reached)
+    if reached >= whole:
+        return resumed
+    restored = opened and opened.store.reopen(run_id)
+    note = restored and [str(restored.path), asdict(restored.progress)]
+    found = board.announce("whole checkpoint", note)
+    if found is None or found[1]["step"] <= reached:
+        return resumed
+    path, progress = Path(found[0]), RunProgress(**found[1])
+    optimizer.restore(restored and restored.stored, progress.step)
+    return Resumed(path, progress, ())

@@ -1,0 +1,56 @@
+"""Where the devices of a replica group become a replica, as in `trainer.run.composition.run`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from trainer.config.parallel import GroupStrategy
+from trainer.config.run import Backend
+from trainer.replica.backend import Choice
+from trainer.run.distributed.group.member import serve
+from trainer.run.distributed.group.processes import Members
+from trainer.run.distributed.group.setup import Setup
+from trainer.run.inputs import RunInputs
+from trainer.system.process.announcement import announced
+
+log = logging.getLogger(__name__)
+
+
+def start_group(
+    backend: Backend, gpus: Sequence[str], strategy: GroupStrategy, threads: int | None
+) -> Callable[[RunInputs], Choice]:
+    """Start the members of a group, and return what opens its replica over them.
+
+    To be called while this process, the leader, has neither a device nor a thread.
+
+    Args:
+        gpus: of all processes by rank, the leader's first; on the CPU their number counts.
+        threads: of each process.
+
+    Raises:
+        InputError: this system has no replica groups; when the replica is opened, a device is not
+            available, or the model cannot be used, or not with this strategy, or does not fit.
+        RefusedError: when the replica is opened, a member has another config, model or torch.
+    """
+    members = Members(["cpu"] * len(gpus) if backend == "cpu" else gpus, serve)
+
+    def open_replica(inputs: RunInputs) -> Choice:
+        setup = Setup(
+            config=inputs.config,
+            model_dir=inputs.model_dir,
+            backend=backend,
+            strategy=strategy,
+            devices=members.devices,
+            threads=threads,
+            store=members.store,
+        )
+        setup.check()
+        with announced("opening the group"):
+            from trainer.run.distributed.group.replica import GroupReplica
+
+            replica = GroupReplica(setup, members)
+        log.info("replica on %s", replica.device)
+        return Choice(replica, backend, "")
+
+    return open_replica

@@ -1,0 +1,270 @@
+"""The roles of a training process: alone, coordinator, worker, rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.run import Backend, RunConfig
+from trainer.exchange.transport import tls
+from trainer.model.tensor_shards import check_tensor_shards
+from trainer.run.composition import run as build
+from trainer.run.distributed.environment import quieten_torch
+from trainer.run.inputs import RunInputs, read_inputs
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
+from trainer.system.process.local_workers import LocalWorkers
+from trainer.system.process.stopping import Stop
+from trainer.system.storage import lease
+
+if TYPE_CHECKING:
+    from trainer.config.parallel import GroupStrategy
+    from trainer.replica.backend import Choice
+    from trainer.run.distributed.environment import Environment
+
+log = logging.getLogger(__name__)
+
+TLS_HOME = Path("~/.config/motley/tls")
+"""Where certificates are searched without --tls: one folder a process."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where this process runs and how it proves its identity."""
+
+    gpus: list[str]
+    backend: Backend
+    threads: int | None
+    rank: int | None
+    tls_dir: str | None
+    strategy: GroupStrategy | None = None  # of a worker whose devices hold one replica together
+
+    def certificates(self, name: str, address: str) -> Path | None:
+        """Return the folder with this process's certificate; None for plaintext on loopback.
+
+        `--tls` names the folder itself, or one with a folder for each process in it.
+        """
+        folder = self._tls_folder()
+        if (folder / name).is_dir():
+            return folder / name
+        if self.tls_dir or os.environ.get("MOTLEY_TLS_DIR"):
+            return folder
+        if tls.is_loopback(address):
+            return None
+        raise InputError(
+            f"{address} is reached by other machines, so TLS is needed: give --tls DIR, or put "
+            f"certificates into {TLS_HOME}/{name} (`launch certificates` makes them)"
+        )
+
+    def worker_certificates(self, address: str) -> Path | None:
+        """Return the folder with this worker's certificate; None for plaintext on loopback.
+
+        A worker without --rank takes the only rank whose certificate it has.
+
+        Raises:
+            InputError: several ranks have certificates here, or none has off loopback.
+        """
+        if self.rank is not None:
+            return self.certificates(f"rank-{self.rank}", address)
+        folder = self._tls_folder()
+        ranks = [path.name for path in folder.glob("rank-*") if path.is_dir()]
+        if len(ranks) > 1 and not (folder / "cert.pem").is_file():
+            raise InputError(f"{folder} has certificates of {len(ranks)} ranks: give --rank")
+        return self.certificates(ranks[0] if len(ranks) == 1 else "rank-0", address)
+
+    def _tls_folder(self) -> Path:
+        return Path(self.tls_dir or os.environ.get("MOTLEY_TLS_DIR") or TLS_HOME).expanduser()
+
+
+def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[str] = ()) -> int:
+    """Train alone, without the network, through the same state machine and loop.
+
+    Args:
+        notes: on the settings, logged after the data has been read.
+    """
+    from trainer.exchange.transport.local import LocalExchange
+    from trainer.exchange.worker.session import Session
+
+    lease.refuse_if_held(Path(config.output))
+    inputs = _read_inputs(config, run_id, notes)
+    choice = open_replica(inputs, place)
+    coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
+    request = build.make_request(inputs, choice, 0)
+    settings = config.exchange
+    session = Session(request, inputs.layout, settings.codec, settings.may_have_rounds)
+    exchange = LocalExchange(coordinator, session, journal)
+    worker = build.make_worker(inputs, choice, lambda: exchange)
+    on_signal(exchange.interrupt)
+    end = worker.run()
+    finish = exchange.finish or end  # the coordinator's code: a worker did what it was asked to
+    return journal.close(finish.exit_code, finish.reason)
+
+
+def run_coordinator(
+    config: RunConfig,
+    run_id: str,
+    place: Placement,
+    bind: str,
+    expect_workers: int | None,
+    notes: Sequence[str] = (),
+) -> int:
+    """Serve a run, with one local worker for each GPU named; for `notes` see `run_local`."""
+    from trainer.exchange.transport.server import GradientServer
+
+    address = tls.parse_address(bind, "--bind")
+    folder = place.certificates("coordinator", address[0])
+    if folder is not None:
+        tls.require_run(folder, run_id)
+    lease.refuse_if_held(Path(config.output))
+    expect = expect_workers or max(len(place.gpus), 1)
+    inputs = _read_inputs(config, run_id, notes)
+    coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
+    config = inputs.config
+    del inputs  # a coordinator counts samples and keeps none
+    server = GradientServer(coordinator, journal, address, folder)
+    with tempfile.TemporaryFile() as run_file:  # unnamed: a kill leaves nothing
+        run_file.write(config.to_yaml().encode())
+        run_file.flush()
+        local = LocalWorkers(run_file.fileno(), server.halt)
+
+        def start_workers() -> None:
+            fixed, here = (run_file.fileno(), run_id, place), _reachable(bind, server.port)
+            local.start([worker_command(*fixed, *each, here) for each in enumerate(place.gpus)])
+
+        try:
+            return server.run(on_listening=start_workers)
+        finally:
+            local.stop()
+
+
+def run_distributed(
+    config: RunConfig,
+    run_id: str,
+    place: Placement,
+    environment: Environment,
+    notes: Sequence[str] = (),
+) -> int:
+    """Train as one of equal processes, without a coordinator; for `notes` see `run_local`."""
+    config.parallel.copies(environment.world_size)
+    config.exchange.check_size(environment.world_size)
+    if config.distillation is not None:
+        raise InputError(
+            "distillation: --distributed trains on samples, not on a teacher's logits; leave it"
+            " out, or take a replica group with --strategy ddp"
+        )
+    first = environment.rank == 0
+    if first:
+        lease.refuse_if_held(Path(config.output))
+        inputs = _read_inputs(config, run_id, notes)
+    else:
+        logging.getLogger().setLevel(logging.WARNING)
+        inputs = read_inputs(config, run_id)
+    check_tensor_shards(inputs.model_dir, inputs.config)
+    config.parallel.pipeline.check_layers(inputs.layout.num_layers)
+    stop = Stop()
+    on_signal(stop.ask)
+    quieten_torch()
+    with announced("importing torch"):
+        from trainer.run.composition.distributed import make_distributed
+        from trainer.run.distributed.run import run
+    return run(
+        inputs,
+        environment,
+        backend=place.backend,
+        gpu="".join(place.gpus),
+        threads=place.threads,
+        stop=stop,
+        make=partial(make_distributed, inputs, environment),
+    )
+
+
+def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: str) -> int:
+    """Join a run and work until it is over."""
+    from trainer.exchange.transport.client import WorkerClient
+
+    address = tls.parse_address(coordinator, "--coordinator")
+    folder = place.worker_certificates(address[0])
+    if folder is not None:
+        tls.require_run(folder, run_id)
+    opens = _opener(place)  # before a thread is started: a group forks
+    inputs = read_inputs(config, run_id)
+    choice = opens(inputs)
+
+    def connect() -> WorkerClient:
+        return WorkerClient(
+            address,
+            build.make_request(inputs, choice, place.rank),
+            inputs.layout,
+            codec=config.exchange.codec,
+            folder=folder,
+            patience=config.exchange.join_deadline,
+            sum_on_host=config.exchange.sum_on_host,
+            rounds=config.exchange.may_have_rounds,
+        )
+
+    worker = build.make_worker(inputs, choice, connect)
+    on_signal(worker.interrupt)
+    end = worker.run()
+    log.info("the run is over for this worker: %s", end.reason)
+    return end.exit_code
+
+
+def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> RunInputs:
+    inputs = read_inputs(config, run_id, log.info)
+    for line in notes:
+        log.info("%s", line)
+    return inputs
+
+
+def _opener(place: Placement) -> Callable[[RunInputs], Choice]:
+    if place.strategy is None:
+        return partial(open_replica, place=place)
+    from trainer.run.composition.group import start_group
+
+    return start_group(place.backend, place.gpus, place.strategy, place.threads)
+
+
+def open_replica(inputs: RunInputs, place: Placement, *, moments: bool = False) -> Choice:
+    """Return a replica; log its device and why no earlier backend was taken."""
+    gpu = "".join(place.gpus)
+    choice = build.make_choice(inputs, place.backend, gpu, place.threads, moments=moments)
+    log.info(
+        "replica on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""
+    )
+    return choice
+
+
+def worker_command(
+    run_file: int, run_id: str, place: Placement, rank: int, gpu: str, address: str
+) -> list[str]:
+    """Return what starts a worker on a GPU of this host; it inherits the file of the run."""
+    source = f"/dev/fd/{run_file}"
+    command = [sys.executable, "-P", "-m", "trainer.cli", "finetune", "--config", source]
+    command += ["--run-id", run_id, "--role", "worker", "--rank", str(rank), "--gpus", gpu]
+    command += ["--coordinator", address, "--gpu-backend", place.backend]
+    if place.threads:
+        command += ["--threads", str(place.threads)]
+    if place.tls_dir:
+        command += ["--tls", place.tls_dir]
+    return command
+
+
+def _reachable(bind: str, port: int) -> str:
+    """Return the address of `bind` for processes on this machine, once `port` is listening."""
+    host, _, _ = bind.rpartition(":")
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - a comparison
+
+
+def on_signal(interrupt: Callable[[str], None]) -> None:
+    """Call `interrupt` on SIGTERM and SIGINT; it must be safe in a signal handler."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_, name=number.name: interrupt(f"stopped by {name}"))

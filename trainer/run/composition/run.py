@@ -1,0 +1,272 @@
+"""Where a run's config and inputs become objects; `distributed` does it for ranks."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.checkpoint.resume import continue_run, open_store
+from trainer.config.run import Backend
+from trainer.data.metrics import accuracy, matthews
+from trainer.data.order import epoch_order
+from trainer.data.soft_targets import alpha_at
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.stream import Position, ShardStream
+from trainer.distill.logits.targets import has_bare_rest
+from trainer.distill.student.distributed_dataset import TaughtDataset
+from trainer.distill.student.prefetch import Preparation
+from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.messages import JoinRequest
+from trainer.model.initialization import initial_weights
+from trainer.optimizer.adamw import TrainState
+from trainer.optimizer.nesterov import Update
+from trainer.planning.budget.power import PowerMeter
+from trainer.planning.budget.watch import open_watch
+from trainer.run.inputs import RunInputs
+from trainer.system.errors import InputError
+from trainer.system.storage import lease
+from trainer.tracking.run_file import write_run_file
+from trainer.tracking.run_recorder import RunRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer.checkpoint.store import Restored
+    from trainer.distill.student.loop import Student
+    from trainer.distill.student.prefetch import Batch
+    from trainer.exchange.worker.base import Exchange
+    from trainer.planning.budget.watch import BudgetWatch
+    from trainer.replica.backend import Choice
+    from trainer.run.loop import Worker
+    from trainer.system.process.stopping import Stop
+    from trainer.system.storage.lease import Lease
+
+
+log = logging.getLogger(__name__)
+
+
+def make_coordinator(
+    inputs: RunInputs, expect_workers: int, now: float
+) -> tuple[Coordinator, RunRecorder]:
+    """Return the coordinator at step 0, or at this run's newest checkpoint.
+
+    Raises:
+        InputError: data, model or output folder cannot be used.
+        InUseError: another process writes the output folder or the checkpoints.
+    """
+    config, layout, job = inputs.config, inputs.layout, inputs.job
+    plan = inputs.plan
+    output = Path(config.output)
+    with ExitStack() as until_told:
+        held = lease.take(output, job.run_id)
+        until_told.callback(held.release)
+        store = open_store(config, job.run_id, layout, inputs.model_dir)
+        until_told.callback(store.release)
+        restored = continue_run(store, store.restore, job.run_id, config, job.data)
+        if restored:
+            state, generation = restored.state, restored.progress.generation + 1
+            plan = plan.with_rounds(restored.progress.rounds)
+        else:
+            state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
+            generation = 0
+        every, total = config.checkpoint.every, plan.total_steps
+        watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
+        write_run_file(config, job.run_id)
+        journal = RunRecorder(output, store, config, job, plan, expect_workers, held, watch)
+        until_told.pop_all()
+    journal.go_on(restored)
+    coordinator = Coordinator(
+        config=config,
+        job=job,
+        layout=layout,
+        plan=plan,
+        validation_samples=len(inputs.validation or ()),
+        state=state,
+        expect_workers=expect_workers,
+        score=lambda table: {"accuracy": accuracy(table), "mcc": matthews(table)},
+        now=now,
+        generation=generation,
+    )
+    return coordinator, journal
+
+
+def make_choice(
+    inputs: RunInputs, wanted: Backend, gpu: str, threads: int | None, *, moments: bool = False
+) -> Choice:
+    """Open a replica on the first backend that works; `moments` as for `choose`.
+
+    Raises:
+        InputError: the model cannot be used, or does not fit.
+    """
+    from trainer.replica.backend import choose
+
+    train = inputs.train
+    return choose(
+        wanted,
+        gpu,
+        inputs.model_dir,
+        inputs.config,
+        inputs.layout,
+        threads,
+        rest=isinstance(train, LogitsFolder) and has_bare_rest(train.description.scheme),
+        moments=moments,
+    )
+
+
+def make_request(inputs: RunInputs, choice: Choice, rank: int | None) -> JoinRequest:
+    """Return a worker's request to join."""
+    job = inputs.job
+    return JoinRequest(
+        run_id=job.run_id,
+        rank=rank,
+        version=job.version,
+        agreement=job.agreement,
+        layout=job.layout,
+        model=job.model,
+        data=job.data,
+        host=socket.gethostname(),
+        backend=choice.backend,
+        device=choice.replica.device,
+        backend_reason=choice.reason[:1000],
+    )
+
+
+def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchange]) -> Worker:
+    """Return the loop around a replica and an exchange, with the data it works on.
+
+    The data has been read when `connect` is called: a joined worker is assigned samples at once.
+    """
+    from trainer.run.inner_steps import InnerSteps
+    from trainer.run.loop import Worker
+
+    config, train = inputs.config, inputs.train
+    order, alpha = epoch_order, None
+    if isinstance(train, LogitsFolder):
+        assert config.distillation is not None
+        scheme = train.description.scheme
+        prepare = Preparation(scheme, config.distillation, config.data.max_seq_len)
+        train = TaughtDataset(train, prepare)
+        steps = inputs.plan.total_inner
+        order, alpha = train.order, partial(alpha_at, config.distillation, total_steps=steps)
+    return Worker(
+        replica=choice.replica,
+        exchange=connect(),
+        optimizer=Update(config, inputs.layout),
+        plan=inputs.plan,
+        rounds=partial(InnerSteps, choice.replica, config.optimizer),
+        train=train,
+        validation=inputs.validation,
+        seed=config.training.seed,
+        order=order,
+        alpha=alpha,
+        watts=PowerMeter().recent if config.budget is not None else lambda: None,
+    )
+
+
+def make_student(
+    inputs: RunInputs,
+    open_replica: Callable[[], Choice],
+    *,
+    lease: Lease,
+    stop: Stop,
+    teacher_timeout: float,
+    compiled: bool,
+    budget: BudgetWatch | None = None,
+) -> Student:
+    """Return a student at step 0, or at this run's newest checkpoint.
+
+    The checkpoints are read before `open_replica` is called, and with it torch imported. Nothing
+    keeps the restored state, which is three times the weights.
+
+    Args:
+        lease: of the output folder.
+        teacher_timeout: seconds without a sign of a living teacher after which waiting for a shard
+            is an error.
+        compiled: by torch.compile.
+        budget: the guard of the run.
+
+    Raises:
+        InputError: the checkpoints are another run's, or the model cannot be used.
+        InUseError: another process writes the checkpoints.
+    """
+    config, layout, plan, folder = inputs.config, inputs.layout, inputs.plan, inputs.train
+    assert isinstance(folder, LogitsFolder)
+    assert config.distillation is not None
+    with ExitStack() as until_made:
+        store = open_store(config, inputs.job.run_id, layout, inputs.model_dir)
+        until_made.callback(store.release)
+        job = inputs.job
+        restored = continue_run(store, store.restore, job.run_id, config, job.data)
+        choice = open_replica()
+        from trainer.distill.student.loop import Student
+        from trainer.distill.student.optimizer import StudentOptimizer
+        from trainer.distill.student.prefetch import Feed, batches
+        from trainer.replica.torch.replica import TorchReplica
+
+        replica = choice.replica
+        assert isinstance(replica, TorchReplica)
+        if compiled:
+            log.info("compiling the layers during the first steps ...")
+            replica.compile()
+        optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)
+        step, position = 0, Position()
+        if restored:
+            step, position = restored.progress.step, _position(restored)
+            optimizer.restore(restored.state)
+        else:
+            replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
+        output = Path(config.output)
+        journal = RunRecorder(output, store, config, inputs.job, plan, 1, lease, budget)
+        until_made.pop_all()
+    journal.go_on(restored)
+    journal.emit(
+        {
+            "event": "joined",
+            "rank": 0,
+            "host": socket.gethostname(),
+            "device": replica.device,
+            "backend": choice.backend,
+            "backend_reason": choice.reason,
+        }
+    )
+    prepare = Preparation(folder.description.scheme, config.distillation, config.data.max_seq_len)
+
+    def source(feed: Feed) -> Iterator[Batch]:
+        stream = ShardStream(
+            folder,
+            seed=config.training.seed,
+            order=epoch_order,
+            timeout=teacher_timeout,
+            on_wait=feed.waiting,
+            on_damage=feed.damaged,
+        )
+        return batches(stream, plan, step, position, prepare)
+
+    return Student(
+        config=config,
+        plan=plan,
+        replica=replica,
+        optimizer=optimizer,
+        feed=Feed(source, stop),
+        journal=journal,
+        validation=inputs.validation,
+        stop=stop,
+        step=step,
+        position=position,
+        generation=restored.progress.generation + 1 if restored else 0,
+    )
+
+
+def _position(restored: Restored) -> Position:
+    """Return a checkpoint's position in its stream."""
+    stream = restored.progress.stream
+    if stream is None:
+        raise InputError(
+            f"{restored.path}: was not written by a student on its own; give another -o"
+        )
+    return Position(**{**stream, "postponed": tuple(stream["postponed"])})

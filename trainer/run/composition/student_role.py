@@ -1,0 +1,176 @@
+"""The role of a student: from the wait for a teacher to the last score of its checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.run import RunConfig
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
+from trainer.evaluate.awaited import await_scores
+from trainer.planning.budget.stopper import BudgetStopper
+from trainer.planning.budget.watch import BudgetWatch, open_watch
+from trainer.run.composition import run as build
+from trainer.run.composition.roles import Placement, open_replica
+from trainer.run.inputs import read_student_inputs
+from trainer.system.errors import (
+    RESTARTED,
+    BudgetError,
+    InputError,
+    InUseError,
+    NonFiniteError,
+    TrainerError,
+)
+from trainer.system.process.stopping import Stop
+from trainer.system.storage import lease
+from trainer.tracking.status import StatusFile, first_status, say_last
+
+if TYPE_CHECKING:
+    from trainer.distill.student.loop import Student
+
+log = logging.getLogger(__name__)
+
+
+def run_student(
+    config: RunConfig,
+    run_id: str,
+    place: Placement,
+    *,
+    compiled: bool,
+    teacher_timeout: float,
+    stop: Stop,
+    fresh: FreshStudent | None = None,
+    scored: bool = False,
+) -> int:
+    """Train a student until its run is over, and return the exit code.
+
+    A budget counts from the first moment, when its teachers may still be starting.
+
+    Args:
+        config: `data.train` is a folder of logits, which a teacher may still be writing.
+        compiled, teacher_timeout: see `build.make_student`.
+        fresh: makes the model folder, once the logits are known.
+        scored: end once an eval runner has scored the checkpoints; for a budget, which counts it.
+
+    Raises:
+        InputError: model, folder or settings cannot be used together.
+        RefusedError: the student's tokenizer is not the one of the logits.
+        UnreachableError: the teacher died, or never came.
+        NonFiniteError: NaN or Inf halted the run.
+        StorageError: the folder, or the last checkpoint, cannot be read or written.
+        BudgetError: the guard stopped the run before its first step.
+        InUseError: another process writes the output folder or the checkpoints.
+    """
+    config.check_one_process()
+    output = Path(config.output)
+    held = lease.take(output, run_id)
+    watch: BudgetWatch | None = None
+    code = InputError.exit_code
+    try:
+        every, total = config.checkpoint.every, config.training.max_steps or 0
+        with _failure_in_status(config, run_id):
+            watch = open_watch(config.budget, run_id, output, every=every, total_steps=total)
+        stopper = BudgetStopper(watch, stop)
+        with stopper.at_work():
+            student = _begin(
+                config, run_id, place, fresh, stopper, held,
+                teacher_timeout=teacher_timeout, compiled=compiled,
+            )  # fmt: skip
+            if student is None:
+                code = 0
+                return code
+            try:
+                reason = student.run()
+                done = student.is_done
+                if done and scored:
+                    done, reason = _await_scores(config, student, stopper)
+            except TrainerError as error:
+                if isinstance(error, NonFiniteError):
+                    student.journal.emit({"event": "halted", "reason": str(error)})
+                code = student.journal.close(error.exit_code, str(error))
+                raise
+        code = BudgetError.exit_code if stopper.ending is not None and not done else 0
+        code = student.journal.close(code, reason)
+        return code
+    except TrainerError as error:
+        code = error.exit_code
+        raise
+    finally:
+        if watch is not None:  # the recorder of a run that had begun has closed it
+            watch.close(ended=code not in RESTARTED)
+        held.release()
+
+
+def _begin(
+    config: RunConfig,
+    run_id: str,
+    place: Placement,
+    fresh: FreshStudent | None,
+    stopper: BudgetStopper,
+    held: lease.Lease,
+    *,
+    teacher_timeout: float,
+    compiled: bool,
+) -> Student | None:
+    """Return a student once a teacher has begun; None if it was asked to stop before."""
+    folder = LogitsFolder(Path(config.data.train))
+    with _failure_in_status(config, run_id) as on_wait:
+        validation = check_ahead(config, fresh)
+        described = await_description(folder, teacher_timeout, stopper.stop, on_wait)
+        if stopper.ending is not None:  # reading a large model would cost more than was kept back
+            raise BudgetError(stopper.ending.reason)
+        if not described:
+            return None
+        if fresh is not None:
+            fresh.make(config, folder.description)
+        inputs = read_student_inputs(config, run_id, folder, validation, log.info)
+        if stopper.watch is not None:
+            stopper.watch.planned(inputs.plan.total_steps)
+        return build.make_student(
+            inputs,
+            partial(open_replica, inputs, place, moments=True),
+            lease=held,
+            stop=stopper.stop,
+            teacher_timeout=teacher_timeout,
+            compiled=compiled,
+            budget=stopper.watch,
+        )
+
+
+def _await_scores(config: RunConfig, student: Student, stopper: BudgetStopper) -> tuple[bool, str]:
+    """Wait for an eval runner; return whether the run is done, and how it ended."""
+    student.journal.settle()
+    student.journal.emit({"event": "waiting", "reason": "for the scores of its checkpoints"})
+    watched = Path(config.checkpoint.folder or config.output)
+    progressed = stopper.watch.progressed if stopper.watch else lambda: None
+    await_scores(watched, lambda: bool(stopper.stop), progressed)
+    if stopper.stop:
+        return False, stopper.stop.reason
+    return True, "all steps are done"
+
+
+@contextmanager
+def _failure_in_status(config: RunConfig, run_id: str) -> Iterator[Callable[[str], None]]:
+    """Write an error to status.json while there is no recorder; yield what writes a wait."""
+    status, status_file = first_status(run_id, 0, 1), StatusFile(Path(config.output))
+
+    def on_wait(message: str) -> None:
+        log.info("waiting %s", message)
+        status["reason"] = message
+        status_file.update(status)
+
+    try:
+        yield on_wait
+    except TrainerError as error:
+        state = "stopped" if isinstance(error, BudgetError) else "failed"
+        status.update(state=state, reason=str(error), exit_code=error.exit_code)
+        # Checkpoints that another process writes are left alone.
+        checkpoints = None if isinstance(error, InUseError) else config.checkpoint.folder
+        for folder in filter(None, (config.output, checkpoints)):
+            say_last(Path(folder), status)
+        raise

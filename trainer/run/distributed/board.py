@@ -1,0 +1,89 @@
+"""Notes that the ranks leave for each other, beside the process group.
+
+They go over the store of the rendezvous, so they still pass when a collective hangs, and what is
+missing has a name. A note is JSON; torch's own exchange of objects would unpickle what comes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from trainer.system.errors import UnreachableError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
+
+
+class Board:
+    """The notes of one world; every rank calls `gather` and `announce` in the same order.
+
+    Args:
+        store: waits are polled, so that threads may share its connection.
+        patience: seconds to wait for another rank's note; may be lowered during a wait.
+    """
+
+    def __init__(self, store: Store, rank: int, world: int, *, patience: float) -> None:
+        self.rank, self.world, self.patience = rank, world, patience
+        self._store = store
+        self._calls: Counter[str] = Counter()
+        store.set(f"host/{rank}", socket.gethostname())
+
+    def gather(self, topic: str, note: Any) -> list[Any]:
+        """Return every rank's note, in their order.
+
+        Raises:
+            UnreachableError: names the ranks whose note did not come in time.
+        """
+        keys = self._keys(topic)
+        self._store.set(keys[self.rank], json.dumps(note))
+        return self._read(topic, keys)
+
+    def announce(self, topic: str, note: Any = None) -> Any:
+        """Return rank 0's note; the others' are ignored.
+
+        Raises:
+            UnreachableError: it did not come in time.
+        """
+        key = self._keys(topic)[0]
+        if self.rank == 0:
+            self._store.set(key, json.dumps(note))
+            return note
+        return self._read(topic, [key])[0]
+
+    def name(self, rank: int) -> str:
+        """Return `rank N on HOST`."""
+        key = f"host/{rank}"
+        host = self._store.get(key).decode() if self._store.check([key]) else "an unknown host"
+        return f"rank {rank} on {host}"
+
+    def names(self, ranks: list[int]) -> str:
+        """Return several ranks with their hosts."""
+        return ", ".join(map(self.name, ranks))
+
+    def _keys(self, topic: str) -> list[str]:
+        self._calls[topic] += 1
+        return [f"{topic}/{self._calls[topic]}/{rank}" for rank in range(self.world)]
+
+    def _read(self, topic: str, keys: list[str]) -> list[Any]:
+        if late := self._wait(keys):
+            missing = [int(key.rpartition("/")[2]) for key in late]
+            raise UnreachableError(
+                f"{topic}: no word from {self.names(missing)} in {self.patience:g} s"
+            )
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def _wait(self, keys: list[str]) -> list[str]:
+        """Wait for keys of the store, and return those that are missing."""
+        began, pause = time.monotonic(), _FIRST_PAUSE
+        while not self._store.check(keys):
+            if time.monotonic() - began >= self.patience:
+                return [key for key in keys if not self._store.check([key])]
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return []

@@ -1,0 +1,298 @@
+"""Sharded checkpoints: every rank writes what it holds, while training goes on.
+
+torch.distributed.checkpoint copies the tensors, writes them in another thread, and reads them back
+into any other cut of the same tensors: checkpoints move between strategies and numbers of ranks.
+Its own file of metadata and its exchange between ranks are pickles, so neither is used. The files
+are safetensors, which say of each tensor where it lies in the whole one; who writes what, and that
+all is written, the ranks tell each other in JSON (`trainer.run.distributed.board`).
+
+`step-000120/` appears whole or not at all (`trainer.system.storage.atomic_folder`): rank 0 makes it
+under a temporary name, collects sizes and hashes, and renames it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from trainer.checkpoint.reader import (
+    RUN_FILE,
+    SCHEMA,
+    Resumed,
+    RunProgress,
+    complete_checkpoints,
+    owner_of,
+    read_progress,
+    read_run,
+)
+from trainer.checkpoint.retention import prune
+from trainer.run.distributed.board import Board
+from trainer.run.distributed.rank_file import choose_writers, file_name, place, start_writing
+from trainer.system.errors import InputError, StorageError
+from trainer.system.storage import atomic_folder, removal
+from trainer.system.storage.atomic_folder import Disk, FileRecord, FolderWriter
+from trainer.system.storage.lease import Lease
+from trainer.system.storage.removal import pin
+
+_GRACE = 5.0
+"""Seconds that a save under way waits for the others once the run is over by an error."""
+
+log = logging.getLogger(__name__)
+
+# Each rank saves and loads for itself, as it is meant to.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+
+
+class ShardedCheckpoints:
+    """The checkpoints of a world in one folder that all its ranks see.
+
+    Every rank calls every method, in the same order, and each error is raised on all of them.
+
+    Args:
+        parts: this rank's part of every tensor that is saved, by names that all strategies share;
+            `training_parts` returns them. They are written into by `restore`.
+        layout: the digest of the run's `GradientLayout`.
+        lease: ensures a single writer; rank 0 holds it.
+
+    Raises:
+        InputError: the folder is not writable.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        parts: Mapping[str, Tensor],
+        layout: str,
+        board: Board,
+        *,
+        keep_last: int,
+        lease: Lease | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self.folder = folder
+        self._parts = dict(parts)
+        self._layout = layout
+        self._board = board
+        self._keep_last = keep_last
+        self._lease = lease
+        self._workspace = lease.workspace if lease else folder
+        self._disk = disk or Disk()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="sharded-checkpoint")
+        self._saving: Future[None] | None = None
+        self._mine: list[str] | None = None
+        if board.rank == 0:
+            atomic_folder.prepare_folder(folder)
+            removal.sweep(self._disk, folder)
+
+    def save(self, progress: RunProgress) -> Future[None]:
+        """Copy this rank's tensors and write them in the background, after any earlier save.
+
+        Returns:
+            What is done once the checkpoint is complete, or has the error of `wait`.
+
+        Raises:
+            StorageError: this save, or the earlier one, failed; older checkpoints are intact.
+        """
+        self.wait()
+        if self._mine is None:
+            self._mine = self._choose()
+        writer = error = None
+        name = f"step-{progress.step:06d}"
+        if self._board.rank == 0:
+            try:
+                if self._lease:
+                    self._lease.check()
+                writer = FolderWriter(self._disk, self.folder, name, self._workspace)
+            except OSError as failure:
+                error = failure.strerror or str(failure)
+        told = [writer and str(writer.temporary), error]
+        temporary, error = self._board.announce("checkpoint folder", told)
+        if error is not None:
+            raise self._failure(name, error)
+        parts = {key: self._parts[key] for key in self._mine}
+        upload = start_writing(parts, Path(temporary), self._board.rank) if parts else None
+        self._saving = self._executor.submit(
+            self._finish, upload, Path(temporary), writer, progress
+        )
+        return self._saving
+
+    def wait(self) -> None:
+        """Wait until the save that is under way is complete.
+
+        Raises:
+            StorageError: it failed; older checkpoints are intact.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def restore(self, run_id: str) -> Resumed | None:
+        """Read the newest intact checkpoint of a run into this rank's tensors; None without one.
+
+        Each rank proves some of the files, and reads of them what it needs.
+
+        Raises:
+            InputError: it belongs to another model or another trainable set.
+        """
+        found: list[str] = []
+        if self._board.rank == 0:
+            complete = complete_checkpoints(self.folder)
+            found = [str(path) for path in complete if owner_of(path) == run_id]
+        rejected: list[str] = []
+        for path in map(Path, self._board.announce("checkpoints", found)):
+            with ExitStack() as pinned:
+                if not (bad := self._damage(path, pinned)):
+                    return self._load(path, tuple(rejected))
+            rejected += bad[:1]
+            if self._board.rank == 0:
+                log.warning("checkpoint left out: %s", bad[0])
+        return None
+
+    def owner(self) -> str | None:
+        """Return the id of the run that wrote the newest complete checkpoint."""
+        newest = None
+        if self._board.rank == 0:
+            newest = next(map(owner_of, complete_checkpoints(self.folder)), None)
+        return self._board.announce("owner of the checkpoints", newest)
+
+    def close(self) -> None:
+        """Wait for the last save, and end the thread.
+
+        Raises:
+            StorageError: it failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._executor.shutdown()
+
+    def give_up(self) -> None:
+        """End the thread without a wait: other ranks may be gone, and get a few seconds."""
+        self._board.patience = _GRACE
+        self._executor.shutdown(wait=False)
+
+    def _choose(self) -> list[str]:
+        """Return what this rank writes: of those that hold the same part, the least laden does."""
+        mine = {name: place(part) for name, part in self._parts.items()}
+        return choose_writers(self._board.gather("parts", mine))[self._board.rank]
+
+    def _finish(
+        self,
+        upload: Future[Any] | None,
+        temporary: Path,
+        writer: FolderWriter | None,
+        progress: RunProgress,
+    ) -> None:
+        """Wait for all ranks' files and let the folder appear; in the background."""
+        name = f"step-{progress.step:06d}"
+        error, files = "", dict[str, Any]()
+        try:
+            if upload is not None:
+                upload.result()
+                path = temporary / file_name(self._board.rank)
+                files[path.name] = asdict(atomic_folder.record_of(path))
+        except (Exception, CheckpointException) as failure:
+            error = _reason(failure)
+        try:
+            notes = self._board.gather("written", [error, files])
+            bad = [f"{self._board.name(r)}: {note[0]}" for r, note in enumerate(notes) if note[0]]
+            if writer is not None:
+                error = bad[0] if bad else self._publish(writer, notes, progress)
+        finally:
+            if writer is not None and writer.temporary.exists():
+                writer.abandon()
+        error = self._board.announce("published", error)
+        if error:
+            raise self._failure(name, error)
+
+    def _publish(self, writer: FolderWriter, notes: Sequence[Any], progress: RunProgress) -> str:
+        """Let the folder appear, and return why it does not, or nothing."""
+        run = {"schema": SCHEMA, **asdict(progress), "metric": None, "layout": self._layout}
+        text = json.dumps(run, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        try:
+            for _, files in notes:
+                for name, record in files.items():
+                    writer.adopt(name, FileRecord(**record))
+            writer.add(RUN_FILE, [text.encode()])
+            path = writer.publish()
+        except OSError as error:
+            return _reason(error)
+        try:
+            prune(self._disk, path, progress.run_id, self._keep_last, (), self._workspace)
+            removal.sweep(self._disk, self.folder)
+        except OSError as error:  # the checkpoint is safe; the next save prunes again
+            log.warning("%s: old checkpoints not removed: %s", self.folder, error.strerror)
+        return ""
+
+    def _damage(self, path: Path, pinned: ExitStack) -> list[str]:
+        """Return what is wrong with a folder's files; it is kept from being removed."""
+        bad = ""
+        try:
+            pinned.enter_context(pin(path))
+            records = sorted(atomic_folder.read_manifest(path).items())
+            for name, record in records[self._board.rank :: self._board.world]:
+                atomic_folder.verify_file(path / name, record)
+            run = read_run(path)
+        except StorageError as error:
+            run, bad = {}, str(error)
+        bad = [found for found in self._board.gather("proof", bad) if found]
+        if not bad and run.get("layout") != self._layout:
+            raise InputError(f"{path}: is a checkpoint of another model or trainable set")
+        return bad
+
+    def _load(self, path: Path, rejected: tuple[str, ...]) -> Resumed:
+        reader = HuggingFaceStorageReader(str(path))
+        load(self._parts, storage_reader=reader, no_dist=True)
+        return Resumed(path, read_progress(path), rejected)
+
+    def _failure(self, name: str, reason: str) -> StorageError:
+        return StorageError(
+            f"{self.folder / name}: checkpoint not saved: {reason}; older ones are intact"
+        )
+
+
+def training_parts(
+    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Return a rank's weights and both moments of AdamW, by names that all strategies share.
+
+    Moments that the optimizer has not made yet are made, as zeros.
+    """
+    parts: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        parts[f"weights.{name}"] = parameter.detach()
+        parts[f"first_moment.{name}"] = state["exp_avg"]
+        parts[f"second_moment.{name}"] = state["exp_avg_sq"]
+    return parts
+
+
+def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Tell an optimizer how many updates its restored moments have seen."""
+    for state in optimizer.state.values():
+        state["step"].fill_(step)
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error's first line, without the path of an OSError."""
+    if isinstance(error, CheckpointException):
+        error = error.failures[0][0]  # torch counts the ranks of a save, which is one
+    text = error.strerror if isinstance(error, OSError) else None
+    return text or (str(error).strip().splitlines() or [type(error).__name__])[0]

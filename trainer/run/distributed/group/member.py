@@ -1,0 +1,89 @@
+"""A member of a replica group: does what the leader says, and knows nothing of the run."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from trainer.model.layout import GradientLayout, build_layout
+from trainer.run.distributed.group.link import Link, Message, unpack_samples
+from trainer.run.distributed.group.processes import beat, first_line
+from trainer.run.distributed.group.setup import Setup, identity
+from trainer.system.errors import DoesNotFitError, TrainerError, is_out_of_memory
+
+if TYPE_CHECKING:
+    from trainer.run.distributed.group.part import Part
+
+log = logging.getLogger(__name__)
+
+
+def serve(link: Link, rank: int) -> int:
+    """Do as the leader says until it closes the link, and return the exit code."""
+    beat(link)
+    try:
+        return _serve(link, rank)
+    except Exception as error:
+        known = as_known(error)
+        collective = is_of_a_collective(error)
+        if known is None and not collective:
+            traceback.print_exc()
+        code = 1 if known is None else known.exit_code
+        text = f"{type(error).__name__}: {first_line(error)}" if known is None else str(known)
+        link.send({"error": text, "code": code, "collective": collective})
+        return code
+
+
+def as_known(error: Exception) -> TrainerError | None:
+    """Return an error whose message a user can act on; None if it is another one."""
+    if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
+        return DoesNotFitError(
+            "the group's model or a micro-batch does not fit; lower training.micro_batch_size or"
+            " data.max_seq_len, or take more devices"
+        )
+    return error if isinstance(error, TrainerError) else None
+
+
+def is_of_a_collective(error: Exception) -> bool:
+    """Whether torch failed to reach another process of the group."""
+    from torch import distributed
+
+    return isinstance(error, distributed.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error)
+    )
+
+
+def _serve(link: Link, rank: int) -> int:
+    part: tuple[Part, GradientLayout] | None = None
+    while (message := link.receive()) is not None:
+        if message.body["do"] == "open":
+            del message.body["do"]
+            part = _open(link, Setup.from_json(message.body), rank)
+        else:
+            assert part is not None
+            _obey(link, *part, message)
+    return 0
+
+
+def _open(link: Link, setup: Setup, rank: int) -> tuple[Part, GradientLayout]:
+    link.send(identity(setup))  # before the first collective, which may not fit
+    from trainer.run.distributed.group.part import open_part
+
+    part = open_part(setup, rank)
+    log.info("rank %d of the group of %d on %s", rank, len(setup.devices), setup.devices[rank])
+    return part, build_layout(setup.model_dir, setup.config)
+
+
+def _obey(link: Link, part: Part, layout: GradientLayout, message: Message) -> None:
+    match message.body:
+        case {"do": "train", "alpha": alpha}:
+            link.send(asdict(part.train(unpack_samples(message.arrays), None, alpha)))
+        case {"do": "evaluate"}:
+            link.send(asdict(part.evaluate(unpack_samples(message.arrays))))
+        case {"do": "weights"}:
+            from trainer.run.distributed.group.part import broadcast
+
+            part.write_trainable(broadcast(layout, None))
+        case _:
+            raise AssertionError(message.body)

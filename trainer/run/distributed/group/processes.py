@@ -1,0 +1,247 @@
+"""The member processes of a replica group: their start, and what the leader does if one is lost.
+
+The leader forks its members before it opens a device or starts a thread, so that they share its
+imports. A member dies with its leader (PR_SET_PDEATHSIG). A leader that loses a member ends at
+once, with one line on the member: the coordinator loses one worker, and the leader's supervisor
+starts the whole group again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import queue
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from trainer.run.distributed.group.link import Arrays, Link
+from trainer.system.errors import InputError, UnreachableError
+
+BEAT = 0.5
+"""Seconds between a member's signs of life."""
+STALLED = 10.0
+"""Seconds without one after which a member counts as lost."""
+_SETTLE = 0.5
+"""Seconds in which others than the first member to end may turn out to be the cause."""
+_PR_SET_PDEATHSIG = 1
+
+Body = Callable[[Link, int], int]
+"""What a member does: takes its link and its rank in the group, returns its exit code."""
+
+
+@dataclass
+class _Member:
+    rank: int
+    pid: int
+    link: Link
+    answers: queue.SimpleQueue[dict[str, Any]] = field(
+        default_factory=queue.SimpleQueue[dict[str, Any]]
+    )
+    silent: float = 0.0
+    """Seconds since its last sign of life in which the leader ran too."""
+    error: dict[str, Any] | None = None
+    ended: int | None = None
+
+
+class Members:
+    """The other processes of a group, as its leader, which is rank 0, sees them.
+
+    They end with this process, or at `end`.
+
+    Args:
+        devices: of the whole group, by rank.
+        body: runs in each member.
+
+    Raises:
+        InputError: this system is not Linux.
+    """
+
+    def __init__(self, devices: Sequence[str], body: Body) -> None:
+        if sys.platform != "linux":
+            raise InputError("--strategy: a replica group needs Linux; start a worker per device")
+        self.devices = tuple(devices)
+        self.world_size = len(devices)
+        # A file without a name: a group that is killed leaves none.
+        self.store = f"/dev/fd/{os.memfd_create('group')}"
+        """A file that all processes of the group have open."""
+        self._members: list[_Member] = []
+        self._closing = False
+        for rank in range(1, self.world_size):
+            self._members.append(self._fork(rank, body))
+        atexit.register(self.end)
+        threading.Thread(target=self._watch, name="group", daemon=True).start()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the members, by rank from 1."""
+        return [member.pid for member in self._members]
+
+    def tell(self, rank: int, body: Mapping[str, Any], arrays: Arrays | None = None) -> None:
+        """Send a member its next command."""
+        with contextlib.suppress(OSError):  # it has ended, which `_watch` reports
+            self._members[rank - 1].link.send(body, arrays)
+
+    def tell_all(self, body: Mapping[str, Any]) -> None:
+        """Send all members their next command."""
+        for member in self._members:
+            self.tell(member.rank, body)
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Wait for one answer of every member; return them by rank from 1."""
+        return [member.answers.get() for member in self._members]
+
+    def name(self, rank: int) -> str:
+        """Return how messages name a process of the group."""
+        where = f"{self.devices[rank]} on {socket.gethostname()}"
+        return f"rank {rank} of the group of {self.world_size} ({where})"
+
+    def collective_failed(self, error: Exception) -> NoReturn:
+        """Raise what made a collective fail, unless the watch ends this process with it first."""
+        time.sleep(STALLED + 4 * _SETTLE)
+        raise UnreachableError(
+            f"the group's processes on {socket.gethostname()} lost each other: "
+            f"{first_line(error)}; the group ends, and its supervisor starts it again"
+        )
+
+    def end(self) -> None:
+        """End all members, which then hold no memory of a device any more."""
+        if self._closing:
+            return
+        self._closing = True
+        left = [member.pid for member in self._members if member.ended is None]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):  # `_watch` was first
+                os.waitpid(pid, 0)
+
+    def _fork(self, rank: int, body: Body) -> _Member:
+        ours, theirs = socket.socketpair()
+        leader = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return _Member(rank, pid, Link(ours))
+        code = 1
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() == leader:
+                # The leader is asked to stop together with its process group, and ends them.
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, signal.SIG_IGN)
+                ours.close()
+                for other in self._members:
+                    other.link.close()
+                code = body(Link(theirs), rank)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _watch(self) -> None:
+        """Take the members' answers until one is lost, then end this process."""
+        with selectors.DefaultSelector() as selector:
+            for member in self._members:
+                selector.register(member.link, selectors.EVENT_READ, member)
+            last = time.monotonic()
+            while not (self._closing or any(map(_is_lost, self._members))):
+                for key, _ in selector.select(BEAT):
+                    self._take(key.data)
+                now = time.monotonic()
+                for member in self._members:
+                    # A group that was stopped as a whole goes on.
+                    member.silent += min(now - last, 2 * BEAT)
+                last = now
+        if not self._closing:
+            time.sleep(_SETTLE)
+            for member in self._members:
+                self._collect(member)
+        if not self._closing:
+            line, code = self._cause()
+            self.end()
+            sys.stderr.write(f"trainer: {line}\n")
+            sys.stderr.flush()
+            os._exit(code)  # the main thread may be in a collective that never returns
+
+    def _take(self, member: _Member) -> None:
+        message = member.link.receive()
+        member.silent = 0.0
+        if message is None:
+            with contextlib.suppress(ChildProcessError):  # `end` was first
+                member.ended = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
+        elif "error" in message.body:
+            member.error = message.body
+        elif "beat" not in message.body:
+            member.answers.put(message.body)
+
+    def _collect(self, member: _Member) -> None:
+        """Note how a member has ended by now, and what it has said before."""
+        if member.ended is None:
+            with contextlib.suppress(ChildProcessError):  # `end` was first
+                pid, status = os.waitpid(member.pid, os.WNOHANG)
+                member.ended = os.waitstatus_to_exitcode(status) if pid else None
+
+    def _cause(self) -> tuple[str, int]:
+        """Return the line on the member that ended the group, and this process's exit code."""
+        again = "the group ends, and its supervisor starts it again"
+        lost = UnreachableError.exit_code
+        for member in self._members:
+            if member.ended is not None and member.ended < 0:
+                number = signal.Signals(-member.ended)
+                hint = ""
+                if number == signal.SIGKILL:
+                    hint = (
+                        "; if memory ran out (see `dmesg`), lower training.micro_batch_size or "
+                        "data.max_seq_len"
+                    )
+                line = f"{self.name(member.rank)} was killed by {number.name}: {again}{hint}"
+                return line, lost
+        for member in self._members:
+            if member.error is not None and not member.error["collective"]:
+                line = f"{self.name(member.rank)}: {member.error['error']}"
+                return line, int(member.error["code"])
+        for member in self._members:
+            if member.silent > STALLED:
+                line = (
+                    f"{self.name(member.rank)} has not answered for {STALLED:.0f} s, it is stopped "
+                    f"or its machine is overloaded: {again}"
+                )
+                return line, lost
+        for member in self._members:
+            if member.error is not None:
+                return f"{self.name(member.rank)}: {member.error['error']}: {again}", lost
+        member = next(member for member in self._members if member.ended is not None)
+        return f"{self.name(member.rank)} ended with {member.ended}: {again}", lost
+
+
+def _is_lost(member: _Member) -> bool:
+    return member.ended is not None or member.error is not None or member.silent > STALLED
+
+
+def beat(link: Link) -> None:
+    """Send signs of life from a thread of its own, also while this process computes."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link.send({"beat": True})
+                time.sleep(BEAT)
+
+    threading.Thread(target=run, name="beat", daemon=True).start()
+
+
+def first_line(error: Exception) -> str:
+    """Return an error's first line, or its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

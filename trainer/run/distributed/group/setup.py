@@ -1,0 +1,73 @@
+"""What all processes of a replica group are told alike, and what they prove to be alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config.parallel import GroupStrategy, ParallelConfig
+from trainer.config.run import RunConfig
+from trainer.model.files import model_digest
+from trainer.model.layout import build_layout
+from trainer.model.tensor_shards import check_tensor_shards
+from trainer.system.errors import InputError
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The replica to open."""
+
+    config: RunConfig
+    model_dir: Path
+    backend: str
+    strategy: GroupStrategy
+    devices: tuple[str, ...]
+    """By rank: a UUID, PCI address or index, or `cpu`."""
+    threads: int | None
+    store: str
+    """The file over which the processes find each other; all have it open."""
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """The strategy as a run of equal processes has it."""
+        if self.strategy == "tensor":
+            return ParallelConfig(tensor=len(self.devices))
+        return ParallelConfig(data="fsdp" if self.strategy == "fsdp" else "ddp")
+
+    def check(self) -> None:
+        """Refuse what the strategy cannot do, before torch is imported.
+
+        Raises:
+            InputError: the run has a teacher, or the model's sizes cannot be divided.
+        """
+        if self.strategy != "ddp" and self.config.distillation is not None:
+            raise InputError(
+                f"--strategy {self.strategy} computes no soft targets of a teacher; take ddp"
+            )
+        config = self.config.model_copy(update={"parallel": self.parallel})
+        check_tensor_shards(self.model_dir, config)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the message that `from_json` reads."""
+        return {**vars(self), "config": self.config.to_yaml(), "model_dir": str(self.model_dir)}
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Setup:
+        """Read a message back; the config is checked again."""
+        config = RunConfig.model_validate(yaml.safe_load(body.pop("config")))
+        model_dir, devices = Path(body.pop("model_dir")), tuple(body.pop("devices"))
+        return cls(config=config, model_dir=model_dir, devices=devices, **body)
+
+
+def identity(setup: Setup) -> dict[str, str]:
+    """Return what must be the same in all processes of a group."""
+    return {
+        "config": setup.config.agreement(),
+        "layout": build_layout(setup.model_dir, setup.config).digest,
+        "model": model_digest(setup.model_dir),
+        "torch": version("torch"),
+    }

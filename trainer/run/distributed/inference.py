@@ -1,0 +1,184 @@
+"""A trained model on several processes at once, for `generate` and `evaluate`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from hashlib import blake2b
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from trainer.checkpoint.trained_model import Trained
+from trainer.config.parallel import ParallelConfig
+from trainer.config.run import Backend, RunConfig
+from trainer.config.section import build
+from trainer.model.tensor_shards import check_tensor_shards
+from trainer.replica.base import EvalResult
+from trainer.run.distributed.environment import read_environment
+from trainer.system.errors import InputError, TrainerError
+from trainer.system.process.announcement import announced
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from trainer.data.tokens import Encoded
+    from trainer.replica.torch.generator import TorchGenerator
+    from trainer.replica.torch.parallel.replica import ParallelReplica
+
+_PATIENCE = 300.0
+"""Seconds until all ranks have met."""
+
+
+def read_parallel(text: str) -> ParallelConfig:
+    """Return the strategies of `KEY=VALUE,...`, keys as in section `parallel` of a run config.
+
+    Raises:
+        InputError: a key or value is wrong.
+    """
+    import yaml
+
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.strip().partition("=")
+        try:
+            given[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            given[key] = None
+        if not key or given[key] is None:
+            raise InputError(f"--parallel {text}: give KEY=VALUE,..., such as tensor=2")
+    return build(ParallelConfig, {}, given, f"--parallel {text}")
+
+
+class Ranks:
+    """This process among those that hold a trained model together.
+
+    They meet when the model is opened, after the checks of flags and data. As a context, it leaves
+    them at the end, and says which rank an error is of.
+
+    Args:
+        parallel: `--parallel`.
+        variables: the environment, by which torchrun or another launcher says which rank this is.
+
+    Raises:
+        InputError: no launcher started this process, or the sizes do not fit their number.
+    """
+
+    def __init__(
+        self,
+        parallel: str,
+        backend: Backend,
+        gpu: str,
+        threads: int | None,
+        variables: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.parallel = read_parallel(parallel)
+        if not {"RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"} & set(variables):
+            raise InputError(
+                f"--parallel {parallel}: one process alone; start as many as the sizes multiply to,"
+                " such as `torchrun --nproc-per-node 2 -m trainer ... --parallel tensor=2`"
+            )
+        if gpu or backend == "wgpu":
+            wrong = f"--gpu {gpu}" if gpu else "--gpu-backend wgpu"
+            raise InputError(
+                f"{wrong}: with --parallel each process takes the CUDA device of its number on its"
+                " host, or the CPU; leave it out"
+            )
+        self._environment = read_environment(variables)
+        self._copies = self.parallel.copies(self._environment.world_size)
+        self._backend: Backend = backend
+        self._threads = threads
+        self._joined = ExitStack()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which alone prints."""
+        return self._environment.rank == 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._joined.__exit__(kind, error, trace)
+        if isinstance(error, TrainerError) and not self.leads:
+            error.args = (f"rank {self._environment.rank}: {error}",)
+
+    def generator(self, trained: Trained) -> tuple[TorchGenerator, str]:
+        """Return this rank's part of a generator, and nothing to say of its place.
+
+        Raises:
+            InputError: the strategies do not generate, or the model cannot be loaded or cut.
+        """
+        world = self._environment.world_size
+        if self.parallel.tensor != world or self.parallel.sequence:
+            raise InputError(
+                f"--parallel: {world} processes generate with tensor={world} alone, which divides"
+                " each layer between them"
+            )
+        device, mesh = self._join(trained)
+        from trainer.replica.torch.parallel.generator import load_parallel_generator
+
+        model = trained.base_dir, trained.config, trained.layout, trained.weights
+        return load_parallel_generator(*model, mesh["tensor"], device), ""
+
+    def evaluator(self, trained: Trained) -> tuple[Evaluator, str]:
+        """Return this rank's part of an evaluator, and nothing to say of its place.
+
+        Raises:
+            InputError: the model cannot be loaded or cut.
+        """
+        device, mesh = self._join(trained)
+        from trainer.replica.torch.parallel.replica import ParallelReplica
+
+        replica = ParallelReplica(
+            trained.base_dir, self._config(trained), trained.layout, mesh, device, trained.weights
+        )
+        return Evaluator(replica, f"{self._environment.world_size} x {device.type}"), ""
+
+    def _config(self, trained: Trained) -> RunConfig:
+        return trained.config.model_copy(update={"parallel": self.parallel})
+
+    def _join(self, trained: Trained) -> tuple[torch.device, DeviceMesh]:
+        """Check the model, meet the others and return this rank's device and the mesh."""
+        check_tensor_shards(trained.base_dir, self._config(trained))
+        environment = self._environment
+        with announced("importing torch"):
+            import torch
+
+            from trainer.replica.torch.parallel.mesh import make_mesh
+            from trainer.run.distributed.process_group import meet, own_device, process_group
+            from trainer.run.distributed.roll_call import Member, call_roll
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        device = own_device(environment, self._backend, "")
+        facts = {
+            "--parallel": self.parallel.model_dump_json(),
+            "kind of device": device.type,
+            "model": trained.layout.digest,
+            "set of trained weights": blake2b(trained.weights.tobytes()).hexdigest(),
+            "version of torch": torch.__version__,
+        }
+        with announced(f"waiting for all {environment.world_size} processes"):
+            store = meet(environment, _PATIENCE)
+            me = Member(environment.rank, socket.gethostname(), str(device), facts)
+            call_roll(store, me, environment.world_size, _PATIENCE)
+        self._joined.enter_context(process_group(environment, store, device, self.parallel.timeout))
+        return device, make_mesh(self.parallel, environment.world_size, device.type)
+
+
+class Evaluator:
+    """All ranks' parts of a model; each is given the same samples and returns the same sums."""
+
+    def __init__(self, replica: ParallelReplica, device: str) -> None:
+        self._replica, self.device = replica, device
+
+    def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
+        """Return the sums over all samples; see `Replica.evaluate`."""
+        return self._replica.evaluate([batch[index] for index in self._replica.share(len(batch))])

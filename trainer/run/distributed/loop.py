@@ -1,0 +1,223 @@
+"""The loop of a rank: one step reads from top to bottom in `DistributedRun.run`."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainer.config.run import RunConfig
+from trainer.data.metrics import accuracy, matthews, mean_loss
+from trainer.data.order import epoch_order
+from trainer.data.tokens import Dataset, Encoded
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.optimizer.adamw import learning_rate_at
+from trainer.replica.torch.parallel.replica import ParallelReplica
+from trainer.run.distributed.optimizer import ParallelAdamW
+from trainer.run.distributed.weight_audit import WeightAudit
+from trainer.system.errors import BudgetError, NonFiniteError, StorageError
+from trainer.system.process.stopping import Stop
+
+if TYPE_CHECKING:
+    from trainer.tracking.run_recorder import RunRecorder
+
+_PORTION = 64
+"""Validation samples of a copy between two checks for a stop."""
+_GO_ON, _STOP, _SPENT, _FAILED = range(4)
+
+
+class Checkpoints(Protocol):
+    """Where the state of all ranks is saved; every rank calls it."""
+
+    def save(self, step: int, scores: dict[str, Any] | None) -> None:
+        """Save the state after `step` updates, concurrently with training where possible."""
+        ...
+
+    def finish(self, step: int) -> None:
+        """Leave the files of one process's form; the last step was saved."""
+        ...
+
+    def give_up(self, error: BaseException) -> None:
+        """End what is under way: the run is over by an error, which other ranks may not have."""
+        ...
+
+
+@dataclass(kw_only=True)
+class DistributedRun:
+    """One rank of a run; `stop` on any rank ends it on all after the current step.
+
+    So does the budget guard of rank 0, with an exit code of its own.
+    """
+
+    config: RunConfig
+    plan: StepPlan
+    replica: ParallelReplica
+    optimizer: ParallelAdamW
+    audit: WeightAudit
+    checkpoints: Checkpoints
+    train: Dataset
+    validation: Dataset | None
+    journal: RunRecorder | None
+    """On rank 0."""
+    stop: Stop
+    step: int
+    """Applied updates."""
+    generation: int
+    """The number of earlier starts of the run."""
+    _saved: int = field(init=False)
+    _proved: int = -1
+    _order: tuple[int, np.ndarray] | None = None
+
+    def __post_init__(self) -> None:
+        self._saved = self.step
+
+    def run(self) -> tuple[str, int]:
+        """Train until the run is over or stopped, and return how it ended, with its exit code.
+
+        Raises:
+            NonFiniteError: NaN or Inf in a loss or gradient; the last checkpoint stays.
+            RefusedError: a rank holds other weights than its copies; likewise.
+            StorageError: two saves in a row have failed.
+        """
+        try:
+            ended = self._train_until_stopped()
+            self._save()
+            self.checkpoints.finish(self.step)
+        except BaseException as error:
+            self.checkpoints.give_up(error)
+            raise
+        return ended
+
+    def _train_until_stopped(self) -> tuple[str, int]:
+        """Apply all updates that are left; return why these were the last, and the exit code."""
+        if self.config.exchange.in_ring:
+            self._prove()
+        while self.step < self.plan.total_steps:
+            if ended := self._stops():
+                return ended
+            self._train()
+            self._look_up()
+        return "all steps are done", 0
+
+    def _stops(self) -> tuple[str, int] | None:
+        """Return why all ranks stop now, with the exit code; None if none has a reason.
+
+        Raises:
+            StorageError: rank 0 cannot save any more.
+        """
+        failure = self.journal and self.journal.failure
+        ending = self.journal and self.journal.ending
+        mine = _FAILED if failure else _SPENT if ending else _STOP if self.stop else _GO_ON
+        worst = torch.tensor(mine)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        if int(worst) == _FAILED:
+            raise failure or StorageError("rank 0 cannot save any more")
+        if int(worst) == _SPENT:
+            reason = ending.reason if ending else "the budget guard of rank 0 stopped the run"
+            return reason, BudgetError.exit_code
+        if int(worst) == _STOP:
+            return self.stop.reason or "stopped by another rank", 0
+        return None
+
+    def _train(self) -> None:
+        """Forward, backward and update over one batch."""
+        began, number = time.monotonic(), self.step + 1
+        rate = learning_rate_at(self.step, self.plan.total_steps, self.config.optimizer)
+        at = self.plan.at(self.step)
+        result = self.replica.accumulate(self._samples(at.epoch, range(at.start, at.stop)))
+        if not math.isfinite(result.loss_sum):
+            raise NonFiniteError(
+                f"step {number}: a loss that is not finite in samples {at.start}..{at.stop}: the"
+                " run is halted before the update, the last checkpoint is intact"
+            )
+        norm = self.optimizer.apply(number, rate)
+        self.step = number
+        if self.journal is None:
+            return
+        seconds = time.monotonic() - began
+        self.journal.emit(
+            {
+                "event": "step",
+                "step": number,
+                "epoch": at.epoch,
+                "generation": self.generation,
+                "loss": result.loss_sum / max(result.weight, 1),
+                "learning_rate": rate,
+                "grad_norm": norm,
+                "seconds": seconds,
+                "tokens_per_second": result.tokens / seconds,
+                "worker_tokens_per_second": {},
+                "exchange_ms": 0.0,
+                "exchange_exposed_ms": 0.0,
+                "exchange_bytes": 0,
+                "shares": self.replica.shares(at.start, at.stop),
+            }
+        )
+
+    def _look_up(self) -> None:
+        """Compare weights, validate and save if that is due."""
+        if self.config.exchange.in_ring and self.step % self.config.exchange.hash_every == 0:
+            self._prove()
+        every = self.config.training.evaluate_every
+        due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
+        if due and self.validation is not None:
+            scores = self._evaluate(self.validation)
+            if self.journal is not None:
+                self.journal.emit({"event": "validation", "at": self.step, **scores})
+            self._save(scores)
+        elif self.step % self.config.checkpoint.every == 0:
+            self._save()
+
+    def _evaluate(self, samples: Dataset) -> dict[str, Any]:
+        """Return the scores of all samples."""
+        loss_sum, weight, confusion = 0.0, 0, None
+        portion = _PORTION * self.replica.copies
+        for start in range(0, len(samples), portion):
+            stop = min(start + portion, len(samples))
+            share = self.replica.share(stop - start)
+            part = self.replica.evaluate([samples[start + index] for index in share])
+            loss_sum += part.loss_sum
+            weight += part.weight
+            if part.confusion is not None:
+                cells = np.array(part.confusion)
+                confusion = cells if confusion is None else confusion + cells
+        scores: dict[str, Any] = {"loss": mean_loss(loss_sum, weight)}
+        if confusion is not None:
+            table = confusion.tolist()
+            scores |= {"accuracy": accuracy(table), "mcc": matthews(table)}
+        return scores
+
+    def _save(self, scores: dict[str, Any] | None = None) -> None:
+        """Save the current step unless it was saved; what is saved is proved first."""
+        if self.step == self._saved:
+            return
+        self._prove()
+        self._saved = self.step
+        self.checkpoints.save(self.step, scores)
+
+    def _prove(self) -> None:
+        """Compare the ranks' weights unless this step's were."""
+        if self.step == self._proved:
+            return
+        digest, self._proved = self.audit.prove(self.step), self.step
+        if self.journal is not None and digest is not None:
+            ranks = list(range(dist.get_world_size()))
+            self.journal.emit(
+                {"event": "verified", "at": self.step, "digest": digest, "ranks": ranks}
+            )
+
+    def _samples(self, epoch: int, positions: range) -> list[Encoded]:
+        """Return this copy's part of a step's samples."""
+        if self._order is None or self._order[0] != epoch:
+            order = epoch_order(self.config.training.seed, epoch, len(self.train))
+            self._order = epoch, order
+        order = self._order[1]
+        return [
+            self.train[int(order[positions.start + index])]
+            for index in self.replica.share(len(positions))
+        ]

@@ -1,0 +1,122 @@
+"""Before the first collective: every rank shows what it has, and reads what the others have.
+
+It runs over the rendezvous' store, so a rank that is missing, or has other weights, is named
+within a deadline instead of hanging or spoiling the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch._C._distributed_c10d import Store
+
+from trainer.system.errors import (
+    EXIT_CODES,
+    InputError,
+    InUseError,
+    RefusedError,
+    StorageError,
+    TrainerError,
+    UnreachableError,
+)
+
+_Found = TypeVar("_Found")
+_KINDS = {kind.exit_code: kind for kind in (InUseError, InputError, RefusedError, StorageError)}
+_PREPARED = "prepared"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank as it shows itself."""
+
+    rank: int
+    host: str
+    device: str
+    facts: dict[str, str]
+    """What all ranks must have in common, by names for people."""
+
+
+def call_roll(store: Store, me: Member, world_size: int, patience: float) -> list[Member]:
+    """Return all members by rank.
+
+    Args:
+        patience: seconds.
+
+    Raises:
+        UnreachableError: ranks are missing.
+        RefusedError: a rank has something else than rank 0.
+    """
+    store.set(f"member-{me.rank}", json.dumps(asdict(me)))
+    keys = [f"member-{rank}" for rank in range(world_size)]
+    try:
+        store.wait(keys, timedelta(seconds=patience))
+    except RuntimeError:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise UnreachableError(
+            f"rank {me.rank} waited {patience:.0f} s for {_ranks(missing)} of {world_size}: start"
+            " what is missing, and look at its log"
+        ) from None
+    members = [Member(**json.loads(store.get(key))) for key in keys]
+    _all_have_read(store, "roll", me.rank, world_size, patience)
+    for other in members[1:]:
+        for what, value in members[0].facts.items():
+            if other.facts.get(what) != value:
+                raise RefusedError(
+                    f"rank {other.rank} on {other.host} has another {what} than rank 0 on"
+                    f" {members[0].host}: {other.facts.get(what)}, not {value}; all ranks need the"
+                    " same"
+                )
+    return members
+
+
+def prepared(
+    store: Store,
+    rank: int,
+    world_size: int,
+    patience: float,
+    prepare: Callable[[], _Found],
+    tell: Callable[[_Found], Any],
+) -> tuple[_Found | None, Any]:
+    """Return what `prepare` returns on rank 0, None elsewhere, and what it tells all ranks.
+
+    Args:
+        tell: makes of it what JSON can carry.
+
+    Raises:
+        TrainerError: rank 0's, on every rank.
+    """
+    if rank == 0:
+        try:
+            found = prepare()
+        except TrainerError as error:
+            store.set(_PREPARED, json.dumps({"error": str(error), "code": error.exit_code}))
+            _all_have_read(store, _PREPARED, rank, world_size, patience)
+            raise
+        told = tell(found)
+        store.set(_PREPARED, json.dumps({"told": told}))
+        return found, told
+    answer = json.loads(store.get(_PREPARED))
+    if "error" not in answer:
+        return None, answer["told"]
+    _all_have_read(store, _PREPARED, rank, world_size, patience)
+    assert answer["code"] in EXIT_CODES, answer
+    raise _KINDS.get(answer["code"], TrainerError)(f"rank 0: {answer['error']}")
+
+
+def _all_have_read(store: Store, what: str, rank: int, world_size: int, patience: float) -> None:
+    """Keep rank 0, with which the store ends, until all ranks have come this far."""
+    if store.add(f"{what}-readers", 1) == world_size:
+        store.set(f"{what}-was-read", "")
+    if rank == 0:
+        with suppress(RuntimeError):
+            store.wait([f"{what}-was-read"], timedelta(seconds=patience))
+
+
+def _ranks(ranks: list[int]) -> str:
+    names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {names}"

@@ -1,0 +1,113 @@
+"""Start a rank, train, and end it with the exit code of its error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from trainer.config.run import Backend
+from trainer.config.topology import RING_NOTE
+from trainer.run.distributed.environment import Environment
+from trainer.run.distributed.loop import DistributedRun
+from trainer.run.distributed.process_group import meet, own_device, process_group
+from trainer.run.distributed.roll_call import Member, call_roll
+from trainer.run.distributed.watch import Watch
+from trainer.system.errors import NonFiniteError, RefusedError, StorageError, TrainerError
+from trainer.system.process.stopping import Stop
+
+if TYPE_CHECKING:
+    from trainer.run.inputs import RunInputs
+
+log = logging.getLogger(__name__)
+
+Explaining = Callable[[], AbstractContextManager[None]]
+Make = Callable[[Store, list[Member], torch.device, Stop, Explaining], DistributedRun]
+_OF_ALL = (NonFiniteError, RefusedError, StorageError)
+"""Errors that every rank raises alike: rank 0 prints them."""
+
+
+def run(
+    inputs: RunInputs,
+    environment: Environment,
+    *,
+    backend: Backend,
+    gpu: str,
+    threads: int | None,
+    stop: Stop,
+    make: Make,
+) -> int:
+    """Train as one rank and return the exit code.
+
+    Args:
+        make: composes the run, once the ranks have met.
+
+    Raises:
+        InputError: the device, model or output folder cannot be used.
+        UnreachableError: a rank is missing, or was lost.
+        RefusedError: a rank has another model, data, config, version, or weights.
+        NonFiniteError: NaN or Inf halted the run.
+        StorageError: the disk failed.
+        InUseError: another process writes the output folder.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    exchange = inputs.config.exchange
+    patience = exchange.join_deadline
+    device = own_device(environment, backend, gpu)
+    store = meet(environment, patience)
+    me = Member(environment.rank, socket.gethostname(), str(device), _facts(inputs, device))
+    members = call_roll(store, me, environment.world_size, patience)
+    if exchange.in_ring and environment.rank == 0:
+        log.info("%s", RING_NOTE)
+    output = Path(inputs.config.output)
+    watch = Watch(store, me.rank, [member.host for member in members], me.device, output)
+    timeout = inputs.config.parallel.timeout
+    with watch.on(), process_group(environment, store, device, timeout):
+        made = make(store, members, device, stop, watch.explaining)
+        try:
+            with watch.explaining():
+                reason, code = made.run()
+        except TrainerError as error:
+            if made.journal is not None:
+                if isinstance(error, NonFiniteError):
+                    made.journal.emit({"event": "halted", "reason": str(error)})
+                made.journal.close(error.exit_code, str(error))
+            if environment.rank > 0 and isinstance(error, _OF_ALL):
+                return error.exit_code
+            raise
+        if made.journal is not None:
+            code = made.journal.close(code, reason)
+        # A rank that leaves ends the job's store, or under torchrun the others' grace.
+        verdict = torch.tensor(code)
+        dist.broadcast(verdict, 0)
+        return int(verdict)
+
+
+def _facts(inputs: RunInputs, device: torch.device) -> dict[str, str]:
+    job = inputs.job
+    return {
+        "version of Motley": job.version,
+        "version of torch": torch.__version__,
+        "kind of device": _kind(device) if inputs.config.exchange.in_ring else device.type,
+        "exchange.topology": inputs.config.exchange.topology,
+        "config": job.agreement,
+        "section parallel": json.dumps(inputs.config.parallel.model_dump(), sort_keys=True),
+        "run id": job.run_id,
+        "trainable set": job.layout,
+        "model": job.model,
+        "data": job.data,
+    }
+
+
+def _kind(device: torch.device) -> str:
+    """Return what the devices of a ring have in common: its slowest one sets the pace of all."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,250 @@
+"""Which ranks are alive: what a collective that failed, or hung, cannot say.
+
+Every rank leaves a sign of life in the rendezvous' store while its process runs. After an error the
+others look there: who has told why it failed, and who is silent (killed, stopped, or cut off).
+torch's flight recorder, the last collectives of this rank, is kept beside the run's metrics.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.system.errors import (
+    DoesNotFitError,
+    InputError,
+    TrainerError,
+    UnreachableError,
+    is_out_of_memory,
+    restarts,
+)
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+FOLDER = "flight-recorder"
+"""Below a run's output folder: one JSON file a rank."""
+_INTERVAL = 0.5
+_SILENT = 5.0
+"""Seconds without a sign of life after which a rank is silent: ten intervals."""
+_LOOKS = 10
+"""Looks at the signs of life before a rank is silent: on a busy host they take longer."""
+_ANSWERS = 15.0
+"""Seconds for the store to answer once."""
+_KNOWS = 60.0
+"""Seconds to find out which ranks are silent."""
+_STAYS = 30.0
+"""Seconds that rank 0 stays for the others to read why it ends."""
+_LOST = "lost others: "
+"""The beginning of a reason that is no cause of one's own."""
+_GONE = UnreachableError.exit_code
+_COLLECTIVES = "2000"
+_OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL")
+
+
+class Watch:
+    """This rank's signs of life, and its view of the others.
+
+    Args:
+        hosts: by rank.
+        device: for messages.
+        output: the run's folder.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, hosts: Sequence[str], device: str, output: Path
+    ) -> None:
+        self._store, self._rank, self._hosts = _connection(store), rank, hosts
+        self._device, self._folder = device, output / FOLDER
+        self._ended = threading.Event()
+        self._told = False
+        self._silent: set[int] = set()
+        self._of_rank_0: list[tuple[str, int]] = []
+        """Why rank 0 ends, which may take the store with it, and the exit code."""
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Leave signs of life during the block, and explain its errors as `explaining` does.
+
+        Open it before the process group, whose collectives are then recorded.
+        """
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _COLLECTIVES)
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{self._folder}/nccl-rank-")
+        threading.Thread(target=self._beat, name="signs-of-life", daemon=True).start()
+        try:
+            with self.explaining():
+                yield
+        finally:
+            if self._told and self._rank == 0:
+                self._outlast()
+            self._ended.set()
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turn errors of collectives and of memory into one line, and tell the others of any.
+
+        Raises:
+            UnreachableError: a collective failed; names the ranks that are the cause. Its exit
+                code is theirs if another attempt cannot succeed.
+            InputError: this rank's device has not enough memory.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
+                raise self._out_of_memory() from None
+            if isinstance(error, RuntimeError) and _is_of_peers(error):
+                raise self._lost(error) from None
+            if isinstance(error, TrainerError):
+                self._tell(str(error), error.exit_code)
+            else:
+                self._tell(f"{type(error).__name__}: {_first_line(error)}")
+            raise
+
+    def name(self, rank: int) -> str:
+        """Return `rank N on HOST`."""
+        return f"rank {rank} on {self._hosts[rank]}"
+
+    def _beat(self) -> None:
+        store, count = _connection(self._store), 0
+        with suppress(Exception):  # without a store the main thread fails, and says so
+            while not self._ended.wait(_INTERVAL if count else 0):
+                count += 1
+                store.set(f"alive/{self._rank}", str(count))
+                if self._rank and not self._of_rank_0 and store.check(["failed/0"]):
+                    why, code = json.loads(store.get("failed/0"))
+                    lost = why.startswith(_LOST)
+                    cause = why.removeprefix(_LOST) if lost else f"{self.name(0)} has failed: {why}"
+                    self._of_rank_0 = [(cause, code)]
+                    store.set(f"heard/{self._rank}", "")
+
+    def _tell(self, reason: str, code: int = TrainerError.exit_code) -> None:
+        """Leave for the others why this rank ends, and its exit code; the first reason counts."""
+        if self._told:
+            return
+        self._told = True
+        note = json.dumps([reason, code])
+        _in_time(lambda: self._store.set(f"failed/{self._rank}", note), _ANSWERS)
+
+    def _outlast(self) -> None:
+        """Stay until the living ranks know why this one ends, for the store may end with it.
+
+        They have heard of it, or have told of their own end. Those whose collective waits for this
+        one find out when it leaves.
+        """
+        living = set(range(1, len(self._hosts))) - self._silent
+        deadline = time.monotonic() + _STAYS
+        with suppress(Exception):  # another process holds it, and has ended
+            while living and time.monotonic() < deadline:
+                keys = {rank: (f"failed/{rank}", f"heard/{rank}") for rank in living}
+                living = {r for r in living if not any(self._store.check([k]) for k in keys[r])}
+                time.sleep(_INTERVAL)
+
+    def _out_of_memory(self) -> InputError:
+        reason = f"{self._device} has not enough memory"
+        self._tell(reason, InputError.exit_code)
+        return InputError(
+            f"{self.name(self._rank)}: {reason}; lower training.micro_batch_size or"
+            " data.max_seq_len, or share the model: parallel.data=fsdp and more processes"
+        )
+
+    def _lost(self, error: RuntimeError) -> UnreachableError:
+        """Return who is the cause of a collective's failure."""
+        record = self._keep_record()
+        found: list[tuple[str, int]] = []
+        answers = _in_time(lambda: self._read(f"alive/{self._rank}"), _ANSWERS)
+        if not answers or not _in_time(lambda: found.extend(self._causes()), _KNOWS):
+            silence = f"{self.name(0)}, which holds the store, does not answer"
+            found = self._of_rank_0 or [(silence, _GONE)]
+        what = "timed out" if "imed out" in str(error) else "failed"
+        causes = "; ".join(why for why, _ in found) or f"all ranks live: {_first_line(error)}"
+        # Else whatever starts this rank again would have it wait for one that has ended for good.
+        code = next((code for _, code in found if not restarts(code)), _GONE)
+        self._tell(f"{_LOST}{causes}", code)
+        lost = UnreachableError(
+            f"{self.name(self._rank)}: a collective {what}: {causes}. Look at the log there and"
+            f" start the job again, it resumes from its newest checkpoint{record}"
+        )
+        lost.exit_code = code
+        return lost
+
+    def _causes(self) -> list[tuple[str, int]]:
+        """Return why other ranks failed, with exit codes, or else which are silent."""
+        others = [rank for rank in range(len(self._hosts)) if rank != self._rank]
+        heard = {rank: self._read(f"alive/{rank}") for rank in others}
+        silent, deadline = set(others), time.monotonic() + _SILENT
+        for look in itertools.count(1):
+            told = {rank: self._read(f"failed/{rank}") for rank in others}
+            reasons = {rank: json.loads(note) for rank, note in told.items() if note}
+            if first := {
+                rank: why for rank, why in reasons.items() if not why[0].startswith(_LOST)
+            }:
+                return [
+                    (f"{self.name(rank)} has failed: {why}", code)
+                    for rank, (why, code) in first.items()
+                ]
+            silent -= reasons.keys()
+            silent -= {rank for rank in silent if self._read(f"alive/{rank}") != heard[rank]}
+            if not silent or (look >= _LOOKS and time.monotonic() > deadline):
+                break
+            time.sleep(_INTERVAL)
+        self._silent = silent
+        return [
+            (f"no sign of life from {self.name(rank)} (killed, stopped or cut off)", _GONE)
+            for rank in sorted(silent)
+        ]
+
+    def _read(self, key: str) -> bytes:
+        return self._store.get(key) if self._store.check([key]) else b""
+
+    def _keep_record(self) -> str:
+        """Write the flight recorder; return what to say of it."""
+        from torch._C import _distributed_c10d
+
+        path = self._folder / f"rank-{self._rank}.json"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            record: bytes = _distributed_c10d._dump_fr_trace_json()  # pyright: ignore  # not in the stubs
+            path.write_bytes(record)
+        except (OSError, RuntimeError) as error:
+            return f"; the last collectives could not be written: {_first_line(error)}"
+        return f"; its last collectives are in {path}"
+
+
+def _is_of_peers(error: RuntimeError) -> bool:
+    """Whether a collective failed since another rank is gone or late."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or any(sign in str(error) for sign in _OF_PEERS)
+
+
+def _first_line(error: BaseException) -> str:
+    """Return an error's first line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _connection(store: Store) -> Store:
+    """Return a connection of its own: one that waits holds up all who share it."""
+    return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
+
+
+def _in_time(action: Callable[[], object], patience: float) -> bool:
+    """Return whether something that asks the store was done: it may be held by a stopped rank."""
+    ended, done = threading.Event(), threading.Event()
+
+    def act() -> None:
+        with suppress(Exception):
+            action()
+            done.set()
+        ended.set()
+
+    threading.Thread(target=act, daemon=True).start()
+    ended.wait(patience)
+    return done.is_set()

@@ -1,0 +1,160 @@
+"""Read a run's model and data, and check that they fit its config and each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from blake3 import blake3
+
+from trainer.config.run import RunConfig
+from trainer.data.encoder import Encoder
+from trainer.data.holdout import hold_out
+from trainer.data.samples import SampleFile, hash_files, read_file
+from trainer.data.survey import survey
+from trainer.data.tokens import Dataset, make_dataset
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.student.distributed_dataset import content_digest, taught_folder
+from trainer.distill.student.inputs import check_student, lower_length
+from trainer.exchange.protocol.members import Job
+from trainer.exchange.protocol.schedule import StepPlan, settle_periods
+from trainer.model.architecture import fit_length
+from trainer.model.files import model_digest, resolve_model
+from trainer.model.layout import GradientLayout, build_layout
+from trainer.system.process.announcement import announced
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What every member derives alike from its config, model and data."""
+
+    config: RunConfig
+    model_dir: Path
+    layout: GradientLayout
+    job: Job
+    train: Dataset | LogitsFolder
+    """Samples, or a teacher's logits."""
+    validation: Dataset | None
+
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch."""
+        train = self.train
+        return train.description.windows if isinstance(train, LogitsFolder) else len(train)
+
+    @property
+    def plan(self) -> StepPlan:
+        """Which samples each step takes."""
+        training, exchange = self.config.training, self.config.exchange
+        return StepPlan(
+            self.samples,
+            training.batch_size,
+            training.epochs,
+            training.max_steps,
+            settle_every=settle_periods(self.config),
+        ).with_rounds(exchange.rounds)
+
+
+def read_inputs(
+    config: RunConfig, run_id: str, tell: Callable[[str], None] | None = None
+) -> RunInputs:
+    """Read what members of a run must have in common, before torch is imported.
+
+    Args:
+        tell: receives lines on the data, and on settings that data or model change.
+
+    Raises:
+        InputError: model or data cannot be used.
+        RefusedError: a teacher's logits are about another tokenizer than the model's.
+    """
+    model_dir = resolve_model(config.model.path)
+    config, given = fit_length(config, model_dir), config
+    layout = build_layout(model_dir, config)
+    taught = taught_folder(config, model_dir)
+    encoder, length = Encoder(model_dir), config.data.max_seq_len
+
+    def read(path: str | None) -> SampleFile | None:
+        return read_file(Path(path), config.task, config.num_classes) if path else None
+
+    def dataset(file: SampleFile | None) -> Dataset | None:
+        return make_dataset(file, encoder, config.task, length) if file else None
+
+    train_file = read(None if taught else config.data.train)
+    validation_file = read(config.data.validation)
+    if train_file and config.data.validation_fraction:
+        train_file, validation_file = hold_out(train_file, config.data.validation_fraction)
+    train = taught or dataset(train_file)
+    assert train is not None
+    job = _job(config, run_id, layout, model_dir, _data_digest(config, taught))
+    inputs = RunInputs(config, model_dir, layout, job, train, dataset(validation_file))
+    config.exchange.check_length(inputs.plan.total_inner)
+    if tell is not None:
+        for part in (train, inputs.validation):
+            if isinstance(part, Dataset):
+                part.check()  # by the coordinator alone: the workers have the same data
+        if config is not given:
+            tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
+        if taught:
+            tell(f"data: {taught.description}")
+        with announced("measuring the data"):
+            lines = survey(train_file, validation_file, encoder, length, config.num_classes)
+        for line in lines:
+            tell(line)
+        plan = inputs.plan
+        if plan.total_inner > plan.batches_per_epoch * plan.epochs:
+            epochs = plan.total_inner / plan.batches_per_epoch
+            tell(
+                f"training.max_steps {plan.total_inner} are {epochs:.1f} epochs, not {plan.epochs}"
+            )
+    return inputs
+
+
+def read_student_inputs(
+    config: RunConfig,
+    run_id: str,
+    folder: LogitsFolder,
+    validation_file: SampleFile | None,
+    tell: Callable[[str], None],
+) -> RunInputs:
+    """Read what a student needs except its weights; `folder` may still be growing.
+
+    Raises:
+        InputError: model, folder and settings do not fit together.
+        RefusedError: the logits are about another tokenizer than the model's.
+    """
+    config.exchange.check_every_step("a student on its own")
+    tell(f"data: {folder.description}")
+    model_dir = resolve_model(config.model.path)
+    config, given = lower_length(config, model_dir), config
+    length = config.data.max_seq_len
+    if config is not given:
+        tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
+    check_student(config, folder.description, model_dir)
+    layout = build_layout(model_dir, config)
+    validation = None
+    if validation_file is not None:
+        validation = make_dataset(validation_file, Encoder(model_dir), "causal-lm", length)
+    job = _job(config, run_id, layout, model_dir, folder.digest)
+    return RunInputs(config, model_dir, layout, job, folder, validation)
+
+
+def _job(config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path, data: str) -> Job:
+    return Job(
+        run_id=run_id,
+        agreement=config.agreement(),
+        layout=layout.digest,
+        model=model_digest(model_dir),
+        data=data,
+        version=version("motley"),
+    )
+
+
+def _data_digest(config: RunConfig, taught: LogitsFolder | None) -> str:
+    """Return the BLAKE3 hex digest over all data: the bytes of files, a folder's own digest."""
+    hasher = blake3()
+    if taught is not None:
+        hasher.update(f"{content_digest(taught)}\0".encode())
+    files = (None if taught else config.data.train, config.data.validation)
+    return hash_files(filter(None, files), hasher).hexdigest()

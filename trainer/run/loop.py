@@ -1,0 +1,200 @@
+"""The loop of a worker: one step reads from top to bottom in `Worker.run`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from trainer.data.encoder import IGNORED
+from trainer.data.order import epoch_order
+from trainer.data.tokens import Encoded
+from trainer.exchange.protocol.messages import (
+    HandIn,
+    ShardAssignment,
+    Shutdown,
+    StepCommit,
+    WeightsReport,
+)
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.exchange.worker.base import Exchange
+from trainer.exchange.worker.session import Committed, Restored, result_message
+from trainer.optimizer.adamw import TrainState, weights_digest
+from trainer.optimizer.nesterov import Update
+from trainer.replica.base import Replica
+from trainer.run.inner_steps import InnerSteps
+
+log = logging.getLogger(__name__)
+
+
+class Samples(Protocol):
+    """What a replica learns from or is judged by, in an order that all workers know."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Encoded: ...
+
+
+@dataclass
+class Worker:
+    """One replica at work; `stop_reason` ends it after the step that is under way."""
+
+    replica: Replica
+    exchange: Exchange
+    optimizer: Update
+    plan: StepPlan
+    """As far as it is known: the coordinator says when rounds begin."""
+    train: Samples
+    validation: Samples | None
+    seed: int
+    order: Callable[[int, int, int], np.ndarray] = epoch_order
+    """(seed, epoch, length) -> the permutation of `range(length)` that an epoch visits."""
+    alpha: Callable[[int], float] | None = None
+    """The divergence's share at an inner step, counted from 1, of a distillation."""
+    watts: Callable[[], float | None] = lambda: None
+    """The host's power, where a budget wants to know and something measures it."""
+    rounds: Callable[[StepPlan, TrainState], InnerSteps] | None = None
+    """What makes the inner steps from the state before a round on."""
+    stop_reason: str = ""
+    _state: TrainState | None = None
+    _inner: InnerSteps | None = None
+    _owes_commit: bool = False
+    _orders: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+
+    def run(self) -> Shutdown:
+        """Work until the run is over, or until asked to stop, and return how it ended."""
+        while True:
+            match self.exchange.next_event():
+                case Restored(rank=rank, state=state, rounds=rounds):
+                    log.info("in the run as rank %d from step %d", rank, state.step)
+                    self._state, self._owes_commit = state, False
+                    self._follow(rounds)
+                    self.replica.write_trainable(state.weights)
+                case ShardAssignment(kind="train") as shard if self._inner:
+                    self._train_alone(shard, self._inner)
+                case ShardAssignment(kind="train") as shard:
+                    self._train(shard)
+                case ShardAssignment() as shard:
+                    self._evaluate(shard)
+                case Committed(commit=commit, gradient=gradient):
+                    self._apply(commit, gradient)
+                case Shutdown() as end:
+                    return end
+                case None:
+                    pass
+            if self.stop_reason and not self._owes_commit:
+                self.exchange.close(self.stop_reason)
+                return Shutdown(reason=self.stop_reason, exit_code=0)
+
+    def interrupt(self, reason: str) -> None:
+        """Stop after the step that is under way; safe in a signal handler."""
+        self.stop_reason = reason
+        self.exchange.interrupt(reason)
+
+    def _train(self, shard: ShardAssignment) -> None:
+        """Forward and backward over a shard; blocks are sent while backward continues."""
+        batch = self._samples(shard)
+        weight = weight_of(batch)
+        wanted = None if shard.blocks is None else set(shard.blocks)
+        first: float | None = None
+
+        def on_block(index: int, gradient: np.ndarray) -> None:
+            nonlocal first
+            if wanted is None or index in wanted:
+                first = time.perf_counter() if first is None else first
+                self.exchange.send_block(shard, index, gradient, weight)
+
+        self._owes_commit = True
+        result = self.replica.forward_backward(batch, on_block, self._alpha(shard))
+        overlap = 0.0 if first is None else time.perf_counter() - first
+        assert result.weight == weight, (result.weight, weight)
+        self.exchange.send(
+            result_message(
+                shard,
+                result.loss_sum,
+                weight,
+                result.tokens,
+                result.seconds,
+                overlap,
+                watts=self.watts(),
+            ),
+            shard.step,
+        )
+
+    def _train_alone(self, shard: ShardAssignment, inner: InnerSteps) -> None:
+        """Take a shard of a round: inner steps, then how far they moved the weights is sent."""
+        batch = self._samples(shard)
+        self._owes_commit = True
+        alpha = self._alpha(shard)
+        moved = inner.run(batch, shard.step, shard.inner_batch, alpha=alpha, limit=shard.limit)
+        result = moved.result
+        if moved.samples < len(batch):
+            self.exchange.send(HandIn(shard=shard.shard, samples=moved.samples), shard.step)
+        blocks = inner.blocks(shard.step) if shard.blocks is None else shard.blocks
+        for index in blocks:
+            self.exchange.send_block(shard, index, moved.block(index), result.weight)
+        measured = (result.loss_sum, result.weight, result.tokens, result.seconds)
+        self.exchange.send(result_message(shard, *measured, watts=self.watts()), shard.step)
+
+    def _apply(self, commit: StepCommit, gradient: np.ndarray) -> None:
+        """Apply the averaged gradient: the same bytes and the same scalars as everyone."""
+        assert self._state is not None
+        scalars, first_round = (commit.learning_rate, commit.clip_scale), self.plan.first_round
+        self.optimizer.apply(self._state, gradient, *scalars, first_round)
+        if self._inner:
+            self._inner.committed(commit.step)
+        else:
+            self._follow(commit.rounds)
+        self.replica.write_trainable(self._state.weights)
+        self._owes_commit = False
+        if commit.report:
+            digest = weights_digest(self._state.weights)
+            self.exchange.send(WeightsReport(step=commit.step, digest=digest), commit.step)
+
+    def _follow(self, rounds: tuple[int, int] | None) -> None:
+        """Take over what the coordinator says of rounds, and begin them if they are due."""
+        assert self._state is not None
+        self.plan, self._inner = self.plan.with_rounds(rounds), None
+        if self.plan.is_round(self._state.step):
+            assert self.rounds is not None
+            self._inner = self.rounds(self.plan, self._state)
+
+    def _alpha(self, shard: ShardAssignment) -> float | None:
+        return self.alpha(self.plan.inner(shard.step).stop) if self.alpha else None
+
+    def _evaluate(self, shard: ShardAssignment) -> None:
+        assert self.validation is not None
+        batch = [self.validation[index] for index in range(shard.start, shard.stop)]
+        began = time.perf_counter()
+        result = self.replica.evaluate(batch)
+        seconds = time.perf_counter() - began
+        tokens = sum(len(sample.input_ids) for sample in batch)
+        self.exchange.send(
+            result_message(
+                shard,
+                result.loss_sum,
+                result.weight,
+                tokens,
+                seconds,
+                confusion=result.confusion,
+            ),
+            shard.step,
+        )
+
+    def _samples(self, shard: ShardAssignment) -> list[Encoded]:
+        if shard.epoch not in self._orders:
+            self._orders = {shard.epoch: self.order(self.seed, shard.epoch, len(self.train))}
+        order = self._orders[shard.epoch]
+        return [self.train[int(index)] for index in order[shard.start : shard.stop]]
+
+
+def weight_of(batch: Sequence[Encoded]) -> int:
+    """Return what a mean over the batch divides by: samples, or valid target tokens."""
+    return sum(
+        1 if isinstance(sample.labels, int) else int(np.count_nonzero(sample.labels != IGNORED))
+        for sample in batch
+    )

@@ -1,1 +1,0 @@
-"""A training step from a worker's side."""

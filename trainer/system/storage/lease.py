@@ -1,0 +1,236 @@
+"""A lease: the right of one process at a time to write a folder, also on a share.
+
+The folder of a lease is also its holder's workspace: what the holder publishes is written there
+and renamed out of it. This is the fence. A process that takes over removes the workspaces of all
+lower numbers before it reads anything. From then on its predecessor, wherever it was stopped or
+cut off, cannot publish: the source of its rename is gone, with the place to write it again. This
+needs no check in the predecessor, so none can come too late.
+
+On the same host the lock of a lease shows whether its holder lives, so a killed one is replaced at
+once. On other hosts signs of life do, a few seconds apart. Silence is measured by the observer's
+own clock, so clocks need not agree.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.system.errors import InUseError, StorageError
+from trainer.system.storage.atomic_folder import prepare_folder
+from trainer.system.storage.host_identity import host_identity
+from trainer.system.storage.lease_folder import (
+    Holder,
+    claim,
+    dissolve,
+    is_locked,
+    lease_path,
+    mark_released,
+    newest_lease,
+    read_beat,
+    read_holder,
+    write_beat,
+)
+
+SILENCE = 30.0
+"""Seconds without a sign of life after which another host may take over."""
+_LOOK = 1.0
+_GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+
+log = logging.getLogger(__name__)
+
+
+def leave(reason: str) -> None:
+    """End this process at once: another one writes the folder now."""
+    log.error("%s", reason)
+    os._exit(InUseError.exit_code)
+
+
+class Lease:
+    """One process's lease of one folder; made by `take`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        descriptor: int,
+        on_lost: Callable[[str], None],
+        silence: float,
+    ) -> None:
+        self.workspace = lease_path(folder, number)
+        """A folder on the same file system for unpublished files."""
+        self._folder, self._number, self._descriptor = folder, number, descriptor
+        self._on_lost, self._silence = on_lost, silence
+        self._beats, self._beaten_at = 0, _now()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        threading.Thread(target=self._keep, name="lease", daemon=True).start()
+
+    def check(self, *, at_once: bool = False) -> None:
+        """Check that this process still holds the lease; free while signs of life are recent.
+
+        Call it before every write that is not a rename out of the workspace, and with `at_once`
+        after such a rename failed. An unreachable folder does not end the process: it cannot be
+        written either.
+        """
+        if at_once or _now() - self._beaten_at > self._silence / 2:
+            self._beat()
+
+    def release(self) -> None:
+        """Release the lease, so that the next process can take it at once."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            self._over.set()
+            with suppress(OSError, ValueError):  # then the lock or the silence shows it
+                mark_released(self.workspace)
+            os.close(self._descriptor)
+
+    def _keep(self) -> None:
+        while not self._over.wait(self._silence / 6):
+            self._beat()
+
+    def _beat(self) -> None:
+        with self._lock:
+            if self._over.is_set():
+                return
+            began = _now()
+            try:
+                write_beat(self.workspace, self._beats + 1)
+            except OSError as error:
+                successor = self._successor() if error.errno in _GONE else None
+                if successor is None:  # the folder is unreachable or unmounted
+                    return
+                self._over.set()
+            else:
+                self._beats, self._beaten_at = self._beats + 1, began
+                return
+        self._on_lost(
+            f"{self._folder}: taken over by {successor}; this process ends before it writes there"
+        )
+
+    def _successor(self) -> Holder | str | None:
+        """Return the holder of a higher number."""
+        try:
+            newest = newest_lease(self._folder) or 0
+        except OSError:
+            return None
+        if newest <= self._number:
+            return None
+        return read_holder(lease_path(self._folder, newest))[0] or "another process"
+
+
+def take(
+    folder: Path,
+    run_id: str,
+    *,
+    on_lost: Callable[[str], None] = leave,
+    silence: float = SILENCE,
+) -> Lease:
+    """Return a folder's lease, creating the folder; waits if its last holder may be alive.
+
+    Args:
+        on_lost: called once, from any thread, with the reason if the lease is lost.
+
+    Raises:
+        InUseError: a living process holds it; names the process.
+        InputError: the folder cannot be made or written.
+        StorageError: the disk failed.
+    """
+    prepare_folder(folder)
+    try:
+        while True:
+            newest = newest_lease(folder)
+            if newest is not None and not _is_free(folder, newest, silence):
+                continue
+            number = (newest or 0) + 1
+            descriptor = claim(folder, number, run_id)
+            if descriptor is not None:
+                break
+        for lower in range(1, number):
+            dissolve(lease_path(folder, lower), folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be taken: {error.strerror or error}") from None
+    return Lease(folder, number, descriptor, on_lost, silence)
+
+
+def refuse_if_held(folder: Path) -> None:
+    """Check that no living process of this host holds a folder, without changing it.
+
+    Only `take` is certain. This is for commands that prepare for long, or write, before.
+
+    Raises:
+        InUseError: a process holds it; names the process.
+    """
+    with suppress(OSError):  # no such folder yet, or its lease was just taken over
+        number = newest_lease(folder)
+        if number is None:
+            return
+        path = lease_path(folder, number)
+        holder, state = read_holder(path)
+        if holder is None or state == "released" or holder.identity != host_identity():
+            return
+        if is_locked(path):
+            raise _in_use(folder, holder)
+
+
+def _is_free(folder: Path, number: int, silence: float) -> bool:
+    """Whether a lease may be taken over; False if it changed and must be checked again.
+
+    Raises:
+        InUseError: its holder lives.
+    """
+    path = lease_path(folder, number)
+    try:
+        holder, state = read_holder(path)
+        if state == "released":
+            return True
+        if holder is not None and holder.identity == host_identity():
+            locked = is_locked(path)
+            if locked:
+                raise _in_use(folder, holder)
+            if locked is False:
+                return True
+        return _is_silent(folder, number, silence)
+    except FileNotFoundError:  # taken over and removed meanwhile
+        if newest_lease(folder) == number:
+            raise
+        return False
+
+
+def _is_silent(folder: Path, number: int, silence: float) -> bool:
+    """Wait for signs of life; only time in which the folder was readable counts."""
+    path = lease_path(folder, number)
+    holder, _ = read_holder(path)
+    told = f"{holder or 'another process'} may still write here"
+    log.info("%s: %s: listening for %g s", folder, told, silence)
+    first, listened = read_beat(path), 0.0
+    while listened < silence:
+        before = _now()
+        time.sleep(min(silence / 30, _LOOK))
+        if newest_lease(folder) != number or read_holder(path)[1] == "released":
+            return False
+        if read_beat(path) != first:
+            raise _in_use(folder, holder)
+        # Time asleep, or waiting for the share, does not count.
+        listened += min(_now() - before, silence / 10)
+    return True
+
+
+def _in_use(folder: Path, holder: Holder | None) -> InUseError:
+    kill = f", or kill {holder.pid} there" if holder else ""
+    return InUseError(
+        f"{folder}: in use by {holder or 'another process'}; stop that one first (`launch cluster "
+        f"down`{kill}), or choose another folder"
+    )
+
+
+def _now() -> float:
+    """Return seconds of a clock that also runs while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
