@@ -7,19 +7,16 @@ deterministic: the same data, sizes and seed give the same bytes.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainer.data.samples import read_samples
-from trainer.model.architecture import parse_architecture
 from trainer.model.hf_export import safetensors_pieces
-from trainer.model.initialization import uniform
+from trainer.model.initialization import WEIGHT_STD, random_weights
 from trainer.system.errors import InputError
 from trainer.system.storage.new_folder import check_new, write_new
 
@@ -27,7 +24,6 @@ END, PAD = "<|endoftext|>", "<|pad|>"
 # The last two let a conversation be laid out as ChatML (trainer.data.chat).
 SPECIAL_TOKENS = (END, PAD, "<|im_start|>", "<|im_end|>")
 _BYTES = 256
-_WEIGHT_STD = 0.02  # transformers' initializer_range
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,7 @@ def model_config(sizes: ModelSizes, tokenizer: Tokenizer) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": tokenizer.token_to_id(END),
         "pad_token_id": tokenizer.token_to_id(PAD),
-        "initializer_range": _WEIGHT_STD,
+        "initializer_range": WEIGHT_STD,
         "dtype": "float32",
     }
 
@@ -145,36 +141,6 @@ def tokenizer_config(max_length: int) -> dict[str, Any]:
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
     }
-
-
-def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
-    """Return every tensor by name: norms one, biases zero, the rest uniform as in transformers.
-
-    Weights that write into the residual stream are scaled down by the depth, as in GPT-2.
-    """
-    model = parse_architecture(config, "config.json")
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (model.vocab_size, model.hidden_size)
-    }
-    for layer in range(model.num_layers):
-        for name, shape in model.layer_tensors():
-            shapes[f"model.layers.{layer}.{name}"] = shape
-    shapes["model.norm.weight"] = (model.hidden_size,)
-    if not model.tied:
-        shapes["lm_head.weight"] = (model.vocab_size, model.hidden_size)
-    weights: dict[str, np.ndarray] = {}
-    for name, shape in shapes.items():
-        if name.endswith("norm.weight"):
-            weights[name] = np.ones(shape, dtype=np.float32)
-            continue
-        if name.endswith(".bias"):
-            weights[name] = np.zeros(shape, dtype=np.float32)
-            continue
-        bound = _WEIGHT_STD * math.sqrt(3.0)
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            bound /= math.sqrt(2.0 * model.num_layers)
-        weights[name] = uniform(seed, name, math.prod(shape), bound).reshape(shape)
-    return weights
 
 
 def _texts(data: Path) -> Iterator[str]:

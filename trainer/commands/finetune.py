@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any
 
@@ -15,7 +14,8 @@ from trainer.config.parallel import GROUP_STRATEGIES
 from trainer.config.run import RunConfig
 from trainer.model.files import resolve_model
 from trainer.planning.defaults import derive, own_rooms, provisional, table
-from trainer.run.distributed.environment import Environment, quieten_torch, read_environment
+from trainer.run.composition import preload
+from trainer.run.distributed.environment import Environment, read_environment
 from trainer.system.errors import InputError
 from trainer.system.process.prefork import fork_workers
 
@@ -98,9 +98,9 @@ def finetune(
     """
     environment = _environment(role, flags)
     if environment is not None:
-        fork_workers(_load_rank)
+        fork_workers(preload.load_rank)
     elif role == "worker":
-        fork_workers(lambda: _load_worker(flags["gpu_backend"], flags["strategy"]))
+        fork_workers(lambda: preload.load_worker(flags["gpu_backend"], flags["strategy"]))
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
     _check_devices(gpus, role, flags["gpu_backend"], flags["strategy"])
     if source is None and not (flags["model_dir"] and flags["data"]):
@@ -193,30 +193,3 @@ def _follow_data(given: dict[str, Any], backend: str | None) -> tuple[RunConfig,
     found = derive(config, given, resolve_model(config.model.path), rooms)
     settled = config.with_settings({part.key: part.value for part in found})
     return settled, table(found, settled.output)
-
-
-def _load_rank() -> None:
-    """Import a rank's libraries, likewise."""
-    with contextlib.suppress(ImportError, OSError):
-        quieten_torch()
-
-
-def _load_worker(backend: str, strategy: str | None) -> None:
-    """Import a worker's libraries without opening a device; a missing one is reported at use."""
-    with contextlib.suppress(ImportError, OSError):
-        import trainer.data.tokens
-        import trainer.exchange.transport.client
-        import trainer.replica.backend
-        import trainer.run.composition.roles
-        import trainer.run.loop
-
-        if backend == "wgpu":
-            import trainer.replica.wgpu.autotune
-            import trainer.replica.wgpu.replica
-            import trainer.replica.wgpu.selftest
-        else:
-            import trainer.replica.torch.replica
-        if strategy is not None:
-            import trainer.replica.torch.parallel.replica
-            import trainer.run.composition.group
-            import trainer.run.distributed.group.replica  # noqa: F401 - forked workers have it loaded

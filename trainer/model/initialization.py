@@ -1,8 +1,8 @@
-"""A run's initial trainable weights, the same on every machine.
+"""Initial weights, the same on every machine: what a run trains, or all of a new model.
 
-Drawn by the coordinator in NumPy, never by a backend. Only the integers of Philox (Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", SC11) are random, and they reach fp32 by exact and
-correctly rounded operations; NumPy's normal generator would call libm in its tails.
+Drawn in NumPy, those of a run by its coordinator, never by a backend. Only the integers of Philox
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11) are random, and they reach fp32
+by exact and correctly rounded operations; NumPy's normal generator would call libm in its tails.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from trainer.config.run import RunConfig
+from trainer.model.architecture import parse_architecture
 from trainer.model.layout import GradientLayout, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 
-HEAD_STD = 0.02
-"""Standard deviation of a new head, as transformers' `initializer_range`."""
+WEIGHT_STD = 0.02
+"""Standard deviation of new weights, as transformers' `initializer_range`."""
 
 
 def initial_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) -> np.ndarray:
@@ -35,7 +37,7 @@ def initial_tensor(headers: Mapping[str, TensorHeader], seed: int, slot: TensorS
     """Return one tensor of it, fp32 `[slot.size]`.
 
     LoRA: A is U(-1/sqrt(in), 1/sqrt(in)) as in PEFT, B is zero. Everything that the model
-    directory stores is read from it; a missing head is uniform with `HEAD_STD`.
+    directory stores is read from it; a missing head is uniform with `WEIGHT_STD`.
 
     Args:
         headers: of the model directory.
@@ -45,10 +47,40 @@ def initial_tensor(headers: Mapping[str, TensorHeader], seed: int, slot: TensorS
         return read_tensor(headers[stored]).reshape(-1)
     if slot.name.endswith(".lora_B.weight"):
         return np.zeros(slot.size, np.float32)
-    bound = HEAD_STD * math.sqrt(3.0)
+    bound = WEIGHT_STD * math.sqrt(3.0)
     if slot.name.endswith(".lora_A.weight"):
         bound = 1.0 / math.sqrt(slot.shape[1])
     return uniform(seed, slot.name, slot.size, bound)
+
+
+def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """Return every tensor by name: norms one, biases zero, the rest uniform as in transformers.
+
+    Weights that write into the residual stream are scaled down by the depth, as in GPT-2.
+    """
+    model = parse_architecture(config, "config.json")
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (model.vocab_size, model.hidden_size)
+    }
+    for layer in range(model.num_layers):
+        for name, shape in model.layer_tensors():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    shapes["model.norm.weight"] = (model.hidden_size,)
+    if not model.tied:
+        shapes["lm_head.weight"] = (model.vocab_size, model.hidden_size)
+    weights: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        if name.endswith("norm.weight"):
+            weights[name] = np.ones(shape, dtype=np.float32)
+            continue
+        if name.endswith(".bias"):
+            weights[name] = np.zeros(shape, dtype=np.float32)
+            continue
+        bound = WEIGHT_STD * math.sqrt(3.0)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            bound /= math.sqrt(2.0 * model.num_layers)
+        weights[name] = uniform(seed, name, math.prod(shape), bound).reshape(shape)
+    return weights
 
 
 def uniform(seed: int, name: str, size: int, bound: float) -> np.ndarray:

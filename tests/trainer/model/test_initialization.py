@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from trainer.model.initialization import HEAD_STD, initial_weights, uniform
+from trainer.model.initialization import WEIGHT_STD, initial_weights, uniform
 from trainer.model.layout import build_layout
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_lora_starts_as_the_base_model(tiny_model: TinyModel, make_config: MakeC
             assert not part.any()
         else:
             assert slot.name == "base_model.model.score.weight"
-            assert part.std() == pytest.approx(HEAD_STD, rel=0.1)
+            assert part.std() == pytest.approx(WEIGHT_STD, rel=0.1)
     assert np.array_equal(flat, initial_weights(layout, folder, config))
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from trainer.data.encoder import load_tokenizer, special_token
 from trainer.distill.tokenizer.vocabulary import FILE, tokenizer_size
-from trainer.init_model import random_weights
 from trainer.model.architecture import parse_architecture
 from trainer.model.hf_export import (
     MODEL_CONFIG,
@@ -22,6 +21,7 @@ from trainer.model.hf_export import (
     safetensors_pieces,
     tokenizer_files,
 )
+from trainer.model.initialization import random_weights
 from trainer.system.errors import InputError
 from trainer.system.storage.new_folder import check_new, write_new
 
