@@ -14,7 +14,7 @@ from trainer.system.errors import DoesNotFitError, InputError, TrainerError, is_
 COMMANDS = {
     "autotune": (
         "trainer.commands.autotune:autotune",
-        "Find a GPU's fastest kernels, once a card and driver.",
+        "Find a GPU's fastest kernels, once for each card and driver.",
     ),
     "completion": ("trainer.commands.completion:completion", "Print shell completion."),
     "distill": ("trainer.commands.distill:distill", "Train a small model on a big one's logits."),
@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "generate-data": (
         "trainer.commands.generate_data:generate_data",
-        "Write training data that Motley can generate.",
+        "Generate training data.",
     ),
     "init-model": (
         "trainer.commands.init_model:init_model",

@@ -155,7 +155,7 @@ def test_f_dp_004_a_coordinator_whose_worker_is_refused_ends(cluster: Cluster) -
     coordinator = cluster.coordinator(1, *flags, listening=False)
     assert coordinator.wait() == 2
     assert "trainer: the device 77 is not available: cuda: " in coordinator.text
-    assert cluster.status["reason"] == "worker 0 cannot start; it says why above"
+    assert cluster.status["reason"] == "worker 0 cannot start; its error is above"
     assert cluster.status["state"] == "failed"
     assert "Traceback" not in coordinator.text
 

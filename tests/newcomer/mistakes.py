@@ -104,7 +104,7 @@ MISTAKES = (
         ("target_modules",),
     ),
     Mistake(
-        "longer than the model knows",
+        "longer than the model's positions",
         TRAIN.format("text.jsonl") + " --max-seq-len 4096",
         ("512",),
     ),

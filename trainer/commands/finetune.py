@@ -164,7 +164,7 @@ def _check_devices(gpus: list[str], role: str, backend: str, strategy: str | Non
     elif backend not in ("cuda", "cpu"):
         raise InputError(
             f"--strategy {strategy} needs --gpu-backend cuda or cpu, not {backend}: "
-            "torch.distributed knows no others"
+            "torch.distributed supports no others"
         )
 
 

@@ -54,9 +54,7 @@ def read_codec(name: str, lora_rank: int | None = None) -> CodecName:
                 " topk:0.1, or method full"
             )
         return CodecName("powersgd", rank=rank)
-    raise ValueError(
-        f"codec {name}: there is none of that name; use one of {AUTO}, {', '.join(NAMES)}"
-    )
+    raise ValueError(f"codec {name}: unknown; use one of {AUTO}, {', '.join(NAMES)}")
 
 
 def _known(name: str) -> str:

@@ -77,7 +77,7 @@ class StudentJob(Section):
     """Tokens; longer windows are cut. Null takes the teacher's."""
     compile: bool = False
     teacher_timeout: float | None = Field(default=None, gt=0)
-    """Seconds without a sign of life after which a teacher counts as dead."""
+    """Seconds without a heartbeat after which a teacher counts as dead."""
 
     @model_validator(mode="after")
     def _begins_somewhere(self) -> Self:

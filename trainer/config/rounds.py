@@ -78,7 +78,7 @@ class RoundSettings(Section):
                 f" after {self.rounds_after}; give less, or leave exchange.schedule at steps"
             )
 
-    def check_every_step(self, who: str) -> None:
+    def check_every_step(self, what: str) -> None:
         """Check that a kind of training that has no rounds can follow the settings.
 
         Raises:
@@ -86,6 +86,6 @@ class RoundSettings(Section):
         """
         if self.may_have_rounds:
             raise InputError(
-                f"exchange.schedule: {who} has no rounds, which need a coordinator and workers;"
+                f"exchange.schedule: {what} has no rounds, which need a coordinator and workers;"
                 " leave it out"
             )

@@ -24,7 +24,7 @@ _STAR_ONLY: dict[str, tuple[Any, str]] = {
 
 
 class TopologySettings(RoundSettings):
-    """Who sums the gradients; see docs/strategies.md, "Ring"."""
+    """What sums the gradients; see docs/strategies.md, "Ring"."""
 
     topology: Literal["star", "ring"] = "star"
     """`star`: a coordinator sums, workers may differ, come and go. `ring`: four or more equal

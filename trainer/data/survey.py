@@ -64,7 +64,7 @@ def _lengths(samples: Sequence[Sample], encoder: Encoder, max_seq_len: int) -> I
             f"{about}{_count(count, 'sample')} {_are(count)} longer than max_seq_len {max_seq_len}"
             f" and cut: {about}{_count(lost, 'token')} ({100 * sum(cut) / sum(lengths):.1f} %)"
             f" {_are(lost)} lost"
-            + (f"; of {round(unlearned * scale):,} nothing is left to learn" if unlearned else "")
+            + (f"; {round(unlearned * scale):,} without a token to learn" if unlearned else "")
         )
 
 
@@ -95,7 +95,7 @@ def _repeated(samples: Sequence[Sample], validation: Sequence[Sample]) -> Iterat
     if shared:
         yield (
             f"{shared:,} of {_count(len(validation), 'validation sample')} {_are(shared)} also in"
-            " train, so validation flatters"
+            " train, so validation is too optimistic"
         )
 
 

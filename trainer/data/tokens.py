@@ -86,7 +86,7 @@ class Dataset:
             # A device may not detect it.
             raise InputError(
                 f"{self._path}:{sample.line}: the tokenizer makes token {largest} of it, the model"
-                f" knows {known}; take the tokenizer that the model was trained with"
+                f" has {known}; take the tokenizer that the model was trained with"
             )
         input_ids.flags.writeable = False
         if sample.label is not None:

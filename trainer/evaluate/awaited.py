@@ -13,7 +13,7 @@ from trainer.evaluate.results import EVALUATIONS
 from trainer.evaluate.watcher import WatchedRun
 
 PATIENCE = 120.0
-"""Seconds without a sign of a living runner after which nobody waits for it."""
+"""Seconds without a sign of a living runner after which the run stops waiting for it."""
 _LOOK = 0.5
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def await_scores(
             if {checkpoint.digest for checkpoint in run.checkpoints()} <= _done(heads):
                 return
         if time.monotonic() - alive >= patience:
-            log.warning("%s: no eval runner shows a sign of life, so none is waited for", output)
+            log.warning("%s: no eval runner is running, so none is waited for", output)
             return
         time.sleep(_LOOK)
 

@@ -154,7 +154,7 @@ class Program:
         except OSError:
             line = b""
         if not line:
-            raise Left("left before it answered")
+            raise Left("exited before it answered")
         try:
             answer = json.loads(line)
             if "raised" not in answer:
@@ -195,4 +195,4 @@ if __name__ == "__main__":
     except Left as reason:
         sys.exit(str(reason))
     except SystemExit:
-        sys.exit("left before it came to its end")
+        sys.exit("exited before its end")

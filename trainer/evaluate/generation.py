@@ -101,7 +101,7 @@ def complete(
         if max(prompt) >= known:
             raise InputError(
                 f"{trained.base_dir}: the tokenizer gives token {max(prompt)} of prompt {number},"
-                f" the model knows {known}"
+                f" the model has {known}"
             )
     stop = encoder.stops | _stops(trained.base_dir)
     if opener is not None:

@@ -41,7 +41,7 @@ class Harness:
             self._tasks = _catalogue(folder, defaults)
             if task in self._tasks.all_tasks:
                 return
-        raise InputError(f"task {self.name}: lm-eval knows no {task!r}; see `lm-eval ls tasks`")
+        raise InputError(f"task {self.name}: lm-eval has no {task!r}; see `lm-eval ls tasks`")
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
         """Return the harness's figures; those of a group's parts have the parts' names."""
@@ -117,7 +117,7 @@ def _load(trained: Trained, compute: Compute) -> Any:
         )
 
     def on_vulkan() -> Any:
-        raise UnusableError("lm-eval computes with torch alone")
+        raise UnusableError("lm-eval needs torch")
 
     model, _, _ = first_usable(
         compute.backend,

@@ -243,7 +243,7 @@ class Runner:
             self._say(f"{name}: not listed yet: {error.strerror or error}")
 
     def _publish(self, heads: dict[str, Head]) -> None:
-        """Add the results that are not listed yet, this runner's or a dead one's."""
+        """Add the results that are not listed yet, this runner's or those of a lost one."""
         fresh = [head.record for digest, head in heads.items() if digest not in self._published]
         for record in filter(None, fresh):
             with self._interruption.allowed():  # it may wait for a lock

@@ -87,7 +87,7 @@ class Sandbox:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise InputError(
-                "bwrap is not installed, and a model's code runs in its sandbox alone: install the "
+                "bwrap is not installed, and a model's code runs only in its sandbox: install the "
                 "package bubblewrap, or leave out the task code"
             )
         own = Path(sys.base_prefix) / "bin" / "python3"
@@ -105,7 +105,7 @@ class Sandbox:
                 return
             reasons.append(verdict.reason)
         raise InputError(
-            f"bwrap cannot make a sandbox here: {'; '.join(reasons)}; it takes bubblewrap 0.8 and "
+            f"bwrap cannot make a sandbox here: {'; '.join(reasons)}; it needs bubblewrap 0.8 and "
             "user namespaces, else leave out the task code"
         )
 

@@ -152,8 +152,8 @@ def _held_out(trained: Trained, file: SampleFile) -> SampleFile:
     progress = trained.progress
     if progress is None:
         raise InputError(
-            f"{trained.path}: is no checkpoint, and only one records what its run held out; give"
-            " the run's output folder"
+            f"{trained.path}: is not a checkpoint, and only a checkpoint records what"
+            " its run held out; give the run's output folder"
         )
     fraction = (progress.config.get("data") or {}).get("validation_fraction")
     if not fraction:

@@ -90,7 +90,7 @@ def _machine() -> str:
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise InputError(
-            f"a model's code runs on x86_64 and aarch64 alone, this machine is {machine}: leave "
+            f"a model's code runs only on x86_64 and aarch64, this machine is {machine}: leave "
             "out the task code"
         )
     return machine

@@ -108,7 +108,7 @@ def fit_length(config: RunConfig, model_dir: Path) -> RunConfig:
         return config
     if "max_seq_len" in config.data.model_fields_set:
         raise InputError(
-            f"data.max_seq_len {length}: {model_dir} knows {limit} positions, take no more"
+            f"data.max_seq_len {length}: {model_dir} has {limit} positions; give at most that"
         )
     data = config.data.model_copy(update={"max_seq_len": limit})
     return config.model_copy(update={"data": data})

@@ -234,7 +234,7 @@ def _length(lengths: Sequence[int], limit: int | None) -> Derived:
     if value > LONGEST:
         value, why = LONGEST, f"{why}; more when it is asked for"
     if limit is not None and value > limit:
-        value, why = limit, f"{why}; the model knows no more"
+        value, why = limit, f"{why}; the model has no more"
     return Derived("data.max_seq_len", value, why)
 
 

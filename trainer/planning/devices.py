@@ -249,7 +249,7 @@ def parse_link(text: str) -> Link:
         else:
             rates.append(0.0)
     if not min(rates, default=0.0):
-        raise InputError(f"{text!r} is no rate; write it as 200gbit, or 50mbit, 20ms, half duplex")
+        raise InputError(f"{text!r} is not a rate; write 200gbit, or 50mbit, 20ms, half duplex")
     return Link(up=min(rates), down=min(rates), half_duplex=shared, round_trip=trip)
 
 

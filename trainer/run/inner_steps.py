@@ -48,7 +48,7 @@ class InnerSteps:
     """The inner optimizer of one worker, from the state that it was given on.
 
     Besides `common` it holds three vectors: its own weights, the first moment and a gradient. Its
-    second moment takes the place of the common one, which nobody else reads.
+    second moment takes the place of the common one, which nothing else reads.
 
     Args:
         common: weights and outer momentum that all members have, moved by the outer update alone.

@@ -56,7 +56,7 @@ class Worker:
     alpha: Callable[[int], float] | None = None
     """The divergence's share at an inner step, counted from 1, of a distillation."""
     watts: Callable[[], float | None] = lambda: None
-    """The host's power, where a budget wants to know and something measures it."""
+    """The host's power, if a budget needs it and something measures it."""
     rounds: Callable[[StepPlan, TrainState], InnerSteps] | None = None
     """What makes the inner steps from the state before a round on."""
     stop_reason: str = ""
@@ -141,7 +141,7 @@ class Worker:
         self.exchange.send(result_message(shard, *measured, watts=self.watts()), shard.step)
 
     def _apply(self, commit: StepCommit, gradient: np.ndarray) -> None:
-        """Apply the averaged gradient: the same bytes and the same scalars as everyone."""
+        """Apply the averaged gradient: the same bytes and the same scalars as all members."""
         assert self._state is not None
         scalars, first_round = (commit.learning_rate, commit.clip_scale), self.plan.first_round
         self.optimizer.apply(self._state, gradient, *scalars, first_round)

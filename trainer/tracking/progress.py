@@ -178,7 +178,7 @@ class ViewConsole(Console):
     def on_broken_pipe(self) -> None:
         """Raise instead of ending the process."""
         self.quiet = True
-        raise BrokenPipeError("the terminal is gone")
+        raise BrokenPipeError("the terminal was closed")
 
 
 class LiveView:

@@ -56,7 +56,7 @@ class StudentWatch:
             return "the student's run is over"
         silent = self._clock() - self._alive
         if silent >= self._silence:
-            return f"no sign of the student for {silent:.0f} s, and its budget goes on"
+            return f"no update of the student for {silent:.0f} s, while its budget is spent"
         return ""
 
 

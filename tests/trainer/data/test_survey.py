@@ -49,7 +49,7 @@ def test_classes_cuts_duplicates_and_what_validation_shares(tmp_path: Path, enco
         "data: 3 samples are longer than max_seq_len 4 and cut: 10 tokens (38.5 %) are lost",
         "data: samples of the classes 0 to 3: 4, 0, 1, 0; none of 1, 3",
         "data: 1 duplicate sample, 1 text with several labels",
-        "data: 1 of 2 validation samples is also in train, so validation flatters",
+        "data: 1 of 2 validation samples is also in train, so validation is too optimistic",
     ]
 
 
@@ -71,7 +71,7 @@ def test_answers_that_are_cut_off_are_counted(tmp_path: Path, encoder: Encoder):
     lines = survey(train, None, encoder, max_seq_len=4, num_classes=None)
     assert lines[1] == (
         "data: 1 sample is longer than max_seq_len 4 and cut: 2 tokens (22.2 %) are lost;"
-        " of 1 nothing is left to learn"
+        " 1 without a token to learn"
     )
 
 

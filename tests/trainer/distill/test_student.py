@@ -287,7 +287,7 @@ def test_a_model_with_too_few_embeddings_is_refused(
     config = json.loads((small / "config.json").read_text())
     size = config["vocab_size"]
     (small / "config.json").write_text(json.dumps({**config, "vocab_size": size - 1}))
-    with pytest.raises(RefusedError, match=f"knows {size - 1} tokens, .* makes {size}"):
+    with pytest.raises(RefusedError, match=f"has {size - 1} tokens, .* makes {size}"):
         Course(tmp_path / "out", small, logits).run()
 
 

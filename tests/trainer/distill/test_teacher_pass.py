@@ -192,7 +192,7 @@ def test_a_tokenizer_of_another_teacher_is_refused_before_anything_is_written(
 def test_windows_beyond_what_the_teacher_knows_are_refused(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="knows 2048 positions"):
+    with pytest.raises(InputError, match="has 2048 positions"):
         assign(wish(*files, tmp_path / "out", max_seq_len=2049))
 
 
@@ -213,12 +213,12 @@ def gpt2(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def test_windows_fit_a_teacher_with_few_positions(
     gpt2: Path, files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(InputError, match="--max-seq-len 33: the teacher knows 32 positions"):
+    with pytest.raises(InputError, match="--max-seq-len 33: the teacher has 32 positions"):
         assign(wish(gpt2, files[1], tmp_path / "out", max_seq_len=33))
     assert not (tmp_path / "out").exists()
     caplog.set_level("INFO")
     teach(wish(gpt2, files[1], tmp_path / "out", max_seq_len=None))
-    assert "windows of 32 tokens, not 1024: the teacher knows no more positions" in caplog.text
+    assert "windows of 32 tokens, not 1024: the teacher has no more positions" in caplog.text
     assert LogitsFolder(tmp_path / "out").description.max_seq_len == 32
     folder = LogitsFolder(tmp_path / "out")
     windows = [window for plan in folder.description.shards for window in folder.read(plan.number)]

@@ -69,7 +69,7 @@ def test_a_model_that_lacks_rows_is_not_a_padded_one(teacher: Path, tmp_path: Pa
         if fits:
             assert Vocabulary.load(folder, folder).size == size
         else:
-            with pytest.raises(InputError, match=f"makes {size} tokens, its model knows {rows}"):
+            with pytest.raises(InputError, match=f"makes {size} tokens, its model has {rows}"):
                 Vocabulary.load(folder, folder)
 
 

@@ -75,4 +75,4 @@ def test_a_runner_without_a_sign_of_life_is_not_waited_for(
     claimed(tmp_path, checkpoint(tmp_path, 10))
     with caplog.at_level(logging.WARNING):
         await_scores(tmp_path, lambda: False, lambda: None, patience=0.05)
-    assert "no eval runner shows a sign of life" in caplog.text
+    assert "no eval runner is running" in caplog.text

@@ -192,7 +192,7 @@ def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: Make
     tokenizer = load_tokenizer(model)
     tokenizer.add_tokens(["zzz"])
     tokenizer.save(str(broken / "tokenizer.json"))
-    with pytest.raises(InputError, match=r"gives token \d+ of prompt 1, the model knows"):
+    with pytest.raises(InputError, match=r"gives token \d+ of prompt 1, the model has"):
         complete(load_trained(broken), [Sample("zzz")], 4, Sampling(), "cpu")
     (broken / "generation_config.json").write_text("{")
     with pytest.raises(InputError, match=r"generation_config\.json: cannot be read as JSON"):

@@ -66,7 +66,7 @@ def test_a_program_passes_or_says_why_not(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("import os; os._exit(0)", "left before it answered"),
+        ("import os; os._exit(0)", "exited before it answered"),
         ("raise SystemExit", "RuntimeError: SystemExit: "),
         ("import sys; sys.exit(0)", "RuntimeError: SystemExit: 0"),
         ("raise KeyboardInterrupt", "RuntimeError: KeyboardInterrupt: "),

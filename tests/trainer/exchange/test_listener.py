@@ -106,7 +106,7 @@ def test_one_address_cannot_crowd_another_out(clients: list[socket.socket]) -> N
 
     (summary,) = with_door(use)
     assert "closed at once, too many at a time" in summary["reason"]
-    assert "gave way to a newer one" in summary["reason"]
+    assert "replaced by a newer one" in summary["reason"]
     assert "from 127.0.0.1 (" in summary["reason"]
 
 

@@ -52,7 +52,7 @@ def test_devices_by_the_name_that_their_driver_reports(reported: str, name: str)
         ("2xRTX4090 nvlink", "a RTX4090 has no NVLink"),
         ("1xT4; 1xL4", "2 hosts and no link"),
         ("200gbit", "needs devices"),
-        ("1xT4, 2 hosts, 0gbit", "is no rate"),
+        ("1xT4, 2 hosts, 0gbit", "is not a rate"),
         ("", "cannot read ''"),
     ],
 )

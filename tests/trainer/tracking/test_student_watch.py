@@ -59,7 +59,7 @@ def test_silence_is_measured_from_the_last_sign_of_life(tmp_path: Path) -> None:
     again = lease.take(tmp_path / "output", "run")  # the next attempt
     assert not watch.reason
     clock.now += 900
-    assert watch.reason == "no sign of the student for 900 s, and its budget goes on"
+    assert watch.reason == "no update of the student for 900 s, while its budget is spent"
     again.release()
 
 

@@ -18,12 +18,12 @@ COMMANDS = {
     ),
     "trim-tokenizer": (
         f"{_HERE}.trim_tokenizer:trim_tokenizer",
-        "Take out of a tokenizer what a corpus does not need.",
+        "Remove from a tokenizer what a corpus does not need.",
     ),
     "inspect": (f"{_HERE}.inspect:inspect", "Show what a folder of logits holds."),
     "verify": (
         f"{_HERE}.verify:verify",
-        "Check every byte of it, and that each document is there once.",
+        "Check every byte, and that each document occurs once.",
     ),
     "audit": (f"{_HERE}.audit:audit", "Score a part again and compare with what was stored."),
 }

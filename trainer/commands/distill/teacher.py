@@ -103,8 +103,8 @@ class Share(click.ParamType):
 @click.option(
     "--max-seq-len",
     type=click.IntRange(min=2),
-    help="Tokens of a window; longer documents become several. Default: 1024, or what the teacher "
-    "knows.",
+    help="Tokens of a window; longer documents become several. Default: 1024, or the teacher's "
+    "limit.",
 )
 @click.option(
     "--batch-tokens",

@@ -118,9 +118,9 @@ class TeacherHeartbeat:
     def _write(self) -> None:
         with self._lock:
             self._counter += 1
-            who = {"host": socket.gethostname(), "pid": os.getpid(), "counter": self._counter}
+            writer = {"host": socket.gethostname(), "pid": os.getpid(), "counter": self._counter}
             try:
-                replace_file(self._path, json_text(vars(self._beat) | who) + "\n")
+                replace_file(self._path, json_text(vars(self._beat) | writer) + "\n")
                 self._outage.end()
             except OSError as error:
                 self._outage.begin(error.strerror or str(error))

@@ -135,7 +135,7 @@ def check_student(config: RunConfig, description: Description, model_dir: Path) 
     known, size = read_architecture(model_dir).vocab_size, description.tokenizer.size
     if known < size:
         raise RefusedError(
-            f"{model_dir}: the model knows {known} tokens, the tokenizer of the logits in {folder} "
+            f"{model_dir}: the model has {known} tokens, the tokenizer of the logits in {folder} "
             f"makes {size}"
         )
     objective = config.distillation

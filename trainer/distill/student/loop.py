@@ -56,8 +56,8 @@ class Student:
 
         Raises:
             NonFiniteError: NaN or Inf in a loss or gradient; the last checkpoint stays.
-            UnreachableError, InputError, StorageError: the teacher died, or the folder cannot be
-                read; the progress is saved.
+            UnreachableError, InputError, StorageError: the teacher was lost, or the folder cannot
+                be read; the progress is saved.
         """
         try:
             while not self.is_done:

@@ -130,7 +130,7 @@ def _window_length(model_dir: Path, wanted: int | None) -> int:
         return wanted or WINDOW
     if wanted is not None:
         raise InputError(
-            f"--max-seq-len {wanted}: the teacher knows {positions} positions, take no more"
+            f"--max-seq-len {wanted}: the teacher has {positions} positions; give at most that"
         )
-    log.info("windows of %d tokens, not %d: the teacher knows no more positions", positions, WINDOW)
+    log.info("windows of %d tokens, not %d: the teacher has no more positions", positions, WINDOW)
     return positions

@@ -174,4 +174,4 @@ def emulates_bf16(capabilities: Mapping[str, Any]) -> bool:
 
 
 def _no_wgpu() -> str:
-    raise UnusableError("a teacher runs through torch alone")
+    raise UnusableError("a teacher needs torch")

@@ -138,7 +138,8 @@ def _renumber(tree: dict[str, Any], new_ids: Mapping[str, int], where: str) -> N
         if tree.get("padding"):
             tree["padding"]["pad_id"] = new_ids[tree["padding"]["pad_token"]]
     except KeyError as error:
-        raise InputError(f"{where}: puts {error} around texts, which is no added token") from None
+        message = f"{where}: puts {error} around texts, which is not an added token"
+        raise InputError(message) from None
 
 
 def _renumber_processor(processor: Any, new_ids: Mapping[str, int]) -> None:

@@ -102,7 +102,7 @@ def _check_known(teacher_dir: Path) -> int:
     size, known = tokenizer_size(teacher_dir), read_config(teacher_dir).get("vocab_size")
     if not isinstance(known, int) or size > known:
         raise InputError(
-            f"{teacher_dir}: its tokenizer makes {size} tokens, its model knows {known}; take the"
+            f"{teacher_dir}: its tokenizer makes {size} tokens, its model has {known}; take the"
             " tokenizer that the model was trained with"
         )
     return size

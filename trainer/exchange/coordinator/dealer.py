@@ -1,4 +1,4 @@
-"""Who gets which samples of a round, also when they are dealt again. Pure."""
+"""Which worker gets which samples of a round, also when they are dealt again. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Dealer:
         return shards
 
     def note_shares(self, shares: dict[int, int]) -> None:
-        """Note the members' shares of a step, and log who has become idle or active."""
+        """Note the members' shares of a step, and log which have become idle or active."""
         enough = sum(shares.values()) >= len(shares)
         for member in self._membership.ready():
             member.samples = shares[member.rank]
@@ -73,7 +73,7 @@ class Dealer:
         """Return a validation, or a step of a plan, with a shard of its samples for each share.
 
         An inner step of a round is divided among its workers evenly: all take steps of one size,
-        and who has the larger share takes more of them.
+        and a worker with a larger share takes more of them.
         """
         shards = self.cut(samples.start, shares)
         sums = self._residuals.sums(step) if plan else None
@@ -106,7 +106,7 @@ class Dealer:
         self._outbox.send(member, round_.assignment(shard), round_.step)
 
     def redeal(self, round_: Round, shard: Shard, now: float) -> None:
-        """Deal what a shard still owes to all who are here."""
+        """Deal what a shard still owes to all members."""
         ranks = self.ranks()
         if not ranks:
             round_.orphans.append(shard)

@@ -1,7 +1,7 @@
 """The sum of a step's gradients: contributions come in pieces, averages go out as bytes.
 
 Contributions are added in the order of their samples, so the same split gives the same bits.
-The average leaves as encoded bytes, and everyone, the coordinator too, decodes those bytes.
+The average leaves as encoded bytes, and all members, the coordinator too, decode those bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Average:
-    """An averaged block as it goes to everyone."""
+    """An averaged block as it goes to all workers."""
 
     block: int
     encoded: NDArray[np.uint8]
@@ -209,7 +209,7 @@ class GradientSum:
         )
 
     def _encoded(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
-        """Encode an average, and put what everyone decodes of it in its place."""
+        """Encode an average, and put what all members decode of it in its place."""
         codec = self._codecs.codecs[block]
         if codec.name == "fp32":
             return codec, values.view(np.uint8)

@@ -46,8 +46,8 @@ class HostGroup:
     def waits_for(self, shard: Shard) -> bool:
         """Return whether the group waits for a shard's worker.
 
-        Who has said its result has handed over everything; with all results here it is the
-        carrier that is awaited.
+        A worker whose result is here has handed over everything; once all results are here the
+        group waits for its carrier.
         """
         if shard.id not in self.held:
             return True

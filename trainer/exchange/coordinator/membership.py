@@ -1,8 +1,8 @@
 """The coordinator: the state machine that keeps all replicas of a run equal.
 
 Sans-IO: `connected`, `receive`, `disconnected`, `tick` and `stop` take an event and the time and
-return actions for a shell to carry out; no sockets, no clock, no threads. This file knows who is
-here and which phase the run is in, `training.py` runs the rounds. The message flow is drawn in
+return actions for a shell to carry out; no sockets, no clock, no threads. This file keeps the
+members and the phase of the run, `training.py` runs the rounds. The message flow is drawn in
 docs/protocol.md.
 """
 
@@ -220,7 +220,7 @@ class Coordinator:
                 f"the member is of {member.generation}"
             )
         if self.phase == "finishing" and frame.type in (*_GRADIENTS, *_WORK):
-            return  # what a stop cut short: a validation, or a step that everyone left
+            return  # what a stop cut short: a validation, or a step that all workers left
         if frame.type in _GRADIENTS:
             self.training.gradient(member, frame)
             return

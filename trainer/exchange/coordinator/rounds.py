@@ -125,7 +125,7 @@ class Round:
         """Return the shards whose contributions make up a block, in the order of their samples.
 
         What a carrier sent counts for all of its group, and stands where the first of these does:
-        the bits must not depend on who carries.
+        the bits must not depend on which worker carries.
         """
         counting = self.ledger.counting(block)
         return list(dict.fromkeys(self.carriers.get(shard.id, shard) for shard in counting))
@@ -141,7 +141,7 @@ class Round:
     def owes(self, rank: int) -> bool:
         """Return whether a rank keeps the round from its end.
 
-        Who waits for others of its group does not.
+        A rank that waits for others of its group does not.
         """
         return any(
             shard.id not in self.groups or self.groups[shard.id].waits_for(shard)

@@ -80,7 +80,7 @@ class Training:
                 self._dealer.assign(self.round, shard, now)
 
     def gradient(self, member: Member, frame: Frame) -> None:
-        """Take a gradient frame in; an average that it completes goes to everyone.
+        """Take a gradient frame in; an average that it completes goes to all workers.
 
         Raises:
             ProtocolError: the frame belongs to nothing that this member was dealt.
@@ -123,7 +123,7 @@ class Training:
         group.announce(message, round_.step, round_.weights, self.layout, self._outliers)
 
     def carried_by(self, member: Member, message: CarriedBy, now: float) -> None:
-        """Note who can carry a member's gradients from the next step on."""
+        """Note which worker can carry a member's gradients from the next step on."""
         self._membership.carry(member, message)
         self._outbox.emit("carried", rank=member.rank, by=member.carrier)
         if self.round:
@@ -290,7 +290,7 @@ class Training:
             self.round = self._dealer.open("train", step, at.epoch, samples, shares, now, self.plan)
 
     def _commit(self, round_: Round, now: float) -> None:
-        """Tell everyone to apply the step and what to do next, then do the same here."""
+        """Tell all workers to apply the step and what to do next, then do the same here."""
         assert round_.sums is not None
         sums, done = round_.sums, round_.step + 1
         norm, first_round = sums.norm, self.plan.first_round

@@ -68,7 +68,7 @@ class Bf16:
     def encode(self, block: int, values: Float32) -> Bytes:
         """Return the rounded upper halves."""
         del block  # stateless
-        with np.errstate(over="ignore", invalid="ignore"):  # who checks the gradient says so
+        with np.errstate(over="ignore", invalid="ignore"):  # the check of the gradient reports it
             return values.astype(bfloat16).view(np.uint8)
 
     def decode(self, encoded: Bytes, out: Float32) -> None:

@@ -242,7 +242,7 @@ class Leave(Message):
 
 
 class Shutdown(Message):
-    """The run is over for everyone."""
+    """The run is over for all workers."""
 
     type = MessageType.SHUTDOWN
     reason: Text

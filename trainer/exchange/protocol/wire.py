@@ -80,7 +80,7 @@ TENSOR_TYPES = frozenset(
 
 @dataclass(slots=True)
 class Frame:
-    """One message on the wire; nobody changes it (`frozen` would take three times as long to make).
+    """One message on the wire; never changed (`frozen` would take three times as long to make).
 
     The payload of a received frame is its own, and never changes; in shared memory that holds until
     the commit of its step.

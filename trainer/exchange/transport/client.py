@@ -226,7 +226,7 @@ class WorkerClient:
             accepted = self._session.accepted
             # Not yet in: look often, for the first beat is due soon after being let in.
             beat = accepted.heartbeat if accepted else _LOOK
-            # Twice the coordinator's own limit: it, not the worker, decides who is lost.
+            # Twice the coordinator's own limit: it, not the worker, decides which end is lost.
             limit = 2 * accepted.lost_after if accepted else CONNECT + HANDSHAKE
             await asyncio.wait([self._lost], timeout=beat)
             if self._link:

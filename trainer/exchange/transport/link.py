@@ -27,11 +27,11 @@ _TURN = 1024 * 1024
 _LEAST = 64 * 1024
 """Bytes of a payload that wake the loop."""
 _HOLD = 0.02
-"""Seconds that averages may wait for the commit, so that their worker still knows who lives."""
+"""Seconds that averages may wait for the commit, short, so that the link does not look dead."""
 _SCRAP = memoryview(bytearray(RECORD))
-"""Where bytes go that no link wants any more."""
+"""Where bytes go that no link needs any more."""
 _WAIT = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket says that cannot go on at present."""
+"""What a socket raises that cannot continue yet."""
 
 _Callback = Callable[["Link"], None]
 

@@ -156,7 +156,7 @@ class Listener:
         most = host if crowded else crowds.most_common(1)[0][0]
         oldest = next(link for link, who in self._strangers.items() if who.host == most)
         self._dismiss(oldest)
-        self._refusals.count(most, "gave way to a newer one")
+        self._refusals.count(most, "replaced by a newer one")
         return True
 
     def _begin(self, connection: socket.socket, host: str) -> None:

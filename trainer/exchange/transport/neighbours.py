@@ -1,8 +1,8 @@
-"""The workers of one host: whoever takes the name first carries the gradients of the others.
+"""The workers of one host: the first to take the name carries the gradients of the others.
 
 The kernel elects: only one process can listen at a name, and the name is free again when that
-process ends, however it does. Everything here runs in the thread of the worker's connection, and
-lasts no longer than its membership.
+process ends, for whatever reason. Everything here runs in the thread of the worker's connection,
+and lasts no longer than its membership.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Neighbours:
             self._listener.close()
             self._listener = None
         for link in list(self._carried):
-            link.abort("its carrier is no member any more")
+            link.abort("its carrier has left the run")
         meeting, self._meeting = self._meeting, None
         if meeting:
             meeting.cancel()
@@ -143,7 +143,7 @@ class Neighbours:
             link.send([session.message(request)])
             await ended.wait()
         finally:
-            link.abort("it is no member any more")
+            link.abort("it has left the run")
             self._link = self._end = None
             if self._carrier_rank is not None:
                 self._carrier_rank = None

@@ -1,10 +1,10 @@
 """How processes of one run find each other on a host: a Unix socket, and credentials for a key.
 
-The socket has an abstract name: no file, seen only inside its network namespace, gone with the
-process. Whoever connects has to be the same user, which the kernel says of either end to the other;
-that user could read the keys of TLS and the memory of both processes anyway. Who listens then hands
-over the descriptors of shared memory: the coordinator, or the worker that carries the gradients of
-its host. Whatever fails here, TCP to the coordinator serves.
+The socket has an abstract name: no file, seen only inside its network namespace, and it
+ends with the process. Both ends must run as the same user, which the kernel reports to each; that
+user could read the keys of TLS and the memory of both processes anyway. The listening process, the
+coordinator or the worker that carries the gradients of its host, then passes the descriptors of
+shared memory. If anything fails here, TCP to the coordinator is used.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ changes the speed, never the meaning.
 
 A region is an anonymous file (`memfd_create`): it has no name, only processes that were handed its
 descriptor can map it, and it is gone with the last of them, however they end. Seals keep its size,
-since to read beyond the end of a file that shrank would kill the process, and let nobody but the
+since to read beyond the end of a file that shrank would kill the process, and only let the
 coordinator write averages.
 """
 
@@ -68,7 +68,7 @@ class Region:
 
 
 class Averages:
-    """The coordinator's region of averages, and who has yet to read what is in it."""
+    """The coordinator's region of averages, and which workers have yet to read what is in it."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """Make the region.

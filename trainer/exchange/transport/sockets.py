@@ -114,7 +114,7 @@ def _share_the_wire(connection: socket.socket) -> None:
 
     A short send buffer keeps the queues on the way short; in long ones the acknowledgements of the
     other direction wait, and uploads drift apart. And no congestion control such as BBR, which
-    shares a link badly; Linux only, and who is not root may choose what
+    shares a link badly; Linux only, and a process without root may choose what
     `tcp_allowed_congestion_control` lists. Measured: benchmarks/exchange.py, docs/decisions.md.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)

@@ -36,7 +36,7 @@ def context(folder: Path, *, server: bool) -> ssl.SSLContext:
     """Return a context that presents this process's certificate and demands one of the same CA.
 
     Host names are not compared: the CA belongs to this one cluster, home networks rename hosts,
-    and it is the role in the certificate that says who may be the coordinator.
+    and it is the role in the certificate that decides which end may be the coordinator.
 
     Raises:
         InputError: a file is missing or not usable.

@@ -130,7 +130,7 @@ class Cluster:
             try:
                 name, event = self._lines.get(timeout=timeout)
             except queue.Empty:
-                raise MemberFailedError(f"no member said anything for {timeout:g} s") from None
+                raise MemberFailedError(f"no member wrote anything for {timeout:g} s") from None
             if isinstance(event, dict):
                 yield name, event
                 continue

@@ -45,7 +45,7 @@ def job(of: GradientLayout) -> Job:
 
 
 class Samples:
-    """As many samples as anyone asks for, all alike; stands in for a Dataset."""
+    """As many samples as are asked for, all alike; stands in for a Dataset."""
 
     def __init__(self, length: int) -> None:
         self._length = length

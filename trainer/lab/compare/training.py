@@ -72,7 +72,7 @@ def open_replica(model: Path, config: RunConfig, layout: GradientLayout, rank: i
 
 
 class Samples:
-    """As many samples as anyone asks for, drawn by their index; stands in for a Dataset."""
+    """As many samples as are asked for, drawn by their index; stands in for a Dataset."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -111,7 +111,7 @@ class Guard:
         unit = self._budget.currency
         spent = f"budget.ceiling: {self.spent:.2f} of {ceiling:.2f} {unit} are spent, and"
         if not self._every:
-            return Ending(f"{spent} an end in order would make it {projected:.2f}")
+            return Ending(f"{spent} a regular end would make it {projected:.2f}")
         what = f"the checkpoint of step {self.next_checkpoint}" if self._done_at else "an end now"
         return Ending(
             f"{spent} {what} would make it {projected:.2f}; resume with a higher budget.ceiling"

@@ -98,7 +98,7 @@ def parse_spend(data: bytes, name: str) -> list[SpendRecord]:
             where = ".".join(map(str, first["loc"]))
             raise InputError(
                 f"{name}:{number}: not a line of spending: {where + ': ' if where else ''}"
-                f"{first['msg'].lower()}; mend or remove the line"
+                f"{first['msg'].lower()}; correct or remove the line"
             ) from None
     return records
 

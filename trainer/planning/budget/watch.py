@@ -56,7 +56,7 @@ class BudgetWatch:
         before = earlier_attempts(self._ledger.read(), run_id, budget.currency)
         now, today = clock(), wall()
         away = 0.0 if before.until is None else today - before.until
-        # An attempt that died has left its hosts running: their time goes on.
+        # The hosts of an attempt that was killed kept running: their time counts.
         back_soon = not before.ended and 0 <= away <= LATEST_RETURN
         idle = today - before.progress_at if back_soon and before.progress_at is not None else 0.0
         self._accrual = Accrual(budget.hosts, now - (away if back_soon else 0.0))
@@ -176,7 +176,7 @@ class BudgetWatch:
             self._accrual.put_back(parts)
             if self._written:
                 log.error(
-                    "ALARM: %s: not written: %s; it is tried again, and the ceiling holds",
+                    "ALARM: %s: not written: %s; Motley tries again, and the ceiling holds",
                     self._ledger.path,
                     error.strerror or error,
                 )

@@ -60,7 +60,7 @@ def run_student(
     Raises:
         InputError: model, folder or settings cannot be used together.
         RefusedError: the student's tokenizer is not the one of the logits.
-        UnreachableError: the teacher died, or never came.
+        UnreachableError: the teacher was lost, or never started.
         NonFiniteError: NaN or Inf halted the run.
         StorageError: the folder, or the last checkpoint, cannot be read or written.
         BudgetError: the guard stopped the run before its first step.

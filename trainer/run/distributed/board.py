@@ -74,7 +74,7 @@ class Board:
         if late := self._wait(keys):
             missing = [int(key.rpartition("/")[2]) for key in late]
             raise UnreachableError(
-                f"{topic}: no word from {self.names(missing)} in {self.patience:g} s"
+                f"{topic}: no answer from {self.names(missing)} in {self.patience:g} s"
             )
         return [json.loads(self._store.get(key)) for key in keys]
 

@@ -3,8 +3,8 @@
 torch.distributed.checkpoint copies the tensors, writes them in another thread, and reads them back
 into any other cut of the same tensors: checkpoints move between strategies and numbers of ranks.
 Its own file of metadata and its exchange between ranks are pickles, so neither is used. The files
-are safetensors, which say of each tensor where it lies in the whole one; who writes what, and that
-all is written, the ranks tell each other in JSON (`trainer.run.distributed.board`).
+are safetensors, which say of each tensor where it lies in the whole one; which rank writes what,
+and that all is written, the ranks exchange as JSON (`trainer.run.distributed.board`).
 
 `step-000120/` appears whole or not at all (`trainer.system.storage.atomic_folder`): rank 0 makes it
 under a temporary name, collects sizes and hashes, and renames it.

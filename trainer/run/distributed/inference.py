@@ -77,7 +77,7 @@ class Ranks:
         self.parallel = read_parallel(parallel)
         if not {"RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"} & set(variables):
             raise InputError(
-                f"--parallel {parallel}: one process alone; start as many as the sizes multiply to,"
+                f"--parallel {parallel}: only one process; start as many as the sizes multiply to,"
                 " such as `torchrun --nproc-per-node 2 -m trainer ... --parallel tensor=2`"
             )
         if gpu or backend == "wgpu":
@@ -119,7 +119,7 @@ class Ranks:
         world = self._environment.world_size
         if self.parallel.tensor != world or self.parallel.sequence:
             raise InputError(
-                f"--parallel: {world} processes generate with tensor={world} alone, which divides"
+                f"--parallel: {world} processes generate only with tensor={world}, which divides"
                 " each layer between them"
             )
         device, mesh = self._join(trained)

@@ -1,7 +1,7 @@
 """Which ranks are alive: what a collective that failed, or hung, cannot say.
 
 Every rank leaves a sign of life in the rendezvous' store while its process runs. After an error the
-others look there: who has told why it failed, and who is silent (killed, stopped, or cut off).
+others read there which rank failed and why, and which is silent (killed, stopped, or cut off).
 torch's flight recorder, the last collectives of this rank, is kept beside the run's metrics.
 """
 
@@ -156,7 +156,7 @@ class Watch:
         )
 
     def _lost(self, error: RuntimeError) -> UnreachableError:
-        """Return who is the cause of a collective's failure."""
+        """Return the cause of a collective's failure."""
         record = self._keep_record()
         found: list[tuple[str, int]] = []
         answers = _in_time(lambda: self._read(f"alive/{self._rank}"), _ANSWERS)
@@ -231,7 +231,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _connection(store: Store) -> Store:
-    """Return a connection of its own: one that waits holds up all who share it."""
+    """Return a connection of its own: a wait on it holds up all that share it."""
     return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  # not in the stubs
 
 

@@ -60,7 +60,7 @@ class LocalWorkers:
             if time.monotonic() - began > 60:  # not a crash at every start
                 delay = 0.5
             if code == InputError.exit_code and FALLBACK_VARIABLE not in environment:
-                self._on_refused(InputError(f"worker {index} cannot start; it says why above"))
+                self._on_refused(InputError(f"worker {index} cannot start; its error is above"))
             if not restarts(code) or self._stopping.wait(delay):
                 return
             environment[FALLBACK_VARIABLE] = "1"

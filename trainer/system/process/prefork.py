@@ -53,7 +53,7 @@ def fork_workers(load: Callable[[], None]) -> None:
         while True:
             request, descriptors, _, _ = socket.recv_fds(requests, 16, 1)
             if not request:
-                sys.exit(0)  # the supervisor wants no more workers
+                sys.exit(0)  # the supervisor needs no more workers
             (output,) = descriptors
             if _is_worker(requests, int(keeper), output):
                 return

@@ -77,7 +77,7 @@ class FolderWriter:
     """Writes one folder under a temporary name; `publish` makes it appear, `abandon` removes it.
 
     The temporary folder is locked (flock) while its writer lives, and its name contains the host,
-    so that `removal.sweep` can tell remains of dead processes from folders being written.
+    so that `removal.sweep` can tell remains of killed processes from folders being written.
 
     Args:
         workspace: the parent of the temporary folder, on the same file system; None for `parent`.

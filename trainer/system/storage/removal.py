@@ -1,8 +1,8 @@
-"""Removal of folders: pins prevent it, a sweep removes what dead writers left.
+"""Removal of folders: pins prevent it, a sweep removes what killed writers left.
 
-A living writer holds a lock (flock) on its temporary folder, and a reader on what it reads. On many
-network file systems such a lock is visible on its own host alone. So the name of a temporary folder
-contains its host: there the lock decides, elsewhere its age.
+A running writer holds a lock (flock) on its temporary folder, and a reader on what it reads. On
+many network file systems such a lock is visible only on its own host. So the name of a temporary
+folder contains its host: there the lock decides, elsewhere its age.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def remove(disk: Disk, folder: Path, workspace: Path | None = None) -> bool:
 
 
 def sweep(disk: Disk, parent: Path, name: str = "*") -> None:
-    """Remove what dead writers left; restore what one of them had just set aside.
+    """Remove what killed writers left; restore what one of them had just set aside.
 
     `name` limits it to one folder. What a writer on another host may still be using stays.
     """
@@ -86,7 +86,7 @@ def sweep(disk: Disk, parent: Path, name: str = "*") -> None:
 
 
 class _Litter:
-    """Tells remains of dead writers from folders being written; a lock decides."""
+    """Tells remains of killed writers from folders being written; a lock decides."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent

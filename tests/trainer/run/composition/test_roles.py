@@ -259,5 +259,5 @@ def test_what_the_data_holds_and_what_is_changed_is_said(
     assert "training.max_steps 7 are 2.3 epochs, not 2" in lines
     status = json.loads((tmp_path / "out" / "status.json").read_bytes())
     assert (status["step"], status["total_steps"]) == (7, 7)
-    with pytest.raises(InputError, match=f"max_seq_len 9: {known} knows 8 positions"):
+    with pytest.raises(InputError, match=f"max_seq_len 9: {known} has 8 positions"):
         read_inputs(config(model, tmp_path, **settings, **{"data.max_seq_len": 9}), "run")

@@ -3,9 +3,9 @@
     due = residual + sum        send C(due)        residual = due - C(due)
 
 Residuals are kept as sums over samples, as contributions are, not as means. So a worker's share may
-change from step to step, and the coordinator divides by the weight of the step alone: what is sent
-late counts as much as it would have counted in its own step. Nobody else's residual changes when a
-worker is lost; its own is lost with it, at most what `norm` says.
+change from step to step, and the coordinator divides by the weight of the step only: what is sent
+late counts as much as it would have counted in its own step. When a worker is lost, its residual is
+lost with it, at most what `norm` says; those of other workers do not change.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ErrorFeedback:
         return due
 
     def clear(self, blocks: Iterable[int] | None = None) -> None:
-        """Forget what is owed in some blocks; or in all, as a sender that has just come."""
+        """Forget what is owed in some blocks; or in all, as a sender that has just joined."""
         if blocks is not None:
             for block in blocks:
                 self._residuals[block][...] = 0

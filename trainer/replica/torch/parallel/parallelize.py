@@ -1,6 +1,6 @@
 """The strategies, applied to a model in one order while it is loaded.
 
-Each step only sees what the one before it left: first the layers are cut, then they forget their
+Each step only sees what the one before it left: first the layers are cut, then they drop their
 activations, then copies of what is left share the samples.
 """
 

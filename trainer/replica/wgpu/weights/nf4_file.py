@@ -83,7 +83,7 @@ def quantized(
             raise InputError(
                 f"{model_dir}: no place for the quantised weights: {error.strerror}"
             ) from None
-        log.warning("%s: quantised for this run alone, no folder could keep it", model_dir)
+        log.warning("%s: quantised for this run only: no folder could store it", model_dir)
         yield read_file_headers(path)
 
 

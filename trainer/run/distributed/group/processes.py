@@ -108,7 +108,7 @@ class Members:
         """Raise what made a collective fail, unless the watch ends this process with it first."""
         time.sleep(STALLED + 4 * _SETTLE)
         raise UnreachableError(
-            f"the group's processes on {socket.gethostname()} lost each other: "
+            f"the group's processes on {socket.gethostname()} lost contact with each other: "
             f"{first_line(error)}; the group ends, and its supervisor starts it again"
         )
 
