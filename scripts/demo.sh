@@ -36,7 +36,7 @@ show launch cluster up --expect-workers 3 --preset quickstart --wait "${devices[
 show launch status
 show launch logs worker-2 --tail 3
 
-say "4. What came of it"
+say "4. Results"
 show launch cluster down
 "$bin/python" scripts/demo_report.py demo
 printf '\nfrom nothing to this line: %d s\n' $((SECONDS - started))

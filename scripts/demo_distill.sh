@@ -91,7 +91,7 @@ for seed in 0 1 2; do
     quiet=yes # the other commands differ in the seed
 done
 
-say "7. What came of it"
+say "7. Results"
 for scheme in topk sampled full; do
     show trainer distill verify $out/logits/$scheme --complete
 done

@@ -166,7 +166,7 @@ class RunRecorder:
 
     @property
     def ending(self) -> Ending | None:
-        """Why the run must stop in order, to hold its budget."""
+        """Why the run must stop, to hold its budget."""
         return None if self._budget is None else self._budget.ending
 
     def settle(self) -> None:

@@ -1,6 +1,6 @@
 """When a run must stop. Pure: it is told the time, and reads no clock.
 
-At any moment the run must be able to reach its next checkpoint, and end in order there, within the
+At any moment the run must be able to reach its next checkpoint, and end cleanly there, within the
 ceiling. If it cannot, it saves and stops now: what it would do until then would be paid for twice.
 """
 
@@ -13,7 +13,7 @@ from trainer.config.budget import BudgetConfig
 from trainer.planning.budget.accrual import Accrual
 
 STOPPING = 30.0
-"""Seconds that an end in order is expected to take: the step under way (10 s), and the save."""
+"""Seconds that a clean end is expected to take: the step under way (10 s), and the save."""
 STEP_PATIENCE = 10.0
 """Of these, the seconds that a stop waits for the step under way."""
 _STEPS = 50
@@ -22,7 +22,7 @@ _STEPS = 50
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a run is stopped in order."""
+    """Why the guard stops a run."""
 
     reason: str
 
@@ -47,7 +47,7 @@ class Guard:
             before: money that earlier attempts cost.
             every: steps between checkpoints; 0: none are made, as of a command.
             idle_since: when the last step was completed, of an earlier attempt too.
-            stopping: seconds that an end in order may take.
+            stopping: seconds that a clean end may take.
         """
         self._budget = budget
         self._accrual = accrual
@@ -83,7 +83,7 @@ class Guard:
         self._progress_at = now
 
     def saved(self, seconds: float) -> None:
-        """Note the seconds of a save: with the longest of them an end in order takes longer."""
+        """Note the seconds of a save: with the longest of them a clean end takes longer."""
         self._stopping = max(self._stopping, STEP_PATIENCE + seconds)
 
     def projected(self, now: float) -> float:
@@ -111,7 +111,7 @@ class Guard:
         unit = self._budget.currency
         spent = f"budget.ceiling: {self.spent:.2f} of {ceiling:.2f} {unit} are spent, and"
         if not self._every:
-            return Ending(f"{spent} a regular end would make it {projected:.2f}")
+            return Ending(f"{spent} a clean end would make it {projected:.2f}")
         what = f"the checkpoint of step {self.next_checkpoint}" if self._done_at else "an end now"
         return Ending(
             f"{spent} {what} would make it {projected:.2f}; resume with a higher budget.ceiling"

@@ -43,7 +43,7 @@ class SpendRecord(BaseModel):
     step: int = Field(default=0, ge=0)
     """Completed steps of the run."""
     end: bool = False
-    """Whether the attempt ended in order with this line."""
+    """Whether the attempt ended cleanly with this line."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Earlier:
     until: float | None = None
     """Unix seconds of the last line; None: there is none."""
     ended: bool = True
-    """Whether the last attempt ended in order, and did not die."""
+    """Whether the last attempt ended cleanly, and was not killed."""
     progress_at: float | None = None
     """Unix seconds of the first line with the most completed steps."""
 

@@ -105,12 +105,12 @@ class BudgetWatch:
             self._guard.progressed(self._clock())
 
     def saved(self, seconds: float) -> None:
-        """Note how long a checkpoint took: an end in order takes one more."""
+        """Note how long a checkpoint took: a clean end takes one more."""
         self._guard.saved(seconds)
 
     @property
     def ending(self) -> Ending | None:
-        """Why the run must stop now, in order; None while it need not. Call it every second."""
+        """Why the run must stop now; None while it need not. Call it every second."""
         with self._lock:
             now = self._clock()
             own = self._meter.recent()
@@ -138,7 +138,7 @@ class BudgetWatch:
             }
 
     def close(self, *, ended: bool = True) -> None:
-        """Record what is not yet recorded; `ended`: in order, so that no time goes on.
+        """Record what is not yet recorded; `ended`: cleanly, so that no time is counted on.
 
         The first call counts.
         """
