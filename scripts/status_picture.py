@@ -16,7 +16,7 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from launcher.runs.registry import Registry
+from launcher.runs.records.registry import Registry
 from launcher.runs.status import OVER, RunMonitor, find_run
 from launcher.views.live import live_view
 from launcher.views.telemetry import Snapshot, Telemetry

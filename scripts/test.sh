@@ -22,7 +22,7 @@ cluster() {
     # Three at a time: they mostly wait. By file, since a file's tests may share one run, and the
     # longest first. Named, since to import all the others costs each process seconds of CPU time.
     local files longest=(tests/soak/test_soak.py tests/trainer/distill/test_student.py
-        tests/launcher/deploy/test_{installation,push}.py)
+        tests/launcher/installation/test_installation.py tests/launcher/transfer/test_push.py)
     mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py' | sort)
     "$bin/pytest" "${longest[@]}" "${files[@]}" -m '(cluster or slow) and not exhaustive' -n 3 \
         --dist loadfile --no-loadscope-reorder --durations=15

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.certificates.authority import Authority, identity_of
+from launcher.runs.certificates.authority import Authority, identity_of
 from trainer.lab.compare.cluster import COORDINATOR
 from trainer.lab.compare.synthetic import RUN_ID
 

@@ -40,9 +40,9 @@ def certificates(
     A run of `launch cluster up` needs none of this. Each machine gets the folder of its own
     process, under this name; give the trainer the folder that contains it: --tls DIR.
     """
-    from launcher.certificates.authority import LEAF_LIFETIME, Authority
-    from launcher.certificates.bundle import write_bundle
-    from launcher.runs.registry import authority_folder
+    from launcher.runs.certificates.authority import LEAF_LIFETIME, Authority
+    from launcher.runs.certificates.bundle import write_bundle
+    from launcher.runs.records.registry import authority_folder
     from launcher.views import render
 
     authority = Authority.open(authority_folder())

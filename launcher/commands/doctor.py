@@ -16,7 +16,7 @@ from launcher.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from launcher.checks.finding import Check
+    from launcher.agent.checks.finding import Check
     from launcher.runs.cluster import Cluster
 
 

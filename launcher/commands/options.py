@@ -47,12 +47,15 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
         limit: str = "all",
         extra_vars: tuple[str, ...] = (),
         expect_workers: int | None = None,
+        accept_new_host_keys: bool = False,
         **others: Any,
     ) -> None:
         from launcher.runs.cluster import Cluster
-        from launcher.runs.kept_configs import Start
+        from launcher.runs.records.kept_configs import Start
 
-        command(Cluster(inventory, Start(limit, extra_vars, expect_workers)), **others)
+        start = Start(limit, extra_vars, expect_workers)
+        cluster = Cluster(inventory, start, accept_new_host_keys=accept_new_host_keys)
+        command(cluster, **others)
 
     return call
 
@@ -66,13 +69,6 @@ _inventory = click.option(
 )
 inventory_option = together(_inventory, _on_cluster)
 """Selects the cluster whose runs a command is about."""
-
-
-def _accept(_context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        from launcher.hosts.ssh import accept_new_host_keys
-
-        accept_new_host_keys()
 
 
 _hosts = together(
@@ -96,8 +92,6 @@ _hosts = together(
     click.option(
         "--accept-new-host-keys",
         is_flag=True,
-        expose_value=False,
-        callback=_accept,
         help="Record new SSH host keys; a changed one stays refused.",
     ),
 )

@@ -42,10 +42,10 @@ def push(
 
     Every host is checked first; if one cannot be updated, none is. The previous version is kept.
     """
-    from launcher.deploy.push import Fleet, update_tree
-    from launcher.deploy.wheel import wheel_to_push
     from launcher.errors import ConfigError
     from launcher.terminal import note
+    from launcher.transfer.push import Fleet, update_tree
+    from launcher.transfer.wheel import wheel_to_push
     from launcher.views import render
 
     if rollback and wheel is not None:

@@ -25,7 +25,7 @@ PRICE, ABOVE = click.FloatRange(min=0), click.FloatRange(min=0, min_open=True)
 @json_option
 def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
     """Show what runs and guarded commands have cost, by run, host or day (UTC)."""
-    from launcher.runs.spending import totals
+    from launcher.runs.budget.spending import totals
     from launcher.views import render
 
     records = [r for r in cluster.spend() if run_id is None or r.run == run_id]

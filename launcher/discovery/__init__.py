@@ -1,1 +1,1 @@
-"""Machines on the network: found, asked, and written as an inventory."""
+"""Asking machines what they have; those on the network, written as an inventory."""

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from launcher.discovery.candidates import Candidate, Source, host_name
-from launcher.errors import LauncherError, PreflightError, UnreachableError
-from launcher.facts.devices import Detection
-from launcher.facts.machine import Machine
-from launcher.files import MANAGED_STATE
-from launcher.hosts import ssh
-from launcher.hosts.base import Connection
-from launcher.hosts.fleet import REACH, at_once
-from launcher.hosts.received import receive
-from launcher.inventory.hosts import Host
-from launcher.preflight.survey import (
+from launcher.discovery.survey import (
     DEVICES_DEADLINE,
     detection_of,
     machine_of,
     with_devices,
 )
+from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.files import MANAGED_STATE
+from launcher.hosts import ssh
+from launcher.hosts.base import Connection
+from launcher.hosts.fleet import REACH, at_once
+from launcher.hosts.received import receive
+from launcher.inventory.facts.devices import Detection
+from launcher.inventory.facts.machine import Machine
+from launcher.inventory.hosts import Host
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The rates between all pairs of machines, by the agents' own link check (`checks/link.py`).
+"""The rates between all pairs of machines, by the agents' own link check (`agent/checks/link.py`).
 
 A round measures pairs of which no two share a machine, so no measurement slows another, unless a
 switch or a router between them is slower than its ports.
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from launcher.checks.link import Crossing, Listening
+from launcher.agent.checks.link import Crossing, Listening
 from launcher.discovery.asking import Found, by_name
+from launcher.discovery.survey import routes_of
 from launcher.errors import ConfigError, LauncherError
-from launcher.facts.network import Route
 from launcher.hosts.fleet import at_once
 from launcher.hosts.received import receive
+from launcher.inventory.facts.network import Route
 from launcher.plan.routes import choose
-from launcher.preflight.survey import routes_of
 
 _DEADLINE = 8.0
 """Seconds that a pair may take: connecting, and a burst each way."""

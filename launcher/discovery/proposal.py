@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.discovery.links import Link
+from launcher.inventory.facts.network import speed
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import student_host, teacher_hosts
-from launcher.preflight.link import speed
 
 _EQUAL = 0.9
 """Links whose rates differ by less than a tenth count as equally fast."""

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.deploy.wheel import wheel_to_push
 from launcher.errors import ConfigError
 from launcher.export import checkpoints
 from launcher.export.job import (
@@ -32,6 +31,7 @@ from launcher.export.job import (
     setup_script,
 )
 from launcher.export.target import Target, check_strategy
+from launcher.transfer.wheel import wheel_to_push
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
 from trainer.system.errors import InputError

@@ -27,10 +27,10 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.received import parse, receive
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
-from launcher.runs.kept_configs import Start, keep_config, kept_config
-from launcher.runs.plan_file import RUN_ID
-from launcher.runs.registry import Registry, time_of
-from launcher.runs.self_reports import read_report
+from launcher.runs.records.kept_configs import Start, keep_config, kept_config
+from launcher.runs.records.plan_file import RUN_ID
+from launcher.runs.records.registry import Registry, time_of
+from launcher.runs.records.self_reports import read_report
 from launcher.runs.status import OVER, RunMonitor
 from launcher.runs.up import deliver
 from trainer.checkpoint.reader import FOLDER, step_of

@@ -9,10 +9,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from launcher.deploy.environments import TORCH_CPU_INDEX
 from launcher.errors import ConfigError
 from launcher.export.target import Target
-from launcher.runs.run import is_run_id
+from launcher.installation.environments import TORCH_CPU_INDEX
+from launcher.runs.records.run import is_run_id
 from trainer.config.run import RunConfig
 
 CONFIG = "run.yaml"

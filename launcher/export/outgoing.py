@@ -10,8 +10,8 @@ import yaml
 from launcher.errors import ConfigError, PreflightError
 from launcher.inventory.hosts import Host
 from launcher.plan.configuration import Order
-from launcher.runs.kept_configs import Start, config_of, keep_config, kept_config
-from launcher.runs.registry import Registry, new_run_id
+from launcher.runs.records.kept_configs import Start, config_of, keep_config, kept_config
+from launcher.runs.records.registry import Registry, new_run_id
 from launcher.runs.status import RunMonitor
 from trainer.config.run import RunConfig
 from trainer.planning.defaults import derive

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from launcher.errors import UnreachableError
 from launcher.hosts.received import receive
-from launcher.supervisor.processes import ProcessIdentity
+from launcher.session.processes import ProcessIdentity
 
 CALL_DEADLINE = 10.0
 """Seconds that an operation may take by default."""

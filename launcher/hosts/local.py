@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
+from launcher.agent import operations
 from launcher.errors import PreflightError
 from launcher.files import default_state_folder
-from launcher.hosts import operations
 from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE, Connection
 
 

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+from launcher.agent import frames
 from launcher.errors import PreflightError, UnreachableError
-from launcher.hosts import frames
 from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE, Connection
 from launcher.hosts.rpc import AgentLink
 

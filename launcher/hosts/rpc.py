@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from launcher import errors
+from launcher.agent import frames
 from launcher.errors import LauncherError, UnreachableError
-from launcher.hosts import frames
 from launcher.hosts.received import receive
 
 HELLO_DEADLINE = 15.0

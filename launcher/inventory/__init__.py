@@ -1,1 +1,1 @@
-"""Hosts from an Ansible inventory."""
+"""Hosts: what an Ansible inventory says of them; `facts`: what a machine says of itself."""

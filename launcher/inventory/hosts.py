@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from launcher.errors import ConfigError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.rendering import CONNECTION_VARIABLES, PREFIX
 from launcher.inventory.variables import VARIABLES, VariableReader
 

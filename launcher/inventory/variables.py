@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 from launcher.errors import ConfigError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from trainer.config.budget import CURRENCY
 from trainer.config.parallel import GROUP_STRATEGIES
 

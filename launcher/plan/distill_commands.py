@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import ConfigError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import Role
 from launcher.plan.setting import Setting

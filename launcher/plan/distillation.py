@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.errors import ConfigError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distill_commands import Seat, Where, arguments, reads, writes
 from launcher.plan.placement import environment, refuse_unknown_devices, share_cores

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from launcher.errors import ConfigError, PreflightError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
 from launcher.plan.ring import check_ring, in_ring_order
 from launcher.plan.setting import Setting
-from launcher.supervisor.spec import FALLBACK_VARIABLE
+from launcher.session.spec import FALLBACK_VARIABLE
 from trainer.config.run import RunConfig
 
 

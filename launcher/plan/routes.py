@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import ConfigError
-from launcher.facts.network import Address, Network, Route
+from launcher.inventory.facts.network import Address, Network, Route
 from launcher.inventory.hosts import Host
 
 _DIRECT, _TUNNEL, _ROUTED = range(3)

@@ -1,1 +1,1 @@
-"""A run's life: registry, up, join, status, down."""
+"""A run's life: preflight, up, join, status, down."""

@@ -10,22 +10,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from launcher.checks.finding import Check
+from launcher.agent.checks.finding import Check
+from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError
+from launcher.hosts import ssh
 from launcher.hosts.fleet import LOOK, REACH
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import Order, parse_assignments, with_shared_checkpoints
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
-from launcher.preflight.own_settings import follow_data
-from launcher.preflight.survey import Survey
+from launcher.runs.budget.spending import IdleHost, idle_hosts, read_spend
 from launcher.runs.doctor import diagnose
 from launcher.runs.down import Ending, tear_down
-from launcher.runs.kept_configs import Start, config_of, differences, start_of
-from launcher.runs.registry import Registry
-from launcher.runs.run import Run
-from launcher.runs.spending import IdleHost, idle_hosts, read_spend
+from launcher.runs.preflight.own_settings import follow_data
+from launcher.runs.records.kept_configs import Start, config_of, differences, start_of
+from launcher.runs.records.registry import Registry
+from launcher.runs.records.run import Run
 from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
 from launcher.runs.up import bring_up, look_around, make_plan
@@ -52,8 +53,15 @@ class Cluster:
         inventory: Path | None,
         start: Start | None = None,
         report: Callable[[str], None] = note,
+        *,
+        accept_new_host_keys: bool = False,
     ) -> None:
-        """Take the arguments that select hosts; `report` gets what is worth a line meanwhile."""
+        """Take the arguments that select hosts, and how to report progress, a line at a time.
+
+        With `accept_new_host_keys`, the SSH keys of unknown hosts are recorded by this process.
+        """
+        if accept_new_host_keys:
+            ssh.accept_new_host_keys()
         self.start = start or Start()
         self.watch = Stopwatch()
         self._inventory = inventory
@@ -158,7 +166,9 @@ class Cluster:
         Raises:
             BudgetError: it would cost too much, or its cost is unknown; nothing was started.
         """
-        from launcher.runs.authorise import authorise  # with the planner, which no look needs
+        from launcher.runs.budget.authorise import (
+            authorise,  # with the planner, which no look needs
+        )
 
         authorise(launch.plan, launch.job, launch.found, self._report)
         return bring_up(
@@ -199,7 +209,7 @@ class Cluster:
             ConfigError: a figure is wrong, or the command cannot be started.
             BudgetError: the guard stopped it.
         """
-        from launcher.runs.guarded_command import command_budget, run_guarded
+        from launcher.runs.budget.guarded_command import command_budget, run_guarded
 
         hosts = () if self._inventory is None else self.hosts
         given = [name for name, value in rate.items() if value is not None]

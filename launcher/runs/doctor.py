@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from launcher.checks.finding import Check
+from launcher.agent.checks.finding import Check
+from launcher.discovery.survey import Survey, survey
 from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
-from launcher.preflight.inspection import inspect
-from launcher.preflight.own_settings import follow_data
-from launcher.preflight.survey import Survey, survey
+from launcher.runs.preflight.inspection import inspect
+from launcher.runs.preflight.own_settings import follow_data
 from launcher.runs.up import make_plan
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig

@@ -14,10 +14,10 @@ from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import ProcessPlan
-from launcher.runs.run import Run
-from launcher.runs.systemd import supervise
-from launcher.supervisor.processes import ProcessIdentity
-from launcher.supervisor.spec import LONGEST_SAVE, SessionSpec
+from launcher.runs.processes.systemd import supervise
+from launcher.runs.records.run import Run
+from launcher.session.processes import ProcessIdentity
+from launcher.session.spec import LONGEST_SAVE, SessionSpec
 
 GRACE = SessionSpec.grace + 5.0
 """Seconds for a process to end by itself: its supervisor's grace and more. Saves come on top."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from launcher.runs.processes import ProcessState
+from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import RunMonitor, RunView
 
 LINES = 8

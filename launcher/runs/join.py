@@ -16,8 +16,8 @@ from launcher.errors import (
     PartialError,
 )
 from launcher.plan.plan import ProcessPlan
-from launcher.runs.processes import POLL
-from launcher.runs.run import Run
+from launcher.runs.processes.session import POLL
+from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 from trainer.system.errors import BudgetError as GuardError
 

@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from launcher.checks.job import Workload
+from launcher.agent.checks.job import Workload
+from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError, UnreachableError
-from launcher.facts.devices import Device
 from launcher.hosts.received import receive
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.budget import currency_of, rates_of
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
 from launcher.plan.plan import LaunchPlan
-from launcher.preflight.own_settings import DEADLINE
-from launcher.preflight.survey import Survey
+from launcher.runs.preflight.own_settings import DEADLINE
 from launcher.runs.up import look_around
 from launcher.terminal import working
 from trainer.config.run import RunConfig

@@ -19,12 +19,12 @@ from launcher.hosts.fleet import LOOK, REACH, ask_hosts, at_once, line_of
 from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.runs.log_pages import last_lines
-from launcher.runs.processes import ProcessState, SessionSupervisor
-from launcher.runs.registry import Registry
-from launcher.runs.run import Run, StateFolder
-from launcher.runs.self_reports import read_report, read_training
-from launcher.runs.systemd import supervise
+from launcher.runs.processes.log_pages import last_lines
+from launcher.runs.processes.session import ProcessState, SessionSupervisor
+from launcher.runs.processes.systemd import supervise
+from launcher.runs.records.registry import Registry
+from launcher.runs.records.run import Run, StateFolder
+from launcher.runs.records.self_reports import read_report, read_training
 from trainer.system.errors import BudgetError
 
 JOINED = frozenset({"active", "idle"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.supervisor.processes import identify
+from launcher.session.processes import identify
 
 
 class Stopwatch:

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from launcher.checks.finding import Check
+from launcher.agent.checks.finding import Check
+from launcher.discovery.survey import Survey, survey
 from launcher.errors import InterruptedStartError, PartialError, PreflightError
 from launcher.files import default_state_folder
 from launcher.hosts.base import Connection
@@ -25,22 +26,21 @@ from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.plan.setting import Setting
-from launcher.preflight.inspection import inspect
-from launcher.preflight.survey import Survey, survey
 from launcher.runs.down import tear_down, uninterrupted
 from launcher.runs.join import Report, wait_until_joined
-from launcher.runs.kept_configs import Start, keep_config
-from launcher.runs.registry import Registry, authority_folder, new_run_id
-from launcher.runs.run import Run, StateFolder
+from launcher.runs.preflight.inspection import inspect
+from launcher.runs.processes.systemd import supervise
+from launcher.runs.records.kept_configs import Start, keep_config
+from launcher.runs.records.registry import Registry, authority_folder, new_run_id
+from launcher.runs.records.run import Run, StateFolder
 from launcher.runs.status import OVER, live_runs
 from launcher.runs.stopwatch import Stopwatch
-from launcher.runs.systemd import supervise
-from launcher.supervisor.spec import RestartPolicy
+from launcher.session.spec import RestartPolicy
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 
 if TYPE_CHECKING:
-    from launcher.certificates.authority import Credentials
+    from launcher.runs.certificates.authority import Credentials
 
 JOIN_MARGIN = 60.0
 """Seconds on top of the exchange's join deadline: imports, model load, data."""
@@ -237,7 +237,7 @@ def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentia
     """Return fresh certificates for processes that open or accept connections."""
     if not processes:
         return {}
-    from launcher.certificates.authority import Authority, identity_of  # with cryptography
+    from launcher.runs.certificates.authority import Authority, identity_of  # with cryptography
 
     authority = Authority.open(authority_folder())
     return {p.name: authority.issue(identity_of(run_id, p.rank), p.names) for p in processes}

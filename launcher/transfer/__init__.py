@@ -1,1 +1,1 @@
-"""Models and data onto hosts by rsync."""
+"""Between this machine and the hosts: Motley itself, models, data, checkpoints."""

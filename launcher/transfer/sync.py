@@ -22,7 +22,7 @@ from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
-from launcher.runs.kept_configs import SHARE
+from launcher.runs.records.kept_configs import SHARE
 from launcher.transfer.rsync import Endpoint, Moved, Report, transfer
 
 Kind = Literal["inputs", "logits", "checkpoints"]

@@ -9,7 +9,7 @@ from launcher.discovery.asking import Found
 from launcher.discovery.links import Link
 from launcher.discovery.proposal import size_text
 from launcher.discovery.search import Discovery
-from launcher.preflight.link import speed
+from launcher.inventory.facts.network import speed
 from launcher.views import render
 from launcher.views.tables import Column, table
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from launcher.runs.down import tear_down
 from launcher.runs.failures import Failure, FailureWatch
 from launcher.runs.join import job_failure
-from launcher.runs.processes import POLL
-from launcher.runs.run import Run
+from launcher.runs.processes.session import POLL
+from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 from launcher.views import render
 from launcher.views.keys import read_keys

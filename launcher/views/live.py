@@ -11,9 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launcher.facts.gauges import Gauge
+from launcher.inventory.facts.gauges import Gauge
 from launcher.plan.plan import ProcessPlan
-from launcher.runs.processes import ProcessState
+from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import shards
 from launcher.views.render import exchanged
 from launcher.views.tables import COLOURS, Column, table

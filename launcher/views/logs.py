@@ -21,8 +21,8 @@ from launcher.hosts import ssh
 from launcher.hosts.received import receive
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
-from launcher.runs.log_pages import LogPages, Page
-from launcher.runs.run import Run
+from launcher.runs.processes.log_pages import LogPages, Page
+from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
 from launcher.views.log_printer import Printer
 

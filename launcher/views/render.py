@@ -16,10 +16,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from launcher.checks.finding import Check
+from launcher.agent.checks.finding import Check
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.processes import ProcessState
-from launcher.runs.spending import IdleHost, Total
+from launcher.runs.budget.spending import IdleHost, Total
+from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import RunView, shards
 from launcher.terminal import note, visible
 from launcher.views.tables import COLOURS, Column, table

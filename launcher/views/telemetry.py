@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.facts.gauges import Gauge
 from launcher.hosts import ssh
 from launcher.hosts.received import receive
+from launcher.inventory.facts.gauges import Gauge
 from launcher.inventory.hosts import Host
 from launcher.runs.failures import Failure, FailureWatch
 from launcher.runs.status import RunMonitor, RunView

@@ -14,11 +14,11 @@ from typing import Any
 if str(Path(__file__).resolve().parents[2]) not in sys.path:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from launcher.facts import devices, pci, vulkan
+from launcher.inventory.facts import devices, pci, vulkan
 
 
 def cards(lspci: str) -> list[dict[str, Any]]:
-    """`lspci -nn -D` -> the cards that can train, one mapping each; see launcher.facts.pci.Card."""
+    """`lspci -nn -D` -> the cards that can train, one mapping each; see Card in facts/pci.py."""
     return [{**dataclasses.asdict(card), "title": card.title} for card in pci.parse_lspci(lspci)]
 
 

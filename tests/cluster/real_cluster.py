@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
-from launcher.certificates.authority import CLOCK_SKEW, Authority
+from launcher.runs.certificates.authority import CLOCK_SKEW, Authority
 from tests.cluster.real_process import Process
 from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for

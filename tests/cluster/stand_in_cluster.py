@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.supervisor.processes import find_run
+from launcher.session.processes import find_run
 from tests import ROOT
 from tests.cluster.warm_command import WarmCommand, run
 from tests.ports import free_port

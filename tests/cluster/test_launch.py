@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervisor.processes import identify
+from launcher.session.processes import identify
 from tests.cluster.real_process import signal_aside
 from tests.cluster.stand_in_cluster import LAUNCH, Cluster, cluster
 from tests.waiting import PATIENCE, wait_for

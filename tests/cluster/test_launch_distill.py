@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.supervisor.processes import find_run
+from launcher.session.processes import find_run
 from tests.cluster.warm_command import run
 from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for

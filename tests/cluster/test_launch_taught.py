@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.supervisor.processes import find_run
+from launcher.session.processes import find_run
 from tests.cluster.real_cluster import Bench
 from tests.cluster.warm_command import run
 from tests.ports import free_port

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.supervisor.processes import find_run, identify
+from launcher.session.processes import find_run, identify
 from tests import ROOT
 from tests.cluster.warm_command import WarmCommand, run
 from tests.ports import free_port

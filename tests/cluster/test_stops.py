@@ -16,7 +16,7 @@ from launcher.cli import run as launch
 from launcher.hosts.local import LocalConnection
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.down import GRACE
-from launcher.runs.processes import SessionSupervisor
+from launcher.runs.processes.session import SessionSupervisor
 from tests.cluster.real_cluster import STEPS, Cluster
 from tests.cluster.real_process import Process, signal_aside
 from tests.waiting import PATIENCE, wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.certificates.authority import CLOCK_SKEW, LEAF_LIFETIME, Authority
+from launcher.runs.certificates.authority import CLOCK_SKEW, LEAF_LIFETIME, Authority
 from tests.cluster.real_cluster import Cluster, Process, write_leaf
 from tests.waiting import PATIENCE
 

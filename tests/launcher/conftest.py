@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def keepers() -> Iterator[None]:
     """Wait for the supervisors that a test has started here: they end with their runs."""
     yield
-    access = sys.modules.get("launcher.hosts.operations")
+    access = sys.modules.get("launcher.agent.operations")
     while access and access._CHILDREN:
         access._CHILDREN.pop().wait(PATIENCE)
 
@@ -63,7 +63,7 @@ def silent_hosts(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
 @pytest.fixture(scope="module")
 def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with pip and nothing else."""
-    from launcher.deploy.environments import make_venv
+    from launcher.installation.environments import make_venv
 
     folder = tmp_path_factory.mktemp("bare") / "environment"
     make_venv(folder, with_pip=True)
@@ -73,7 +73,7 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copied_venvs(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let environments with pip be copies of one, since to unpack pip takes seconds."""
-    from launcher.deploy import environments
+    from launcher.installation import environments
 
     make = environments.make_venv
 
@@ -112,7 +112,7 @@ def own_ssh(server: Server, short_folder: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def run_id() -> Iterator[str]:
     """Yield a run id, and prove afterwards that the test left nothing running."""
-    from launcher.supervisor.processes import find_run, send_signal
+    from launcher.session.processes import find_run, send_signal
 
     name = f"test-{secrets.token_hex(4)}"
     yield name

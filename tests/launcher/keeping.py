@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.plan.plan import ProcessPlan
-from launcher.runs.processes import SessionSupervisor
+from launcher.runs.processes.session import SessionSupervisor
 
 PARENT = "from trainer.system.process.prefork import fork_workers\nfork_workers(lambda: None)\n"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from launcher.discovery.survey import Survey, survey
 from launcher.errors import UnreachableError
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host
-from launcher.preflight.survey import Survey, survey
 from tests.launcher.agent_pipe import AGENT, ProcessPipe, state_in
 from trainer.lab.compare.network import Network, missing
 

@@ -14,15 +14,15 @@ import click
 import pytest
 
 from launcher import cli
-from launcher.checks.finding import Check
+from launcher.agent.checks.finding import Check
 from launcher.errors import PreflightError
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.failures import Failure
-from launcher.runs.log_pages import last_lines
-from launcher.runs.processes import ProcessState, SessionSupervisor
-from launcher.runs.run import Run
+from launcher.runs.processes.log_pages import last_lines
+from launcher.runs.processes.session import ProcessState, SessionSupervisor
+from launcher.runs.records.run import Run
 from launcher.runs.status import RunView
 from launcher.terminal import visible, visible_lines
 from launcher.views import render
@@ -208,11 +208,11 @@ DOORS = {
     "terminal.py": "notes",
     "views/render.py": "say, JSON",
     "views/log_printer.py": "logs",
-    "deploy/install.py": "on a host, into a log",
+    "installation/install.py": "on a host, into a log",
     "inventory/rendering.py": "JSON to the launcher",
-    "supervisor/process_supervisor.py": "on a host, into a log",
-    "checks/share.py": "on a host, to its parent",
-    "deploy/wheel.py": "about this checkout",
+    "session/process_supervisor.py": "on a host, into a log",
+    "agent/checks/share.py": "on a host, to its parent",
+    "transfer/wheel.py": "about this checkout",
 }
 """Files that write to stdout or stderr; everything else goes through these."""
 

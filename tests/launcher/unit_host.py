@@ -18,8 +18,8 @@ from typing import Any
 from launcher.errors import PreflightError, UnreachableError
 from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE
 from launcher.hosts.local import LocalConnection
-from launcher.supervisor.process_supervisor import WANTED_VARIABLE
-from launcher.supervisor.processes import boot_id
+from launcher.session.process_supervisor import WANTED_VARIABLE
+from launcher.session.processes import boot_id
 
 UNIT = re.compile(r"motley-(?:worker|coordinator)@([a-z0-9][a-z0-9._-]*:[a-z0-9-]+)\.service")
 

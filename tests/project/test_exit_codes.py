@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import launcher.errors
-from launcher.supervisor.spec import RestartPolicy
+from launcher.session.spec import RestartPolicy
 from trainer.system.errors import EXIT_CODES, TrainerError, restarts
 from trainer.tracking.status import STATUS_FILE, StatusFile, first_status, says_over
 

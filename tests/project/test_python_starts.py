@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.checks.host import check_cuda
-from launcher.deploy.environments import Pip, make_venv, python_runs
-from launcher.deploy.wheel import build_wheel
+from launcher.agent.checks.host import check_cuda
 from launcher.errors import LauncherError
 from launcher.hosts.bootstrap import agent_command
+from launcher.installation.environments import Pip, make_venv, python_runs
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.placement import environment
+from launcher.transfer.wheel import build_wheel
 from tests import ROOT
 from trainer.run.composition.roles import Placement, worker_command
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import yaml
 
-from launcher.supervisor.processes import (
+from launcher.session.processes import (
     RUN_VARIABLE,
     ProcessIdentity,
     find_run,
     identify,
     send_signal,
 )
-from launcher.supervisor.spec import FINAL_PHASES, log_name
+from launcher.session.spec import FINAL_PHASES, log_name
 from tests.cluster.proxy import FaultProxy
 from tests.ports import free_port
 from tests.soak.clock import Clocks

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from launcher.supervisor.processes import ProcessIdentity, send_signal
+from launcher.session.processes import ProcessIdentity, send_signal
 from tests.soak.cluster import LINK_DELAY, SoakCluster
 from tests.soak.schedule import COORDINATOR, WORKERS, Fault
 

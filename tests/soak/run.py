@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.supervisor.processes import ProcessIdentity, describe
+from launcher.session.processes import ProcessIdentity, describe
 from tests.soak import room, verdict
 from tests.soak.clock import ClockError, Clocks
 from tests.soak.cluster import SoakCluster

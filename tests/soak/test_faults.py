@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from launcher.supervisor.processes import ProcessIdentity, identify
+from launcher.session.processes import ProcessIdentity, identify
 from tests import ROOT
 from tests.soak import faults, room
 from tests.soak.cluster import Pair, SoakCluster

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.supervisor.processes import ProcessIdentity
+from launcher.session.processes import ProcessIdentity
 
 _LOOK = 0.02
 _SAMPLE = 5.0

@@ -21,8 +21,8 @@ from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host as InventoryHost
 from launcher.plan.plan import ProcessPlan, unit_of
-from launcher.runs.systemd import SystemdSupervisor, supervise
-from launcher.supervisor.spec import RestartPolicy
+from launcher.runs.processes.systemd import SystemdSupervisor, supervise
+from launcher.session.spec import RestartPolicy
 from tests import ROOT
 from tests.launcher.agent_pipe import ProcessPipe
 from tests.testbed.conftest import NewHost

@@ -9,13 +9,13 @@ from click.testing import CliRunner, Result
 
 from launcher.commands.cluster import up
 from launcher.errors import ConfigError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan import configuration
 from launcher.plan.placement import place
 from launcher.plan.setting import Setting
-from launcher.runs.kept_configs import Start, keep_config
-from launcher.runs.registry import Registry
+from launcher.runs.records.kept_configs import Start, keep_config
+from launcher.runs.records.registry import Registry
 
 Resume = Callable[..., Result]
 KEPT = Path("state/configs/run-1.start.json")

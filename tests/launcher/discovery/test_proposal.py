@@ -8,7 +8,7 @@ import pytest
 
 from launcher.discovery.links import Link, rounds
 from launcher.discovery.proposal import propose, size_text
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 
 GIB = 1 << 30

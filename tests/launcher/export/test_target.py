@@ -10,7 +10,7 @@ from launcher.errors import ConfigError
 from launcher.export.job import Job
 from launcher.export.target import check_strategy, parse_target, target_of
 from launcher.export.torchrun import render_torchrun
-from launcher.facts.devices import Backend, Device
+from launcher.inventory.facts.devices import Backend, Device
 from launcher.inventory.hosts import Host
 from trainer.config.run import RunConfig
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.agent import frames
 from launcher.errors import PreflightError
-from launcher.hosts import frames
 from launcher.hosts.base import Connection
 from launcher.hosts.local import LocalConnection
-from launcher.supervisor.processes import RUN_VARIABLE, identify, is_alive
+from launcher.session.processes import RUN_VARIABLE, identify, is_alive
 from tests.launcher.agent_pipe import AgentHost, state_in
 from tests.waiting import wait_for
 

@@ -18,9 +18,9 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.ssh import close_all, connect, ssh_command, ssh_destination
 from launcher.inventory.hosts import Host
-from launcher.runs.processes import SessionSupervisor
-from launcher.supervisor.processes import find_run, identify, is_alive
-from launcher.supervisor.spec import RestartPolicy
+from launcher.runs.processes.session import SessionSupervisor
+from launcher.session.processes import find_run, identify, is_alive
+from launcher.session.spec import RestartPolicy
 from tests.launcher.keeping import python_process
 from tests.launcher.sshd import Server, end_sessions, refused
 from tests.ports import free_port

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import cli
 from launcher.hosts.ssh import accept_new_host_keys, close_all, connect, ssh_command
 from launcher.inventory.hosts import Host
 from tests.launcher.sshd import Server, make_key, refused, running_sshd
@@ -27,14 +28,15 @@ def fingerprint(key: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1]
 
 
-def test_a_key_nobody_knows_is_refused_and_recorded_when_asked(server: Server) -> None:
+def test_an_unknown_key_is_refused_and_recorded_when_asked(server: Server, tmp_path: Path) -> None:
     server.known_hosts.write_text("")
     text = refused(server.host())
     assert f"its host key {fingerprint(server.folder / 'host.pub')} (ED25519) is not known" in text
     assert f"as [127.0.0.1]:{server.port}; compare it at its console" in text
     assert "--accept-new-host-keys" in text
     assert server.known_hosts.read_text() == ""
-    accept_new_host_keys()
+    flags = ["--accept-new-host-keys", "-i", str(tmp_path / "absent.yml")]
+    assert cli.run(["doctor", *flags]) == 2
     assert connect(server.host()).exists("/")
     assert server.known_hosts.read_text() == server.known_line
 

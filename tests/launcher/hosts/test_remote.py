@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.agent.frames import LIMIT, FrameError, LineSplitter, encode, error_frame
 from launcher.errors import LauncherError, PreflightError, UnreachableError
-from launcher.hosts.frames import LIMIT, FrameError, LineSplitter, encode, error_frame
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError, to_error

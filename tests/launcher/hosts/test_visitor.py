@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from launcher.discovery.survey import detection_of, machine_of
 from launcher.errors import PreflightError, UnreachableError
-from launcher.facts.machine import identity
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
 from launcher.hosts.ssh import connect, host_key, visit
 from launcher.hosts.visitor import archive, explain_visit, visitor_command
+from launcher.inventory.facts.machine import identity
 from launcher.inventory.hosts import Host
-from launcher.preflight.survey import detection_of, machine_of
 from tests.launcher.agent_pipe import ProcessPipe
 from tests.launcher.sshd import Server
 

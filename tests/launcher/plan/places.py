@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.setting import Setting
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from launcher.errors import BudgetError, ConfigError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import rates_of, refuse_unknown_rents, why_rented, with_budget
 from launcher.plan.distillation import place_distillation

@@ -11,8 +11,8 @@ import pytest
 
 from launcher.cli import run
 from launcher.errors import ConfigError
-from launcher.facts.devices import Device
 from launcher.hosts.received import receive
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.configuration import parse_assignments, resolve_job
 from launcher.plan.distillation import place_distillation

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.facts.devices import Device
 from launcher.hosts.received import receive
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks.job import check_model, model_folder
+from launcher.agent.checks.job import check_model, model_folder
 from launcher.plan import hub
 from launcher.plan.configuration import resolve
 from tests.trainer.small_model import write_data, write_model

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from launcher.errors import ConfigError, PreflightError
-from launcher.facts.devices import Device
 from launcher.hosts.received import receive
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
-from launcher.supervisor.spec import FALLBACK_VARIABLE
+from launcher.session.spec import FALLBACK_VARIABLE
 from tests.launcher.plan.places import LOCAL, SETTING
 from trainer.config.run import RunConfig, load
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
-from launcher.runs.plan_file import read_record
+from launcher.runs.records.plan_file import read_record
 from tests.launcher.plan.places import LOCAL, SETTING
 from trainer.config.run import RunConfig, load
 

@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.facts.network import Address, Network, Route
+from launcher.inventory.facts.network import Address, Network, Route
 from launcher.inventory.hosts import Host
 from launcher.plan.routes import choose
 

@@ -9,10 +9,10 @@ from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.failures import FailureWatch
-from launcher.runs.processes import ProcessState, SessionSupervisor
-from launcher.runs.run import Run
+from launcher.runs.processes.session import ProcessState, SessionSupervisor
+from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor, RunView
-from launcher.supervisor.spec import RestartPolicy
+from launcher.session.spec import RestartPolicy
 from tests.launcher.keeping import python_process
 from tests.waiting import wait_for
 

@@ -10,9 +10,9 @@ import pytest
 
 from launcher.hosts.local import LocalConnection
 from launcher.runs import down
-from launcher.runs.processes import SessionSupervisor
-from launcher.runs.systemd import SystemdSupervisor
-from launcher.supervisor.spec import SAVING, SAVING_VARIABLE, RestartPolicy, SessionSpec
+from launcher.runs.processes.session import SessionSupervisor
+from launcher.runs.processes.systemd import SystemdSupervisor
+from launcher.session.spec import SAVING, SAVING_VARIABLE, RestartPolicy, SessionSpec
 from tests.launcher.keeping import python_process
 from tests.launcher.unit_host import UnitHost
 from tests.waiting import wait_for
@@ -68,7 +68,7 @@ def test_a_process_that_saves_is_given_the_time(make: Make, home: Path) -> None:
 def test_a_save_without_end_is_not_waited_for_forever(
     make: Make, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.runs.processes.LONGEST_SAVE", 0.5)
+    monkeypatch.setattr("launcher.runs.processes.session.LONGEST_SAVE", 0.5)
     supervisor = make(0.2)
     process = python_process(home, SAVES.format(seconds=600))
     supervisor.start(process)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError, UnreachableError
-from launcher.facts.devices import Device
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import STARTED
@@ -19,12 +18,13 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.ssh_config import route_to
 from launcher.hosts.ssh_pipe import SshPipe
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.setting import Setting
 from launcher.runs.down import tear_down
-from launcher.runs.plan_file import read_record
-from launcher.runs.registry import Registry
+from launcher.runs.records.plan_file import read_record
+from launcher.runs.records.registry import Registry
 from launcher.runs.status import RunMonitor, find_run
 from tests.launcher.sshd import Server
 from trainer.config.run import load

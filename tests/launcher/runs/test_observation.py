@@ -13,11 +13,11 @@ from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import Setting
-from launcher.runs.processes import ProcessState
-from launcher.runs.run import Run
-from launcher.runs.self_reports import read_training
+from launcher.runs.processes.session import ProcessState
+from launcher.runs.records.run import Run
+from launcher.runs.records.self_reports import read_training
 from launcher.runs.status import RunMonitor, derive_state, shards
-from launcher.supervisor.processes import ProcessIdentity, identify
+from launcher.session.processes import ProcessIdentity, identify
 from trainer.config import distill_job
 from trainer.config.run import load
 

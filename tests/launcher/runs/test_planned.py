@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.facts.devices import Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.runs.planned import cluster_of
 from trainer.planning.devices import Link

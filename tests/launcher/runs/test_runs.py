@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError, PreflightError, UnreachableError
-from launcher.facts.devices import Device
 from launcher.hosts import ssh
 from launcher.hosts.local import LocalConnection
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import Setting
 from launcher.runs.down import tear_down
-from launcher.runs.registry import Registry, authority_folder, new_run_id, time_of
-from launcher.runs.run import StateFolder
+from launcher.runs.records.registry import Registry, authority_folder, new_run_id, time_of
+from launcher.runs.records.run import StateFolder
 from launcher.runs.status import RunMonitor
 from launcher.runs.up import deliver
 from tests.launcher.played_hosts import Disk

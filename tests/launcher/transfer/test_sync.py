@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks import share as share_checks
+from launcher.agent.checks import share as share_checks
 from launcher.cli import run
 from launcher.errors import ConfigError, PartialError, PreflightError, UnreachableError
 from launcher.hosts import ssh

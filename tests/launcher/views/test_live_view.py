@@ -9,16 +9,16 @@ import pytest
 from rich.console import Console
 
 from launcher.errors import UnreachableError
-from launcher.facts.devices import Device
-from launcher.facts.gauges import Gauge
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.local import LocalConnection
+from launcher.inventory.facts.devices import Device
+from launcher.inventory.facts.gauges import Gauge
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.failures import Failure
-from launcher.runs.processes import ProcessState, SessionSupervisor
-from launcher.runs.run import Run
+from launcher.runs.processes.session import ProcessState, SessionSupervisor
+from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor, RunView
 from launcher.views import render, telemetry
 from launcher.views.live import curve, live_view

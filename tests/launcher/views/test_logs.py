@@ -14,10 +14,10 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.runs.processes import SessionSupervisor
-from launcher.runs.run import Run
+from launcher.runs.processes.session import SessionSupervisor
+from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
-from launcher.supervisor.spec import RestartPolicy
+from launcher.session.spec import RestartPolicy
 from launcher.views import logs
 from launcher.views.log_printer import Printer
 from launcher.views.logs import LogReader, Selection, choose

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.certificates.authority import Authority, identity_of
+from launcher.runs.certificates.authority import Authority, identity_of
 from trainer.exchange.protocol.messages import Shutdown
 from trainer.exchange.protocol.wire import HEADER_SIZE, Frame, FrameDecoder, MessageType
 from trainer.exchange.transport import tls

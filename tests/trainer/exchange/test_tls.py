@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.certificates.authority import Authority, identity_of
+from launcher.runs.certificates.authority import Authority, identity_of
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.transport import tls
 from trainer.system.errors import ProtocolError

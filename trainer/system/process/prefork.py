@@ -4,7 +4,7 @@ The imports are most of a start, so a killed worker restarts at once. The fork i
 nothing but imports has happened: there is one thread, no device was opened, no random number was
 drawn, and the environment, the folder and the command line are already the worker's.
 
-The supervisor's side is `launcher/supervisor/prefork.py`: $MOTLEY_PARENT is `PID:DESCRIPTOR` of
+The supervisor's side is `launcher/session/prefork.py`: $MOTLEY_PARENT is `PID:DESCRIPTOR` of
 the supervisor and of a socket to it. For each attempt the descriptor of a log arrives, the worker's
 pid is returned, and an answer lets it run. The worker is forked twice, so that the supervisor,
 which adopts orphans, becomes its parent.

@@ -1,0 +1,263 @@
+"""What a run needs besides its hosts: the model, the data, the output folder, enough memory.
+
+Configs, plans and paths arrive as JSON; `validate_call` makes them what they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from pydantic import validate_call
+
+from launcher.agent.checks.digests import digests
+from launcher.agent.checks.finding import Finding
+from launcher.agent.checks.host import check_folder
+from launcher.agent.checks.logits_folder import DATASET, check_logits
+from launcher.inventory.facts.devices import available_memory
+from launcher.plan.configuration import DEFAULT_PRESET
+from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
+from launcher.plan.plan import LaunchPlan
+from trainer.config.run import RunConfig, load
+from trainer.model import layout as trainer_layout
+from trainer.model.architecture import read_architecture
+from trainer.planning.defaults import Derived, derive, run_tokens
+from trainer.planning.model_config import read_shape
+from trainer.planning.shapes import ModelShape
+from trainer.planning.workers import Backend, Job, Room, coordinator_memory
+from trainer.system.errors import InputError
+
+_MIB = 1 << 20
+_SAVED = 12
+"""Bytes a trainable weight: it and both moments, which rank 0 of a ring gathers."""
+_GIB = 1 << 30
+_MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_LEAST_OUTPUT_SPACE = 256 * _MIB
+_BRING = "launch sync inputs brings it there, or name another in the job"
+
+
+def model_folder(config: RunConfig) -> Path | None:
+    """Return the base model's folder, or its folder in the hub cache if that is complete.
+
+    None for a model that this machine does not have.
+    """
+    folder = Path(config.model.path)
+    if folder.is_absolute():
+        return folder if folder.is_dir() else None
+    snapshot = cached_snapshot(config.model.path)
+    if snapshot is None or not (snapshot / "config.json").is_file():
+        return None
+    try:
+        trainer_layout.read_headers(snapshot)
+    except InputError:
+        return None  # an interrupted download
+    return snapshot
+
+
+@validate_call
+def check_model(config: RunConfig) -> Finding:
+    """Whether the base model is complete and of a supported architecture.
+
+    A model that is only on the hub is not checked: the trainer downloads it.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return _absent_model(config.model.path)
+    try:
+        layout = trainer_layout.build_layout(folder, config)
+    except InputError as error:
+        return Finding("fail", str(error))
+    return Finding(
+        "ok", f"{folder}, {layout.size:,} trainable values in {len(layout.blocks)} blocks"
+    )
+
+
+@validate_call
+def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
+    """Return the digests of what makes a model: config, weights and tokenizer, by file name.
+
+    Empty when this machine does not have the model, or not all of it.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return {}
+    try:
+        weights = {header.file for header in trainer_layout.read_headers(folder).values()}
+    except InputError:
+        return {}
+    # The tokenizer is included: a different one turns the same data into different samples.
+    rest = {folder / name for name in _MODEL_FILES if (folder / name).is_file()}
+    return digests(sorted(weights | rest), state_folder)
+
+
+def _absent_model(path: str) -> Finding:
+    own = "give --model DIR: a Hugging Face folder, or make a small one: trainer init-model"
+    if Path(path).is_absolute():
+        if path.endswith(f"/{load(DEFAULT_PRESET).model.path}"):
+            own = f"it belongs to the quickstart: make demo makes it; for another, {own}"
+        return Finding("fail", f"no model folder {path}", own)
+    owner = path.partition("/")[0]
+    if Path(owner).is_dir():
+        here = f"no model folder {path}; it is not read as a hub name, since a folder {owner} is"
+        return Finding("fail", f"{here} here", own)
+    if is_offline():
+        missing = f"no model folder {path}; as a hub name it is not complete in the hub cache"
+        detail = f"{missing} {cache_folder()}, and this machine is set offline"
+        return Finding("fail", detail, f"unset HF_HUB_OFFLINE to fetch it, or {own}")
+    return Finding(
+        "warn",
+        f"no model folder {path}, so it is treated as a hub name and not checked",
+        "the trainer will download it, which can take long the first time",
+    )
+
+
+@validate_call
+def check_training_data(path: Path, *, taught: bool) -> Finding:
+    """Whether a run's data exists: a file, or a teacher's logits if the run is `taught`."""
+    if taught:
+        return check_logits(path)
+    if os.access(path / DATASET, os.F_OK):
+        detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
+        return Finding("fail", detail, "add it: --set distillation.alpha=0.7")
+    return check_data(path, "--data FILE")
+
+
+@validate_call
+def check_data(path: Path, remedy: str) -> Finding:
+    """Whether a data file is there and begins with a JSON object; the trainer reads all of it."""
+    try:
+        with path.open("rb") as stream:
+            first = stream.readline(1 << 20)
+    except OSError as error:
+        return Finding("fail", f"{path}: {(error.strerror or '').lower()}", f"give {remedy}")
+    if not first.strip():
+        return Finding("fail", f"{path}:1: empty", "it must hold one JSON object a line")
+    try:
+        whole = isinstance(json.loads(first), dict)
+    except ValueError:
+        whole = len(first) == 1 << 20  # a very long line: the trainer checks it
+    if not whole:
+        return Finding("fail", f"{path}:1: not a JSON object", "it must hold one a line")
+    return Finding("ok", str(path))
+
+
+@validate_call
+def check_model_folder(path: Path) -> Finding:
+    """Whether a folder holds a complete model and a tokenizer; the trainer checks the rest."""
+    if not path.is_dir():
+        return Finding("fail", f"no model folder {path}", _BRING)
+    try:
+        headers = trainer_layout.read_headers(path)
+    except InputError as error:
+        return Finding("fail", str(error))
+    if lacking := [name for name in _MODEL_FILES[:2] if not (path / name).is_file()]:
+        return Finding("fail", f"{path} lacks {' and '.join(lacking)}", _BRING)
+    size = sum(file.stat().st_size for file in {header.file for header in headers.values()})
+    available = available_memory()
+    detail = f"{path}, {size / _GIB:.1f} GiB"
+    if available is not None and size > available:
+        there = f"{available / _GIB:.1f} GiB of memory are free"
+        return Finding("warn", f"{detail}, and {there}", "weights that do not fit are reread")
+    return Finding("ok", detail)
+
+
+@validate_call
+def check_text(path: Path) -> Finding:
+    """Whether a file or folder of texts is there and can be read."""
+    if not path.exists():
+        return Finding("fail", f"{path}: no such file or folder", _BRING)
+    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        return Finding("fail", f"{path}: cannot be read", "make it readable for the run user")
+    return Finding("ok", str(path))
+
+
+@validate_call
+def check_output(path: Path, run_id: str) -> Finding:
+    """Whether the output folder can be written and holds no other run's checkpoints."""
+    try:
+        owner = json.loads((path / "status.json").read_bytes()).get("run_id")
+        kept = any((path / "checkpoints").iterdir())
+    except (OSError, ValueError, AttributeError):
+        owner, kept = None, False
+    if kept and owner != run_id:
+        return Finding(
+            "fail",
+            f"{path} holds the checkpoints of run {owner}",
+            f"give another --output, or resume that run: --resume {owner}",
+        )
+    return check_folder(path, _LEAST_OUTPUT_SPACE)
+
+
+@validate_call
+def own_settings(config: RunConfig, given: list[str], rooms: list[Room]) -> list[Derived]:
+    """Return the settings that follow from the run's model and data, but for those `given`."""
+    return derive(config, given, model_folder(config), rooms)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run computes."""
+
+    shape: ModelShape
+    tokens: float
+
+
+@validate_call
+def workload(config: RunConfig) -> Workload | None:
+    """Return what a run computes; None if the model or the data cannot be read here."""
+    folder = model_folder(config)
+    if folder is None or config.distillation is not None:
+        return None
+    try:
+        return Workload(read_shape(folder), run_tokens(config, folder))
+    except (InputError, OSError):
+        return None
+
+
+@validate_call
+def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Finding:
+    """F-HET-002: whether this machine's part of a plan fits its memory.
+
+    CPU workers and the coordinator share the main memory; each GPU worker has its card's.
+
+    Args:
+        hosts: the inventory's names of this machine.
+    """
+    folder = model_folder(config)
+    if folder is None:
+        return Finding("warn", "not planned: the model is not on this machine")
+    try:
+        layout = trainer_layout.build_layout(folder, config)
+        headers = trainer_layout.read_headers(folder)
+        job = Job(read_architecture(folder), headers, layout, config)
+    except InputError:
+        return Finding("warn", "not planned: the model cannot be read")
+    own = [worker for worker in plan.workers if worker.host in hosts]
+    on_cpu = sum(len(worker.devices) for worker in own if worker.backend == "cpu")
+    for worker in own:
+        size, backend = plan.device_memory(worker), cast("Backend", worker.backend)
+        if backend != "cpu" and size is not None and not job.fits(Room(size, backend)):
+            return _too_little(f"{worker.name} on {worker.device}", job.needed(backend), size)
+    main = job.needed("cpu") * on_cpu
+    who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
+    if plan.leader.host in hosts:
+        ring = plan.leader.role == "worker"
+        main += _SAVED * layout.size if ring else coordinator_memory(layout, len(plan.workers))
+        leader = "what rank 0 saves" if ring else "the coordinator"
+        who = f"{who} and {leader}" if on_cpu else leader
+    available = available_memory()
+    if available is not None and main > Room(available, "cpu").usable:
+        return _too_little(who, main, available)
+    free = "" if available is None else f" of {available / _GIB:.1f}"
+    return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned")
+
+
+def _too_little(who: str, needed: int, available: int) -> Finding:
+    return Finding(
+        "fail",
+        f"{who} need {needed / _GIB:.1f} GiB, {available / _GIB:.1f} GiB are free",
+        "lower --expect-workers or data.max_seq_len, or use method lora or quantization nf4",
+    )

@@ -1,0 +1,228 @@
+"""Whether workers can connect to the coordinator's address, and how fast; run on both ends.
+
+The coordinator's host listens where the coordinator will (`listen`), every other host connects
+where its worker will (`connect`). A token proves that both ends belong to this check; then a
+short burst each way measures the link, which also finds a path that drops large packets.
+
+On the wire: the client's hello line, `ok`, then one client after the other (so that they do not
+measure each other): `go`, the client's burst, `had`, the server's burst, `bye`.
+A burst is frames of a 4-byte big-endian length and as many bytes, ended by an empty one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from launcher.agent.checks.host import check_port
+
+BURST = 4 << 20
+"""Bytes of a burst: a gradient of a small LoRA."""
+BURST_TIME = 0.7
+"""Seconds after which a burst ends early on a slow link."""
+
+_FRAME = 64 << 10
+_HELLO_LIMIT = 1 << 10
+_RETRY = 0.05
+_STALL = 3.0
+"""Seconds without a byte after which a burst counts as lost."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """The result on the coordinator's end."""
+
+    problem: str = ""
+    """Why it could not listen; empty when it did."""
+    remedy: str = ""
+    heard: tuple[str, ...] = ()
+    """The hosts that connected."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The result on a worker's end. Speeds are in bit/s, times in s; None: not measured."""
+
+    stage: str
+    """The last stage: `refused`, `silent`, `unreachable`, `stranger`, `up`, `down`, or `done`."""
+    detail: str = ""
+    round_trip: float | None = None
+    up: float | None = None
+    """Speed towards the coordinator."""
+    down: float | None = None
+
+
+def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: float) -> Listening:
+    """Listen until every peer has connected and finished, or `deadline` seconds have passed."""
+    blocked = check_port(address, port)
+    if blocked.status == "fail":
+        return Listening(blocked.detail, blocked.remedy)
+    until = time.monotonic() + deadline
+    hall = _Hall(token, peers, until)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        server = socket.create_server((address, port), family=family, backlog=64)
+    except OSError as error:  # in use since it was checked
+        return Listening(f"port {port} on {address}: {error.strerror}")
+    with server, selectors.DefaultSelector() as selector:
+        server.setblocking(False)
+        selector.register(server, selectors.EVENT_READ)
+        while not hall.is_done() and time.monotonic() < until:
+            if not selector.select(_RETRY):
+                continue
+            with contextlib.suppress(OSError):
+                client, _ = server.accept()
+                threading.Thread(target=hall.receive, args=(client,), daemon=True).start()
+    return Listening(heard=tuple(sorted(hall.heard)))
+
+
+class _Hall:
+    """The clients of the listening end."""
+
+    def __init__(self, token: str, peers: Sequence[str], until: float) -> None:
+        self.heard: set[str] = set()
+        self._token = token
+        self._expected = set(peers)
+        self._gone: set[str] = set()
+        self._until = until
+        self._turn = threading.Lock()
+
+    def is_done(self) -> bool:
+        return self._expected <= self._gone
+
+    def receive(self, client: socket.socket) -> None:
+        """Serve one client; a client without the token is disconnected."""
+        name = ""
+        with client, contextlib.suppress(OSError, ValueError):
+            client.settimeout(_STALL)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello: object = json.loads(_read_line(client))
+            fields = cast("dict[str, object]", hello) if isinstance(hello, dict) else {}
+            if not hmac.compare_digest(str(fields.get("token")).encode(), self._token.encode()):
+                return
+            name = str(fields.get("name"))
+            client.sendall(b"ok\n")
+            self.heard.add(name)
+            if self._turn.acquire(timeout=max(0.0, self._until - time.monotonic())):
+                try:
+                    _serve_bursts(client)
+                finally:
+                    self._turn.release()
+        self._gone.add(name)
+
+
+def _serve_bursts(client: socket.socket) -> None:
+    client.sendall(b"go\n")
+    _take_burst(client)
+    client.sendall(b"had\n")
+    _give_burst(client)
+    _read_line(client)
+
+
+def connect(address: str, port: int, token: str, name: str, deadline: float) -> Crossing:
+    """Connect as a worker will, and measure; retries until the other end listens.
+
+    `address` may be a host name: then it is resolved here, as the worker will do.
+    """
+    until = time.monotonic() + deadline
+    while True:
+        crossing = _cross(address, port, token, name, until)
+        again = crossing.stage in ("refused", "stranger", "unreachable")
+        if not again or time.monotonic() + _RETRY > until:
+            return crossing
+        time.sleep(_RETRY)
+
+
+def _cross(address: str, port: int, token: str, name: str, until: float) -> Crossing:
+    began = time.monotonic()
+    try:
+        link = socket.create_connection((address, port), timeout=max(0.1, until - began))
+    except TimeoutError:
+        return Crossing("silent", "no answer to a connection")
+    except ConnectionRefusedError:
+        return Crossing("refused", "connection refused")
+    except OSError as error:
+        return Crossing("unreachable", (error.strerror or str(error)).lower())
+    round_trip = time.monotonic() - began
+    up: float | None = None
+    stage = "stranger"
+    with link:
+        try:
+            link.settimeout(max(0.1, until - time.monotonic()))
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.sendall(json.dumps({"token": token, "name": name}).encode() + b"\n")
+            if _read_line(link) != b"ok":
+                return Crossing("stranger", "another program answers there")
+            stage = "done"  # connected; the measurement may still not take place
+            _read_line(link)
+            stage = "up"
+            link.settimeout(_STALL)
+            began = time.monotonic()
+            sent = _give_burst(link)
+            _read_line(link)
+            up = 8 * sent / max(1e-6, time.monotonic() - began)
+            stage = "down"
+            down = _take_burst(link)
+            link.sendall(b"bye\n")
+        except (OSError, ValueError) as error:
+            said = "another program answers there" if stage == "stranger" else _stalled(error)
+            return Crossing(stage, said, round_trip, up)
+    return Crossing("done", "", round_trip, up, down)
+
+
+def _give_burst(link: socket.socket) -> int:
+    """Send until the burst is complete or its time is over; return its size."""
+    frame = struct.pack(">I", _FRAME) + bytes(_FRAME)
+    began = time.monotonic()
+    sent = 0
+    while sent < BURST and time.monotonic() - began < BURST_TIME:
+        link.sendall(frame)
+        sent += _FRAME
+    link.sendall(struct.pack(">I", 0))
+    return sent
+
+
+def _take_burst(link: socket.socket) -> float:
+    """Read a burst to its end; return its speed in bit/s."""
+    began = time.monotonic()
+    size = 0
+    while length := struct.unpack(">I", _read_exactly(link, 4))[0]:
+        if length > _FRAME or size > BURST:
+            raise ValueError("not a burst")
+        size += len(_read_exactly(link, length))
+    return 8 * size / max(1e-6, time.monotonic() - began)
+
+
+def _read_exactly(link: socket.socket, count: int) -> bytes:
+    return b"".join(_pieces(link, count))
+
+
+def _pieces(link: socket.socket, count: int) -> Generator[bytes]:
+    while count:
+        piece = link.recv(count)
+        if not piece:
+            raise ConnectionError("closed")
+        count -= len(piece)
+        yield piece
+
+
+def _read_line(link: socket.socket) -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if len(line) > _HELLO_LIMIT:
+            raise ValueError("not a line")
+        line += _read_exactly(link, 1)
+    return bytes(line[:-1])
+
+
+def _stalled(error: Exception) -> str:
+    return "it stalled" if isinstance(error, TimeoutError) else str(error)

@@ -1,0 +1,76 @@
+"""A teacher's logits as the data of a run: whether the folder is complete, and its digests.
+
+Its format is that of `trainer.distill.logits`. A host reads only its JSON: the descriptions and
+manifests, no scores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher.agent.checks.digests import digests
+from launcher.agent.checks.finding import Finding
+
+DATASET = "dataset.json"
+"""Name of the file that lists the shards to expect; a folder with it holds logits."""
+
+_MANIFEST = "manifest.json"
+_SHARD_FILE = "logits.parquet"
+_BRING = "let `trainer distill teacher` finish, or copy a complete folder there: launch sync inputs"
+
+
+def check_logits(folder: Path) -> Finding:
+    """Whether a folder of logits is readable and has every shard: a run counts all its samples."""
+    description = folder / DATASET
+    try:
+        shards = _read_shards(folder)
+    except NotADirectoryError:
+        detail = f"{folder}: with a section `distillation`, data.train is a folder of logits"
+        return Finding("fail", detail, "give --data DIR, or --set distillation=null")
+    except OSError as error:
+        return Finding("fail", f"{description}: {(error.strerror or '').lower()}", _BRING)
+    except (ValueError, KeyError, TypeError):
+        return Finding("fail", f"{description}: does not describe shards", _BRING)
+    if missing := [name for name, digest in shards.items() if digest is None]:
+        detail = f"{folder}: {len(missing)} of {len(shards)} shards are missing or damaged"
+        return Finding("fail", f"{detail}, such as {missing[0]}", _BRING)
+    return Finding("ok", f"{folder}, {len(shards)} shards of a teacher's logits")
+
+
+def logits_content(path: str | Path, state_folder: str | Path) -> dict[str, str]:
+    """Return the digests of what makes a folder of logits: its description, and every shard's.
+
+    They are those that the members of a run compare when they join. A shard's digest is the one in
+    its manifest, since reading a shard verifies its bytes. Empty if the folder is incomplete.
+    """
+    folder = Path(path)
+    if check_logits(folder).status == "fail":
+        return {}
+    shards = _read_shards(folder)
+    vouched = {name: digest for name, digest in shards.items() if digest is not None}
+    return digests([folder / DATASET], Path(state_folder)) | vouched
+
+
+def _read_shards(folder: Path) -> dict[str, str | None]:
+    """Return the digest of each expected shard, None for an incomplete one.
+
+    Raises:
+        OSError: dataset.json cannot be read.
+        ValueError, KeyError, TypeError: it is none.
+    """
+    tree: Any = json.loads((folder / DATASET).read_bytes())
+    names = [f"shard-{int(shard['number']):05d}" for shard in tree["shards"]]
+    return {name: _read_digest(folder / name) for name in names}
+
+
+def _read_digest(shard: Path) -> str | None:
+    try:
+        record: Any = json.loads((shard / _MANIFEST).read_bytes())["files"][_SHARD_FILE]
+        with (shard / _SHARD_FILE).open("rb") as stream:  # size only
+            size = stream.seek(0, os.SEEK_END)
+        return str(record["blake3"]) if size == record["size"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

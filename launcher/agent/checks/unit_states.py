@@ -1,0 +1,50 @@
+"""The state of systemd units, read without privileges. Standard library only: agents run it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.session.processes import boot_id
+
+PROPERTIES = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Result")
+_DEADLINE = 8.0
+
+
+def show_units(names: Sequence[str], properties: Sequence[str] = PROPERTIES) -> dict[str, Any]:
+    """Return `{"boot": id, "units": {name: {property: value}}}`; no units without systemd.
+
+    Among the properties must be `Id`: the name, which is not repeated in the mapping.
+
+    Raises:
+        OSError: systemd does not answer.
+    """
+    systemctl = shutil.which("systemctl")
+    if systemctl is None or not names:
+        return {"boot": boot_id(), "units": {}}
+    try:
+        done = subprocess.run(
+            [systemctl, "show", f"--property={','.join(properties)}", "--", *names],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DEADLINE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"systemctl does not answer within {_DEADLINE:.0f} s") from None
+    return {"boot": boot_id(), "units": read_properties(done.stdout)}
+
+
+def read_properties(text: str) -> dict[str, dict[str, str]]:
+    """Read `systemctl show` of several units: paragraphs of `Property=value`."""
+    units: dict[str, dict[str, str]] = {}
+    for paragraph in text.split("\n\n"):
+        pairs = [line.partition("=") for line in paragraph.splitlines() if "=" in line]
+        properties = {name: value for name, _, value in pairs}
+        if "Id" in properties:
+            units[properties.pop("Id")] = properties
+    return units

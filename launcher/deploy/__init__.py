@@ -1,1 +1,0 @@
-"""Motley onto hosts: wheel, environments, versions."""

@@ -1,0 +1,262 @@
+"""Query every host at once for what the inventory leaves open: devices, cores, addresses, routes.
+
+A host that is not connected, or stops answering, stays as the inventory has it, and is a failure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
+from launcher.hosts.base import CALL_DEADLINE, Connection
+from launcher.hosts.fleet import at_once
+from launcher.hosts.received import receive
+from launcher.inventory.facts.devices import Detection, Device
+from launcher.inventory.facts.machine import Machine
+from launcher.inventory.facts.network import Route
+from launcher.inventory.hosts import Host
+from launcher.plan import routes as routing
+
+SOFTWARE_VULKAN = "llvmpipe"
+"""The id of the CPU's Vulkan device in an inventory; detection otherwise leaves it out."""
+
+_DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+"""A UUID, a PCI address, or a name: it becomes part of a process's command on that host."""
+
+T = TypeVar("T")
+
+DEVICES_DEADLINE = 45.0
+"""Seconds: the drivers of sleeping cards are slow, and each query has its own deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The surveyed hosts and their answers, by host name."""
+
+    hosts: tuple[Host, ...]
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Devices that are present but unusable."""
+    spare: Mapping[str, tuple[Device, ...]] = field(default_factory=dict[str, tuple[Device, ...]])
+    """Devices that work and that the inventory could list: `auto` leaves Vulkan's out."""
+    machines: Mapping[str, Machine] = field(default_factory=dict[str, Machine])
+    failures: Mapping[str, LauncherError] = field(default_factory=dict[str, LauncherError])
+    """Hosts that could not be asked, and why."""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The address of each host on the route between the coordinator and the others."""
+    ways: Mapping[str, Route] = field(default_factory=dict[str, Route])
+    """The route of each host to the coordinator's address."""
+    connections: Mapping[str, Connection] = field(default_factory=dict[str, Connection])
+    """The connections to the hosts, open for further questions."""
+    no_route: str = ""
+    """Why no address of the coordinator's host could be chosen by route."""
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """Ids of machines; two names of one machine have the same."""
+        return {name: machine.identity for name, machine in self.machines.items()}
+
+    def refuse_failures(self) -> None:
+        """Raise the first failure, with the others as its details."""
+        errors = list(self.failures.values())
+        if errors:
+            first = errors[0]
+            raise type(first)(str(first), [*first.details, *(str(e) for e in errors[1:])])
+
+
+def survey(
+    hosts: Sequence[Host],
+    connections: Mapping[str, Connection],
+    unreachable: Mapping[str, LauncherError] | None = None,
+) -> Survey:
+    """Return the hosts' own data; hosts without a connection are left alone.
+
+    Args:
+        unreachable: the hosts that should have a connection but have none; they are failures.
+    """
+    errors = dict(unreachable or {})
+    ask = _Asking(connections, errors)
+    connected = [host.name for host in hosts if host.name in connections]
+    machines = ask.all("machine", {name: {} for name in connected}, machine_of)
+    wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
+    open_hosts = {name: how for name, how in wanted.items() if name in machines}
+    found = ask.all("devices", open_hosts, detection_of, DEVICES_DEADLINE)
+    learned: list[Host] = []
+    problems: dict[str, tuple[str, ...]] = {}
+    spare: dict[str, tuple[Device, ...]] = {}
+    for host in hosts:
+        if host.name in found:
+            host, problems[host.name] = with_devices(host, found[host.name])
+            spare[host.name] = _spare(host, found[host.name])
+        if host.name in machines:
+            host = _with_machine(host, machines, connections[host.name])
+        learned.append(host)
+    ways, choice, no_route = _ways(learned, machines, ask)
+    return Survey(
+        hosts=tuple(learned),
+        problems=problems,
+        spare=spare,
+        machines=machines,
+        failures=errors,
+        connections={name: connections[name] for name in machines},
+        sources=choice.sources if choice else {},
+        ways={name: routes[choice.bind] for name, routes in ways.items()} if choice else {},
+        no_route=no_route,
+    )
+
+
+def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...]]:
+    """Return a host with its detected devices, and the problems with them.
+
+    Without a list in the inventory these are all that `auto` takes; else those that it names.
+    """
+    if host.devices is None:
+        return replace(host, devices=detection.devices, auto_devices=True), detection.problems
+    found = (*detection.devices, *detection.vulkan)
+    reasons = (*detection.problems, *detection.vulkan_problems)
+    known = [(device, _known(device, found)) for device in host.devices]
+    problems = tuple(_absence(device, reasons) for device, match in known if match is None)
+    devices = tuple(
+        replace(match or device, group=device.group, strategy=device.strategy)
+        for device, match in known
+    )
+    return replace(host, devices=devices), problems
+
+
+def _spare(host: Host, detection: Detection) -> tuple[Device, ...]:
+    """Return the detected GPUs that are not used."""
+    found = (*detection.devices, *detection.vulkan)
+    used = {device.pci or device.id for device in host.devices or ()}
+    return tuple(d for d in found if d.backend != "cpu" and (d.pci or d.id) not in used)
+
+
+def _known(device: Device, found: Sequence[Device]) -> Device | None:
+    """Return the detected device for one of the inventory; None when it is missing."""
+    if device.backend == "cpu":
+        return device
+    return next((o for o in found if o.backend == device.backend and o.answers_to(device.id)), None)
+
+
+def _absence(device: Device, reasons: Sequence[str]) -> str:
+    """Return why a device of the inventory is missing: the host's reason, if it has one."""
+    said = next((reason for reason in reasons if device.id.lower() in reason.lower()), "")
+    missing = f"there is no {device.backend} device {device.id}"
+    return f"{missing}: {said}" if said else missing
+
+
+def _wanted(host: Host) -> dict[str, Any] | None:
+    """Return the question for a host's devices; None if the inventory lists them completely."""
+    if host.devices is None:
+        return {}
+    accelerators = [device for device in host.devices if device.backend != "cpu"]
+    if not accelerators:
+        return None
+    return {"allow_software": any(device.id == SOFTWARE_VULKAN for device in accelerators)}
+
+
+def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Connection) -> Host:
+    machine = machines[host.name]
+    names = sum(other.identity == machine.identity for other in machines.values())
+    folder = host.state_folder
+    if folder is None and not host.is_local:
+        folder = connection.state_folder
+    cores = max(1, machine.cores // names)
+    learned = {"cores": cores, "memory": machine.memory, "provider": machine.provider}
+    return replace(host, state_folder=folder, **learned)
+
+
+def _ways(
+    hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _Asking
+) -> tuple[dict[str, dict[str, Route]], routing.Choice | None, str]:
+    """Query the hosts that train for their routes to the coordinator's, and choose one."""
+    head = next((host for host in hosts if host.coordinator), None)
+    if head is None or head.name not in machines:
+        return {}, None, ""
+    here = machines[head.name]
+    others = [
+        host.name
+        for host in hosts
+        if host is not head and host.name in machines and (host.devices or host.fill_with_cpu)
+    ]
+    far = [name for name in others if machines[name].identity != here.identity]
+    if not far:
+        return {}, None, ""
+    network = here.network
+    if head.bind_address is not None:
+        chosen = [entry for entry in network.addresses if entry.address == head.bind_address]
+        network = replace(network, addresses=tuple(chosen))
+    targets = [entry.address for entry in network.addresses]
+    ways = ask.all("routes", {name: {"targets": targets} for name in far}, routes_of)
+    try:
+        return ways, routing.choose(head, network, ways), ""
+    except ConfigError as error:
+        return ways, None, str(error)
+
+
+class _Asking:
+    """One question to many hosts at once; the failure of one is recorded and affects no other."""
+
+    def __init__(
+        self, connections: Mapping[str, Connection], errors: dict[str, LauncherError]
+    ) -> None:
+        self._connections = connections
+        self._errors = errors
+
+    def all(
+        self,
+        question: str,
+        hosts: Mapping[str, dict[str, Any]],
+        read: Callable[[Any], T],
+        deadline: float | None = None,
+    ) -> dict[str, T]:
+        """Return what `read` makes of the answers; `hosts` maps each to the question's arguments.
+
+        A host whose answer `read` refuses with ValueError has failed.
+        """
+        deadline = CALL_DEADLINE if deadline is None else deadline
+
+        def ask(name: str, arguments: dict[str, Any]) -> T:
+            try:
+                return read(self._connections[name].call(question, arguments, deadline))
+            except (ValueError, RuntimeError) as error:  # another version, or a defect there
+                line = str(error).removeprefix(f"host {name}: ")
+                raise PreflightError(
+                    f"host {name}: {line}; if its version differs: launch cluster push"
+                ) from None
+
+        tasks = {name: partial(ask, name, arguments) for name, arguments in hosts.items()}
+        answers = at_once(tasks, deadline)
+        for name, error in answers.errors.items():
+            known = error if isinstance(error, LauncherError) else UnreachableError(str(error))
+            self._errors.setdefault(name, known)
+        return answers.found
+
+
+def machine_of(answer: Any) -> Machine:
+    """Return what a host answered to `machine`; ValueError if it is something else."""
+    machine = receive(Machine, answer, "machine")
+    for entry in machine.network.addresses:
+        ipaddress.ip_address(entry.address)  # other hosts connect to it
+    return machine
+
+
+def detection_of(answer: Any) -> Detection:
+    """Return what a host answered to `devices`; ValueError if it is something else."""
+    detection = receive(Detection, answer, "devices")
+    for device in (*detection.devices, *detection.vulkan):
+        if not _DEVICE_ID.fullmatch(device.id):
+            raise ValueError(f"devices: {device.id!r} is no id of a device")
+    return detection
+
+
+def routes_of(answer: Any) -> dict[str, Route]:
+    """Return what a host answered to `routes`; ValueError if it is something else."""
+    routes = receive(dict[str, Route], answer, "routes")
+    for route in routes.values():
+        if route.source:
+            ipaddress.ip_address(route.source)
+    return routes

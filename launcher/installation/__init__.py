@@ -1,0 +1,1 @@
+"""Motley's installation on a host: versions, environments. Standard library only."""

@@ -1,0 +1,1 @@
+"""What runs may cost and have cost."""

@@ -1,0 +1,96 @@
+"""Whether a start may cost what it will: asked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.discovery.survey import Survey
+from launcher.errors import BudgetError, ConfigError
+from launcher.hosts.base import Connection
+from launcher.plan.budget import refuse_unknown_rents
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.budget.spending import MOST_SPEND
+from launcher.runs.planned import estimate
+from launcher.runs.records.self_reports import read_training
+from launcher.terminal import working
+from trainer.config.budget import BudgetConfig
+from trainer.config.distill_job import DistillJob
+from trainer.config.run import RunConfig
+from trainer.planning.budget.ledger import earlier_attempts, parse_spend
+from trainer.system.errors import InputError
+
+
+def authorise(
+    plan: LaunchPlan,
+    job: RunConfig | DistillJob,
+    found: Survey,
+    report: Callable[[str], None],
+) -> None:
+    """Refuse a start whose cost is unknown, or would breach its ceiling.
+
+    Raises:
+        BudgetError: a rented host has no price; or what the run has cost, and what is left of it
+            by its plan, are more than the ceiling.
+        ConfigError: the ledger cannot be used.
+        UnreachableError: the coordinator's host does not answer.
+    """
+    refuse_unknown_rents(plan.hosts)
+    budget = job.budget
+    if budget is None or budget.ceiling is None:
+        return
+    try:
+        budget.check_guarded()
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    there = found.connections[plan.leader.host]
+    spent = _spent(there, plan, budget)
+    with working("estimating the cost"):
+        cost = None if isinstance(job, DistillJob) else estimate(job, plan, found)
+    unit, ceiling = budget.currency, budget.ceiling
+    before = f"{spent:.2f} {unit} were spent, and " if spent else ""
+    if cost is None or cost.money is None:
+        if spent >= ceiling:
+            raise BudgetError(f"{spent:.2f} {unit} were spent, {_remedy(ceiling, unit)}")
+        why = "cannot be planned on this model and these devices"
+        if isinstance(job, DistillJob):
+            why = "of a distillation is not planned"
+        report(
+            f"budget: {before}the rest {why}; the run stops before it costs {ceiling:.2f} {unit}"
+        )
+        return
+    left = _left(there, plan) if spent else 1.0
+    money, hours = left * cost.money, left * cost.seconds / 3600
+    said = f"{before}{money:.2f} {unit} are planned for {hours:.2f} h"
+    if spent + money > ceiling:
+        raise BudgetError(f"{said}, {_remedy(ceiling, unit)}")
+    report(f"budget: {said}; the ceiling is {ceiling:.2f} {unit}")
+
+
+def _remedy(ceiling: float, unit: str | None) -> str:
+    return (
+        f"and the ceiling is {ceiling:.2f} {unit}: raise it (--set budget.ceiling=...), train"
+        " fewer steps, or take cheaper hosts; nothing was started"
+    )
+
+
+def _spent(there: Connection, plan: LaunchPlan, budget: BudgetConfig) -> float:
+    """Return what earlier attempts of the run have cost."""
+    assert budget.ledger is not None
+    try:
+        data = there.read(budget.ledger, limit=MOST_SPEND)
+    except FileNotFoundError:
+        return 0.0
+    except OSError as error:
+        raise ConfigError(f"host {plan.leader.host}: {budget.ledger}: {error.strerror}") from None
+    try:
+        records = parse_spend(data, f"host {plan.leader.host}: {budget.ledger}")
+        return earlier_attempts(records, plan.run_id, budget.currency).money
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _left(there: Connection, plan: LaunchPlan) -> float:
+    """Return the share of a resumed run's steps that is left."""
+    training = read_training(there, plan, None) or {}
+    step, total = training.get("step"), training.get("total_steps")
+    return 1 - step / total if isinstance(step, int) and total else 1.0

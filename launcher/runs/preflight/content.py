@@ -1,0 +1,54 @@
+"""Whether a host's files are the coordinator's, by digests that each host is asked for once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from launcher.agent.checks.digests import difference
+from launcher.agent.checks.finding import Finding
+from launcher.errors import LauncherError
+from launcher.hosts.base import Connection
+from launcher.hosts.received import receive
+
+HASH_DEADLINE = 900.0
+"""Seconds: the first time gigabytes are read from a disk; later the digests are cached."""
+
+_PUSH = "copy it there: launch sync inputs"
+
+
+class Content:
+    """A host's digests of some files: queried once, at first use."""
+
+    def __init__(self, connection: Connection, question: str, arguments: Mapping[str, Any]) -> None:
+        self._ask = partial(connection.call, question, arguments, HASH_DEADLINE)
+        self._asked = threading.Lock()
+        self._digests: dict[str, str] | None = None
+
+    def get(self) -> dict[str, str]:
+        """Return the digests by file name; empty when the host does not have the files."""
+        with self._asked:
+            if self._digests is None:
+                self._digests = receive(dict[str, str], self._ask(), "digests")
+            return self._digests
+
+
+def compare_content(
+    ask: Callable[[], Finding], own: Content, reference: Content, head: str
+) -> Finding:
+    """Return a host's finding, or how its files differ from the coordinator's."""
+    finding = ask()
+    if finding.status == "fail":
+        return finding
+    try:
+        mine, theirs = own.get(), reference.get()
+    except (LauncherError, OSError, ValueError) as error:
+        return Finding("fail", f"{finding.detail}: cannot be compared with {head}'s: {error}")
+    if not mine or not theirs:  # the trainer downloads it, or the coordinator's check fails
+        return finding
+    if different := difference(mine, theirs):
+        return Finding("fail", f"{finding.detail}: {different} than {head}", _PUSH)
+    return replace(finding, detail=f"{finding.detail}, the same as on {head}")

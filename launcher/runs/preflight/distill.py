@@ -1,0 +1,91 @@
+"""Of whom the checks of a distillation ask what: models, texts, folders, one common share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import PurePosixPath
+
+from launcher.agent.checks.finding import Finding
+from launcher.errors import LauncherError
+from launcher.plan.plan import unit_of
+from launcher.runs.preflight.examination import Asked, Examination
+from launcher.runs.preflight.probe import ask_finding
+
+_LEAST_SPACE = 256 << 20
+_MOUNT = "mount the share on all hosts (docs/share.md), or name a folder common to all of them"
+
+
+def files(check: str, **more: str) -> Callable[[Examination, str], Asked]:
+    """Return who is asked: the hosts whose processes read files that a check is for."""
+
+    def who(cluster: Examination, name: str) -> Asked:
+        paths = {path for each in cluster.processes(name) for path in each.reads.get(check, ())}
+        yield from ({"path": path, **more} for path in sorted(paths))
+
+    return who
+
+
+def folders(check: str) -> Callable[[Examination, str], Asked]:
+    """Return who is asked: the hosts whose processes write to a folder that a check is for."""
+
+    def who(cluster: Examination, name: str) -> Asked:
+        for folder in sorted({p.writes.get(check, "") for p in cluster.processes(name)} - {""}):
+            yield partial(_find_common, cluster, name, folder, check)
+
+    return who
+
+
+def output(cluster: Examination, name: str) -> Asked:
+    """Only the student writes to the output."""
+    for process in cluster.processes(name):
+        if "output" in process.writes:
+            yield {"path": process.writes["output"], "run_id": cluster.plan.run_id}
+
+
+def _find_common(cluster: Examination, name: str, folder: str, check: str) -> Finding:
+    """Return whether a folder can be written to, and is the leader's of that name."""
+    arguments = {"path": folder, "least": _LEAST_SPACE}
+    finding = ask_finding(cluster.connection(name), "folder", arguments)
+    there = cluster.plan.leader.writes.get(check)
+    far = cluster.head in cluster.asked("distillation") and not cluster.same_machine(
+        name, cluster.head
+    )
+    if finding.status == "fail" or there is None or not far:
+        return finding
+    return _meet(cluster, name, folder, there, finding)
+
+
+def _meet(cluster: Examination, name: str, folder: str, there: str, finding: Finding) -> Finding:
+    """Return a host's finding of a folder, or that the leader has a different one of that name.
+
+    A file in the parent folder proves it: the folder itself may not exist yet.
+    """
+    own, head = cluster.connection(name), cluster.head
+    mark = f".motley-{secrets.token_hex(8)}"
+    path = str(PurePosixPath(folder).parent / mark)
+    try:
+        own.write(path, b"")
+        try:
+            seen = cluster.connection(head).exists(str(PurePosixPath(there).parent / mark))
+        finally:
+            own.remove(path)
+    except (LauncherError, OSError) as error:
+        return Finding("fail", f"{folder}: cannot be compared with {head}'s: {error}")
+    if not seen:
+        return Finding("fail", f"{folder} is not {head}'s {there}", _MOUNT)
+    return Finding("ok", f"{finding.detail}, the same as on {head}")
+
+
+def units(cluster: Examination, name: str) -> Asked:
+    """What a host's units can see and write, which no other check covers."""
+    if cluster.connection(name).units:
+        asked = {
+            unit_of(cluster.plan.run_id, process): {
+                "reads": [path for paths in process.reads.values() for path in paths],
+                "writes": [process.folder, *process.writes.values()],
+            }
+            for process in cluster.processes(name)
+        }
+        yield {"units": asked}

@@ -1,0 +1,144 @@
+"""How a check is declared, and what declarations know of the cluster that is examined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from launcher.agent.checks.finding import Check, Finding
+from launcher.discovery.survey import Survey
+from launcher.hosts.base import Connection
+from launcher.inventory.facts import machine
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.runs.preflight.content import Content
+from launcher.runs.preflight.link import LinkTrial
+from launcher.runs.preflight.probe import DEADLINE, Probe, ask_finding
+from launcher.runs.preflight.versions import compare
+from trainer.config.distill_job import DistillJob
+from trainer.config.run import RunConfig
+
+Kind = Literal["host", "plan", "training", "distillation"]
+
+
+class Examination:
+    """The hosts that are examined, all of which answered, and the run that is planned on them."""
+
+    def __init__(
+        self,
+        found: Survey,
+        names: Sequence[str],
+        plan: LaunchPlan | None = None,
+        job: RunConfig | DistillJob | None = None,
+    ) -> None:
+        self.found = found
+        self.names = names
+        self.contents: dict[tuple[str, str, str], Content] = {}
+        """What hosts have of inputs, by host, question and path."""
+        self._plan = plan
+        self._job = job
+
+    def concerns(self, kind: Kind) -> bool:
+        """Whether there is something to check of a kind."""
+        if kind == "host" or self._plan is None:
+            return kind == "host"
+        wanted = {"training": RunConfig, "distillation": DistillJob}.get(kind, object)
+        return isinstance(self._job, wanted)
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """The plan, for checks of one."""
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def config(self) -> RunConfig:
+        """The config, for checks of a training run."""
+        assert isinstance(self._job, RunConfig)
+        return self._job
+
+    @property
+    def head(self) -> str:
+        """The leader's host; empty without a plan."""
+        return "" if self._plan is None else self._plan.leader.host
+
+    def host(self, name: str) -> Host:
+        """Return a host as it was surveyed."""
+        return next(host for host in self.found.hosts if host.name == name)
+
+    def connection(self, name: str) -> Connection:
+        """Return the connection to a host."""
+        return self.found.connections[name]
+
+    def processes(self, name: str) -> list[ProcessPlan]:
+        """Return the planned processes of a host."""
+        return [process for process in self.plan.processes if process.host == name]
+
+    def state_folder(self, name: str) -> str:
+        """Return where a host of the plan keeps its runs."""
+        return str(PurePosixPath(self.processes(name)[0].folder).parents[3])
+
+    def same_machine(self, name: str, other: str) -> bool:
+        """Whether two names are one machine."""
+        identities = self.found.identities
+        return identities.get(name) == identities.get(other)
+
+    def asked(self, kind: Kind) -> Sequence[str]:
+        """Return the hosts that are asked: a job's settings may be unknown to another version."""
+        if kind in ("host", "plan"):
+            return self.names
+        other = {c.host for c in self.skew if (c.name, c.status) == ("version", "fail")}
+        return [name for name in self.names if name not in other]
+
+    @cached_property
+    def link(self) -> LinkTrial | None:
+        """The trial of all links to the coordinator; None where there is none to try."""
+        far = [name for name in self.names if not self.same_machine(name, self.head)]
+        if self.plan.port is None or self.head not in self.names or not far:
+            return None
+        return LinkTrial(self.plan, self.found.connections, far)
+
+    @cached_property
+    def skew(self) -> list[Check]:
+        """How versions differ; nothing where this machine is the only one."""
+        several = len(set(self.found.identities.values())) > 1
+        if not several and all(host.is_local for host in self.found.hosts):
+            return []
+        machines = {name: self.found.machines[name] for name in self.names}
+        return compare(machines, machine.describe(), self.head)
+
+
+Arguments = Mapping[str, Any]
+Find = Callable[[], Finding]
+Asked = Iterable[Arguments | Find | tuple[Find, float]]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One check. Who answers its question gives the verdict and the remedy."""
+
+    name: str
+    kind: Kind
+    who: Callable[[Examination, str], Asked]
+    """Whether a host is asked, mostly once or never: yields the question's arguments, or what
+    finds out here, with its own deadline if it has one."""
+    question: str = ""
+    """The operation of the host that answers."""
+    deadline: float = DEADLINE
+    """Seconds."""
+
+    def probes(self, cluster: Examination, name: str) -> Iterator[Probe]:
+        """Yield the probes of one host."""
+        for asked in self.who(cluster, name):
+            deadline = self.deadline
+            if callable(asked):
+                find = asked
+            elif isinstance(asked, Mapping):
+                there = cluster.connection(name)
+                find = partial(ask_finding, there, self.question, asked, deadline)
+            else:
+                find, deadline = asked
+            yield Probe(self.name, name, find, deadline)

@@ -1,0 +1,239 @@
+"""Every check of a start, over all hosts at once: its declaration, and the question to each host.
+
+`launch cluster up` stops if one fails, `launch doctor` shows all. What a check does is in
+`checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/checks.md
+lists them all with what to do. A new check is a line of CHECKS.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from launcher.agent.checks.finding import Check, Finding
+from launcher.agent.checks.host import CUDA_DEADLINE, check_devices
+from launcher.discovery.survey import Survey
+from launcher.errors import LauncherError
+from launcher.hosts.base import Connection
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.preflight import distill, finetune
+from launcher.runs.preflight.examination import Asked, Declared, Examination
+from launcher.runs.preflight.probe import Probe, examine
+from trainer.config.distill_job import DistillJob
+from trainer.config.run import RunConfig
+
+DRIFT = 2.0
+"""Seconds that a clock may be off without a warning: beyond, logs of hosts do not line up."""
+GREATEST_DRIFT = 60.0
+"""Seconds beyond which certificates of this minute may not be valid yet on that host."""
+
+SHARE_DEADLINE = 5.0
+"""Seconds for the share: an unreachable file server never answers."""
+
+_LEAST_STATE_SPACE = 64 << 20
+_ROUNDS = 3
+_ANOTHER = "another file in the job"
+_UPDATE = "update it: launch cluster push"
+
+
+def inspect(
+    found: Survey, plan: LaunchPlan | None, job: RunConfig | DistillJob | None
+) -> list[Check]:
+    """Run every check of the hosts of a plan, or, without one, of the hosts alone.
+
+    An unreachable host is one failed check; the others are still checked.
+    """
+    failed = [
+        Check(_kind(error), name, "fail", str(error), "; ".join(error.details))
+        for name, error in found.failures.items()
+    ]
+    names = [host.name for host in found.hosts if host.name in found.machines]
+    if plan is not None:
+        taking_part = {host.name for host in plan.hosts}
+        names = [name for name in names if name in taking_part]
+    checks = failed + examine(probes(Examination(found, names, plan, job)))
+    order = {name: index for index, name in enumerate(host.name for host in found.hosts)}
+    places = {check.name: index for index, check in enumerate(CHECKS)}
+    return sorted(checks, key=lambda c: (order.get(c.host, len(order)), places[c.name]))
+
+
+def probes(cluster: Examination) -> list[Probe]:
+    """Return the probe of every check that applies to a host."""
+    return [
+        probe
+        for check in CHECKS
+        if cluster.concerns(check.kind)
+        for name in cluster.asked(check.kind)
+        for probe in check.probes(cluster, name)
+    ]
+
+
+def _kind(error: LauncherError) -> str:
+    """Return the failed check of a host that could not be checked further."""
+    if "host key" in str(error).lower():
+        return "host key"
+    return "version" if "launch cluster push" in str(error) else "reachable"
+
+
+def _remote(cluster: Examination, name: str) -> Asked:
+    if not cluster.host(name).is_local:
+        yield {}
+
+
+def _here(find: Callable[[Connection], Finding]) -> Callable[[Examination, str], Asked]:
+    """Ask what the launcher itself finds out about a connection, of remote hosts."""
+    return lambda cluster, name: (
+        partial(find, cluster.connection(name)) for _ in _remote(cluster, name)
+    )
+
+
+def _known(finding: Finding) -> Callable[[], Finding]:
+    return lambda: finding
+
+
+def _reachable(connection: Connection) -> Finding:
+    how = "systemd units" if connection.units else "plain sessions"
+    began = time.monotonic()
+    connection.call("clock", {})
+    trip = 1e3 * (time.monotonic() - began)
+    return Finding("ok", f"as {connection.user}, {how}, {trip:.0f} ms")
+
+
+def _host_key(_connection: Connection) -> Finding:
+    return Finding("ok", "matches the known one")  # else there would be no connection
+
+
+def _skew(cluster: Examination, name: str, check: str) -> Asked:
+    for each in cluster.skew:
+        if (each.host, each.name) == (name, check):
+            yield _known(Finding(each.status, each.detail, each.remedy))
+
+
+def check_clock(connection: Connection, clock: Callable[[], float] = time.time) -> Finding:
+    """Return the offset of a host's clock from this one, less the time of the request."""
+    best: tuple[float, float] | None = None
+    for _ in range(_ROUNDS):
+        before = clock()
+        there: Any = connection.call("clock", {})
+        after = clock()
+        if not isinstance(there, int | float) or not math.isfinite(there):
+            return Finding("fail", f"what it answered is no time: {there!r:.80}", _UPDATE)
+        sample = after - before, there - (before + after) / 2
+        best = sample if best is None else min(best, sample)
+    assert best is not None
+    trip, offset = best
+    detail = f"{offset:+.2f} s (within {trip / 2:.2f} s)"
+    remedy = "synchronise it: timedatectl set-ntp true (the base role installs a time service)"
+    if abs(offset) - trip / 2 > GREATEST_DRIFT:
+        return Finding("fail", f"{detail}: certificates are not valid there", remedy)
+    if abs(offset) - trip / 2 > DRIFT:
+        return Finding("warn", detail, remedy)
+    return Finding("ok", detail)
+
+
+def _program(cluster: Examination, name: str) -> dict[str, Any]:
+    own = cluster.plan.host(name).trainer_command is None
+    return {"program": cluster.processes(name)[0].argv[0], "own": own}
+
+
+def _trainer(cluster: Examination, name: str) -> Asked:
+    trains = any(process.device for process in cluster.processes(name))
+    yield {**_program(cluster, name), "trains": trains}
+
+
+def _devices(cluster: Examination, name: str) -> Asked:
+    found = cluster.found
+    spare = [f"{d.backend} {d.id} ({d.name})" for d in found.spare.get(name, ())]
+    used = [device for process in cluster.processes(name) for device in process.devices]
+    yield _known(check_devices(used, found.problems.get(name, ()), spare))
+
+
+def _cards(cluster: Examination, name: str) -> Asked:
+    cuda = [process for process in cluster.processes(name) if process.backend == "cuda"]
+    cards = sorted({device for process in cuda for device in process.devices})
+    if cards and not cluster.found.problems.get(name):
+        yield {**_program(cluster, name), "cards": cards}
+
+
+def _secure_boot(cluster: Examination, name: str) -> Asked:
+    broken = bool(cluster.found.problems.get(name))
+    devices = cluster.host(name).devices or ()
+    if broken or any(device.backend == "cuda" for device in devices):
+        yield {"broken": broken}
+
+
+def _state(cluster: Examination, name: str) -> Asked:
+    yield {"path": cluster.state_folder(name), "least": _LEAST_STATE_SPACE}
+
+
+def _share(cluster: Examination, name: str) -> Asked:
+    folder = cluster.host(name).share_folder
+    if folder is not None:
+        yield {"path": folder}
+
+
+def _port(cluster: Examination, name: str) -> Asked:
+    plan, trial = cluster.plan, cluster.link
+    if name == cluster.head and trial is not None:
+        yield trial.listen, trial.deadline  # while the other hosts connect
+    elif name == cluster.head and plan.port is not None:
+        yield {"address": plan.bind_address, "port": plan.port}
+
+
+def _links(cluster: Examination, name: str) -> Asked:
+    if cluster.link is not None and name in cluster.link.far:
+        yield partial(cluster.link.connect, name), cluster.link.deadline
+
+
+def _mtu(cluster: Examination, name: str) -> Asked:
+    """Compare the route's MTU with that of the coordinator's interface."""
+    head = cluster.head
+    route = cluster.found.ways.get(name)
+    addresses = cluster.found.machines[head].network.addresses
+    there = next((a for a in addresses if a.address == cluster.plan.bind_address), None)
+    if route is None or route.mtu is None or there is None:
+        return
+    detail = f"{route.mtu} on {route.interface}"
+    if route.mtu == there.mtu:
+        yield _known(Finding("ok", detail))
+        return
+    remedy = "set the same on both, or the one of the switch between them: ip link set DEV mtu N"
+    detail = f"{detail}, {there.mtu} on {there.interface} of {head}"
+    yield _known(Finding("warn", detail, remedy))
+
+
+CHECKS = (
+    Declared("reachable", "host", _here(_reachable)),
+    Declared("host key", "host", _here(_host_key)),
+    Declared("version", "host", partial(_skew, check="version")),
+    Declared("python", "host", partial(_skew, check="python")),
+    Declared("libraries", "host", partial(_skew, check="libraries")),
+    Declared("clock", "host", _here(check_clock)),
+    Declared("trainer", "plan", _trainer, "trainer"),
+    Declared("devices", "plan", _devices),
+    Declared("cuda", "plan", _cards, "cuda", CUDA_DEADLINE),
+    Declared("secure boot", "host", _secure_boot, "secure_boot"),
+    Declared("sleep", "host", _remote, "sleep"),
+    Declared("state", "plan", _state, "folder"),
+    Declared("share", "host", _share, "share", SHARE_DEADLINE),
+    *finetune.INPUTS,
+    Declared("model", "distillation", distill.files("model"), "model_folder"),
+    Declared("data", "distillation", distill.files("data"), "text"),
+    Declared("validation", "distillation", distill.files("validation", remedy=_ANOTHER), "data"),
+    Declared("output", "training", finetune.output, "output"),
+    Declared("output", "distillation", distill.output, "output"),
+    Declared("logits", "distillation", distill.folders("logits")),
+    Declared("checkpoints", "training", finetune.checkpoints, "folder"),
+    Declared("checkpoints", "distillation", distill.folders("checkpoints")),
+    Declared("unit", "training", finetune.units, "fences"),
+    Declared("unit", "distillation", distill.units, "fences"),
+    Declared("memory", "training", finetune.memory, "memory"),
+    Declared("port", "plan", _port, "port"),
+    Declared("link", "plan", _links),
+    Declared("mtu", "plan", _mtu),
+    Declared("plan", "plan", lambda _cluster, _name: ()),  # of the cluster: `launch doctor`
+)
+"""Every check, in the order in which a host's are shown."""

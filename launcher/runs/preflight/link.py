@@ -1,0 +1,136 @@
+"""The link check as the launcher runs it: which host listens, which connect, and the findings."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.agent.checks.finding import Finding
+from launcher.agent.checks.link import Crossing, Listening
+from launcher.errors import LauncherError
+from launcher.hosts.base import Connection
+from launcher.hosts.received import receive
+from launcher.inventory.facts.network import speed
+from launcher.plan.plan import LaunchPlan
+
+SLOW = 100e6
+"""bit/s below which a link is reported as slow: a 5 MB gradient takes half a second there."""
+
+_PATIENCE = 6.0
+"""Seconds that a worker may take to connect."""
+_PER_PEER = 1.5
+"""Seconds more for each worker: they measure one after the other."""
+_MARGIN = 3.0
+
+
+class LinkTrial:
+    """Both ends of every link between the coordinator and workers on other machines."""
+
+    def __init__(
+        self, plan: LaunchPlan, connections: Mapping[str, Connection], far: Sequence[str]
+    ) -> None:
+        """Take the hosts that reach the coordinator over a network; at least one."""
+        self._plan = plan
+        self._connections = connections
+        self.far = tuple(far)
+        self._token = secrets.token_hex(16)
+        self._deadline = _PATIENCE + _PER_PEER * len(far)
+        self.deadline = self._deadline + 2 * _MARGIN
+        """Seconds that each end may take in all."""
+        self._listened = threading.Event()
+        self._listening = Listening("the coordinator's end did not answer")
+
+    def _ask(self, host: str, question: str, arguments: dict[str, Any]) -> Any:
+        return self._connections[host].call(question, arguments, self._deadline + _MARGIN)
+
+    def listen(self) -> Finding:
+        """Return the coordinator's `port`; at the same time every host has to connect."""
+        address, port = self._plan.bind_address, self._plan.port
+        arguments = {
+            "address": address,
+            "port": port,
+            "token": self._token,
+            "peers": self.far,
+            "deadline": self._deadline,
+        }
+        try:
+            answer = self._ask(self._plan.leader.host, "listen", arguments)
+            self._listening = receive(Listening, answer, "listen")
+        except (LauncherError, OSError, ValueError) as error:
+            self._listening = Listening(str(error))
+        finally:
+            self._listened.set()
+        if self._listening.problem:
+            return Finding("fail", self._listening.problem, self._listening.remedy)
+        return Finding("ok", f"{port} on {address} is free")
+
+    def connect(self, host: str) -> Finding:
+        """Return a host's `link`."""
+        target = next(w.address for w in self._plan.workers if w.host == host)
+        address, _, port = target.rpartition(":")
+        arguments = {
+            "address": address.strip("[]"),
+            "port": int(port),
+            "token": self._token,
+            "name": host,
+            "deadline": self._deadline,
+        }
+        crossing = receive(Crossing, self._ask(host, "connect", arguments), "connect")
+        if crossing.stage == "done":
+            return judge(crossing, host, target, self._plan, heard=True)
+        # Only the coordinator's end knows whether it could listen.
+        self._listened.wait(self._deadline + _MARGIN)
+        if self._listening.problem:
+            head = self._plan.leader.host
+            return Finding("warn", f"not tried: {head} could not listen on {target}")
+        return judge(crossing, host, target, self._plan, host in self._listening.heard)
+
+
+def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: bool) -> Finding:
+    """Return what a crossing means, in which direction it failed, and what to do."""
+    head = plan.leader.host
+    open_port = (
+        f"open TCP port {plan.port} on {head} for {host} (the trainer role does it; by hand: "
+        f"nft or ufw allow), or choose another route with motley_connect_address on {host}"
+    )
+    if crossing.stage in ("up", "down"):
+        way = f"{host} -> {head}" if crossing.stage == "up" else f"{head} -> {host}"
+        return Finding(
+            "fail",
+            f"small messages pass, larger ones from {way} do not ({crossing.detail})",
+            f"a wrong MTU on that route is likely; compare: ip link, tracepath {target}",
+        )
+    if crossing.stage == "silent":
+        way = f"{head} -> {host}: its answers are lost" if heard else f"{host} -> {head}"
+        return Finding("fail", f"no connection to {target}, {way}", open_port)
+    if crossing.stage == "refused":
+        return Finding(
+            "fail",
+            f"{target} refuses connections from {host}, though {head} listens there",
+            f"a firewall rejects it, or {target} is another machine: {open_port}",
+        )
+    if crossing.stage == "stranger":
+        return Finding(
+            "fail",
+            f"{target} is not {head}: {crossing.detail}",
+            f"set motley_bind_address on {head} or motley_connect_address on {host}",
+        )
+    if crossing.stage == "unreachable":
+        return Finding(
+            "fail",
+            f"{host} has no way to {target}: {crossing.detail}",
+            f"set motley_bind_address on {head} to an address on the network of {host}",
+        )
+    if crossing.up is None or crossing.down is None:
+        return Finding("ok", f"{target} is reachable; too many hosts at once to measure its speed")
+    detail = (
+        f"{speed(crossing.up)} to the coordinator, {speed(crossing.down)} back, "
+        f"{1e3 * (crossing.round_trip or 0):.1f} ms"
+    )
+    if min(crossing.up, crossing.down) < SLOW:
+        return Finding(
+            "warn", f"{detail}: slow", "use a cable, or send less: --set exchange.codec=int8"
+        )
+    return Finding("ok", detail)

@@ -1,0 +1,71 @@
+"""The settings of a user's own run, from its model and data: the coordinator's host has both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import cast
+
+from launcher.discovery.survey import Survey
+from launcher.errors import ConfigError, PreflightError
+from launcher.hosts.received import receive
+from launcher.plan.plan import LaunchPlan
+from trainer.config.run import RunConfig
+from trainer.planning.defaults import SETTLED, Derived, table
+from trainer.planning.workers import MAIN_MEMORY, Backend, Room
+from trainer.system.errors import InputError
+
+DEADLINE = 300.0
+"""Seconds: gigabytes of data are read for their labels."""
+
+
+def follow_data(
+    config: RunConfig, given: Collection[str], plan: LaunchPlan, found: Survey
+) -> tuple[RunConfig, list[str]]:
+    """Return the config with settings derived from its data and model, and lines that list them.
+
+    Unreadable files give no settings: the checks of the start report the error.
+
+    Args:
+        given: the settings to keep.
+
+    Raises:
+        PreflightError: the coordinator's host does not know the question.
+        UnreachableError: it does not answer.
+        ConfigError: the derived settings are invalid, such as 4,000 classes.
+    """
+    head = plan.leader.host
+    arguments = {
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "given": sorted(given),
+        "rooms": [asdict(room) for room in _rooms(plan)],
+    }
+    try:
+        answer = found.connections[head].call("own_settings", arguments, DEADLINE)
+        derived = receive(list[Derived], answer, "own_settings")
+    except (ValueError, RuntimeError) as error:  # another version, or a defect there
+        raise PreflightError(f"host {head}: {error}; update it: launch cluster push") from None
+    derived = [part for part in derived if part.key in SETTLED - set(given)]
+    try:
+        settled = config.with_settings({part.key: part.value for part in derived})
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    return settled, table(derived, settled.output)
+
+
+def _rooms(plan: LaunchPlan) -> list[Room]:
+    """Return the memory of each worker, if known."""
+    on_cpu = [process for process in plan.processes if process.backend == "cpu"]
+    processes = Counter(p.host for p in on_cpu for _ in range(max(1, len(p.members))))
+    rooms: list[Room] = []
+    for worker in plan.workers:
+        host = plan.host(worker.host)
+        backend = cast("Backend", worker.backend)
+        if backend == "cpu":
+            memory = host.memory and int(host.memory * MAIN_MEMORY) // processes[host.name]
+        else:
+            memory = plan.device_memory(worker)
+        if memory:
+            rooms.append(Room(memory, backend))
+    return rooms

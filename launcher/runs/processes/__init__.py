@@ -1,0 +1,1 @@
+"""The processes of a run: as sessions or systemd units, and their logs."""

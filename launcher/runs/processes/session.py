@@ -1,0 +1,252 @@
+"""Start, stop and inspect the processes of a run on one host.
+
+`SessionSupervisor` gives each process a supervisor of its own
+(`session/process_supervisor.py`): no root, no systemd. `systemd.py` has systemd run the same.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import get_args
+
+from launcher.errors import PartialError
+from launcher.hosts.base import Connection
+from launcher.hosts.received import parse, receive
+from launcher.plan.plan import ProcessPlan
+from launcher.session.log_index import marks_name, offset_at
+from launcher.session.processes import RUN_VARIABLE, ProcessIdentity
+from launcher.session.spec import (
+    FINAL_PHASES,
+    LONGEST_SAVE,
+    SAVING,
+    Phase,
+    RestartPolicy,
+    SessionSpec,
+    log_name,
+)
+
+POLL = 0.05
+_START_DEADLINE = 60.0
+"""Seconds for a supervisor's first sign of life: a host under heavy load takes half a minute."""
+_MOST_STATE = 1 << 16
+"""Bytes that a state.json may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessState:
+    """What is known about one process of a run."""
+
+    state: str
+    """`absent` (never started), `starting`, `running`, `backoff`, `stopping`, `exited` (0),
+    `failed` (for good), `stopped` (asked to), `lost`: its supervisor was killed, or `unreachable`:
+    its host does not answer."""
+    attempt: int = 0
+    failures: int = 0
+    keeper: ProcessIdentity | None = None
+    child: ProcessIdentity | None = None
+    exit_code: int | None = None
+    """How the last ended attempt ended, while a new one may run."""
+    signal: int | None = None
+    started: float | None = None
+    """Unix seconds of the current attempt."""
+    message: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no attempt runs and none will follow."""
+        return self.state in FINAL_PHASES or self.state in ("absent", "lost")
+
+    @property
+    def ending(self) -> str:
+        """How the last attempt ended, for people; empty when none has."""
+        if self.signal is not None:
+            return f"killed by {signal_name(self.signal)}"
+        return "" if self.exit_code is None else f"exit code {self.exit_code}"
+
+
+class SessionSupervisor:
+    """Processes under plain supervisors; state and logs are files in the process's folder."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        run_id: str,
+        restart: RestartPolicy | None = None,
+        grace: float = SessionSpec.grace,
+        home: str = "",
+    ) -> None:
+        """`home` is where the host keeps the run: there lie processes whose plan does not say."""
+        self.connection = connection
+        self.run_id = run_id
+        self._home = home
+        self._restart = restart or RestartPolicy()
+        self._grace = grace
+
+    def start(self, process: ProcessPlan, leader: ProcessPlan | None = None) -> None:
+        """Start a process and keep it running; returns once it is supervised.
+
+        `leader` is a process of this host; once its state.json says that it has ended for good,
+        this one ends too. State and logs of an earlier start of the process do not matter.
+
+        Raises:
+            PartialError: the supervisor did not start; the message has its last output.
+            OSError: the host's disk does not take the spec.
+        """
+        spec = SessionSpec(
+            name=process.name,
+            run_id=self.run_id,
+            argv=process.argv,
+            env=dict(process.env),
+            folder=process.folder,
+            grace=self._grace,
+            restart=self._restart,
+            leader=None if leader is None else f"{leader.folder}/state.json",
+            ended=str(PurePosixPath(process.folder).parents[1] / "down"),
+        )
+        self.connection.write(f"{process.folder}/state.json", b"")  # of an earlier start
+        self.connection.write(f"{process.folder}/spec.json", spec.to_json())
+        self.begin(process)
+        deadline = time.monotonic() + _START_DEADLINE
+        while not self._read(f"{process.folder}/state.json"):
+            if time.monotonic() > deadline:
+                raise self.complain(process)
+            time.sleep(POLL / 5)
+
+    def begin(self, process: ProcessPlan) -> None:
+        """Start the supervisor of a process whose spec lies ready."""
+        argv = (self.connection.python, "-P", "-m", "launcher.session")
+        path, log = f"{self.folder(process)}/spec.json", f"{self.folder(process)}/keeper.log"
+        self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
+
+    def complain(self, process: ProcessPlan) -> PartialError:
+        """Return the error of a supervisor without a sign of life, with its last output."""
+        text = self._read(f"{self.folder(process)}/keeper.log").decode(errors="replace")
+        words = text.strip().splitlines()
+        reason = words[-1] if words else f"no sign of life in {_START_DEADLINE:.0f} s"
+        return PartialError(f"{process.name}: its supervisor did not start: {reason}")
+
+    def state(self, process: ProcessPlan) -> ProcessState:
+        """Return what is known about a process, also one that was never started.
+
+        It is what the supervisor wrote, checked against the running processes.
+        """
+        try:
+            said = self._said(process)
+            if said is None or said.is_over or _lives(self.connection, said.keeper):
+                return said or ProcessState(state="absent")
+            # It may have written its last state between the read and this check.
+            again = self._said(process) or said
+        except ValueError as error:
+            return ProcessState(state="lost", message=str(error))
+        return again if again.is_over else replace(again, state="lost")
+
+    def _said(self, process: ProcessPlan) -> ProcessState | None:
+        """Return what the supervisor wrote; None when there is nothing yet.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        text = self._read(f"{self.folder(process)}/state.json", limit=_MOST_STATE)
+        if not text:
+            return None
+        said = receive(ProcessState, parse(text, "state.json"), "state.json")
+        if said.state not in get_args(Phase):
+            raise ValueError(f"state.json: there is no state {said.state}")
+        return said
+
+    def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
+        """Ask processes to end, and end them by force after `grace` seconds. Idempotent.
+
+        SIGTERM goes to every supervisor at once, SIGKILL to it and its child group. A process that
+        is saving gets up to `LONGEST_SAVE` seconds for it, and the grace again after that.
+        """
+        living = [
+            (process, state)
+            for process in plans
+            if (state := self.state(process)).keeper and not state.is_over
+        ]
+        for _, state in living:
+            if state.keeper:
+                self.connection.send_signal(state.keeper, signal.SIGTERM)
+                self.connection.send_signal(state.keeper, signal.SIGCONT)
+        self.outlast([process for process, _ in living], grace)
+        for process, _ in living:
+            state = self.state(process)
+            if state.keeper:
+                self.connection.send_signal(state.keeper, signal.SIGKILL)
+            if state.child:
+                self.connection.send_group_signal(state.child, signal.SIGKILL)
+
+    def outlast(self, plans: Iterable[ProcessPlan], grace: float) -> None:
+        """Wait until the supervisors are gone: `grace` seconds, and while they save."""
+        keepers = [(process, self.state(process).keeper) for process in plans]
+        until = time.monotonic() + grace
+        last, saved = until + LONGEST_SAVE, False
+        while left := [p for p, k in keepers if k and self.connection.is_alive(k)]:
+            now = time.monotonic()
+            if now >= until:
+                saves = any(self._saves(process) for process in left)
+                if now >= last or not (saves or saved):
+                    return
+                # A process that has just ended its save gets the grace again, to end by itself.
+                until, saved = min(now + grace, last), saves
+            time.sleep(POLL)
+
+    def _saves(self, process: ProcessPlan) -> bool:
+        return self.connection.exists(f"{self.folder(process)}/{SAVING}")
+
+    def folder(self, process: ProcessPlan) -> str:
+        """Return where state, logs and certificates of a process lie."""
+        if not (process.folder or self._home):
+            raise ValueError(f"{process.name}: its plan names no folder, and no default is given")
+        return process.folder or f"{self._home}/processes/{process.name}"
+
+    def attempts(self, process: ProcessPlan) -> list[int]:
+        """Return the numbers of the attempts that have a log, in order."""
+        names = self.connection.names(self.folder(process))
+        found = [re.fullmatch(r"attempt-([0-9]{1,9})\.log", name) for name in names]
+        return sorted(int(match[1]) for match in found if match)
+
+    def read_log(
+        self, process: ProcessPlan, attempt: int, offset: int = 0, limit: int | None = None
+    ) -> bytes:
+        """Return an attempt's output from a byte offset on; empty when there is none yet."""
+        return self._read(f"{self.folder(process)}/{log_name(attempt)}", offset, limit)
+
+    def log_size(self, process: ProcessPlan, attempt: int) -> int:
+        """Return how many bytes an attempt has written; 0 when there is no log yet."""
+        try:
+            return self.connection.size(f"{self.folder(process)}/{log_name(attempt)}")
+        except FileNotFoundError:
+            return 0
+
+    def log_offset(self, process: ProcessPlan, attempt: int, moment: float) -> int | None:
+        """Return from where on an attempt's output is younger than a Unix time of its host.
+
+        It may be up to `log_index.GRANULARITY` seconds older; None when unknown.
+        """
+        path = f"{self.folder(process)}/{marks_name(log_name(attempt))}"
+        return offset_at(self._read(path), moment)
+
+    def _read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+        try:
+            return self.connection.read(path, offset, limit)
+        except FileNotFoundError:
+            return b""
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _lives(connection: Connection, keeper: ProcessIdentity | None) -> bool:
+    return keeper is not None and connection.is_alive(keeper)

@@ -1,0 +1,127 @@
+"""Processes of a run as systemd units: the same supervisor, started by the host's systemd.
+
+    motley-coordinator@<run id>:coordinator.service
+    motley-worker@<run id>:worker-2.service
+    motley-worker@<run id>:student.service
+
+Every process that computes is a worker to systemd: a student, a teacher and an evaluator need the
+same rights.
+
+The recipe installs the templates and the one root command that starts and stops them. A unit gives
+a process its cgroup and its limits, and brings it back after a reboot. Restarts, logs and
+state.json stay the supervisor's (`session/process_supervisor.py`); systemd is asked only what
+the supervisor cannot report: that it is about to restart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from launcher.errors import LauncherError, PartialError
+from launcher.hosts.base import Connection
+from launcher.hosts.fleet import at_once
+from launcher.hosts.received import receive
+from launcher.plan.plan import ProcessPlan, unit_of
+from launcher.runs.processes.session import ProcessState, SessionSupervisor
+from launcher.session.spec import LONGEST_SAVE, RestartPolicy
+
+_START_DEADLINE = 30.0
+_KILL_DEADLINE = 15.0
+_COMING = frozenset({"active", "activating", "reloading"})
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """systemd's properties of units, by name."""
+
+    boot: str
+    units: dict[str, dict[str, str]]
+
+
+class SystemdSupervisor(SessionSupervisor):
+    """Processes under supervisors that systemd runs; start and stop go through `control_unit`."""
+
+    def begin(self, process: ProcessPlan) -> None:
+        """Start and enable the unit: a rebooted host resumes an unfinished process.
+
+        Raises:
+            PreflightError: the host refuses.
+        """
+        self.connection.control_unit("start", unit_of(self.run_id, process), _START_DEADLINE)
+
+    def complain(self, process: ProcessPlan) -> PartialError:
+        """Return the error of a unit whose supervisor gives no sign of life."""
+        unit = unit_of(self.run_id, process)
+        said = self._show([process]).units.get(unit, {})
+        words = ", ".join(said[key] for key in ("ActiveState", "SubState", "Result") if key in said)
+        return PartialError(
+            f"{process.name}: its unit did not start ({words or 'unknown to systemd'}); "
+            f"see there: journalctl -u '{unit}'"
+        )
+
+    def state(self, process: ProcessPlan) -> ProcessState:
+        """Return what the supervisor wrote; `starting` if systemd is about to start it again."""
+        state = super().state(process)
+        if state.state not in ("lost", "absent"):
+            return state
+        shown = self._show([process])
+        said = shown.units.get(unit_of(self.run_id, process), {})
+        rebooted = state.keeper is not None and state.keeper.boot != shown.boot
+        due = rebooted and said.get("UnitFileState") == "enabled"  # but not its turn yet
+        coming = said.get("ActiveState") in _COMING
+        if coming or (due and said.get("ActiveState") == "inactive"):
+            again = super().state(process)  # its supervisor may have written something since
+            return (
+                again if again.state not in ("lost", "absent") else replace(again, state="starting")
+            )
+        return state
+
+    def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
+        """Stop and disable every unit at once; after `grace` their cgroups are killed."""
+        processes = list(plans)
+        until = time.monotonic() + grace
+        shown = self._show(processes).units
+        wanted = {
+            unit: process
+            for process in processes
+            if _is_wanted(shown.get(unit := unit_of(self.run_id, process), {}))
+        }
+        # A refusal or timeout of systemd is not final: see below.
+        at_once(
+            {unit: partial(self._end, unit, process, grace) for unit, process in wanted.items()},
+            grace + LONGEST_SAVE + _KILL_DEADLINE,
+        )
+        # Supervisors that systemd knows nothing of: started before the host got its units.
+        super().stop(processes, max(0.0, until - time.monotonic()))
+
+    def _end(self, unit: str, process: ProcessPlan, grace: float) -> None:
+        try:
+            self.connection.control_unit("stop", unit, max(1.0, grace))
+        except LauncherError:
+            if self._saves(process):
+                self.outlast([process], grace)
+            self.connection.control_unit("kill", unit, _KILL_DEADLINE)
+
+    def _show(self, processes: Sequence[ProcessPlan]) -> _Shown:
+        names = [unit_of(self.run_id, process) for process in processes]
+        return receive(_Shown, self.connection.call("units", {"names": names}), "units")
+
+
+def supervise(
+    connection: Connection, run_id: str, restart: RestartPolicy | None = None, home: str = ""
+) -> SessionSupervisor:
+    """Return the supervisor of a run's processes on one host: units where it has them.
+
+    `home` is the run's folder there; only a plan that was made here has it.
+    """
+    kind = SystemdSupervisor if connection.units else SessionSupervisor
+    return kind(connection, run_id, restart, home=home)
+
+
+def _is_wanted(said: dict[str, str]) -> bool:
+    """Whether systemd runs a unit, or would at the next boot."""
+    active = said.get("ActiveState", "inactive") not in ("inactive", "failed")
+    return active or said.get("UnitFileState") == "enabled"

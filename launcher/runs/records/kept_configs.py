@@ -1,0 +1,239 @@
+"""The config of a resumed run: the copy on this machine, else the one on its host.
+
+A config names files that every host reads and folders that they write. Processes on a host may have
+changed the copy there. So each start leaves a copy here, in `configs/` of the state folder,
+and a machine without one takes from a host only paths that Motley manages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+import yaml
+
+from launcher.errors import ConfigError
+from launcher.files import (
+    MANAGED_STATE,
+    default_state_folder,
+    make_private_folder,
+    write_atomically,
+)
+from launcher.hosts.received import parse, receive
+from launcher.inventory.hosts import Host
+from launcher.plan.hub import is_hub_name
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.runs.records.registry import Registry
+
+SHARE = "/srv/motley"
+"""The share role's folder, unless the inventory sets another."""
+
+_RUN = {
+    "model.path": "--model DIR",
+    "data.train": "--data FILE",
+    "output": "--output DIR",
+    "data.validation": "--set data.validation=FILE",
+    "checkpoint.folder": "--set checkpoint.folder=DIR",
+}
+"""The paths in a run config, and how they are given with `--resume`."""
+_JOB = {
+    "teacher.model": "--teacher DIR",
+    "teacher.data": "--data PATH",
+    "teacher.tokenizer": "--tokenizer DIR",
+    "student.model": "--student DIR",
+    "student.output": "--output DIR",
+    "logits": "--logits DIR",
+    **{
+        key: f"--set {key}=PATH"
+        for key in (
+            *("student.config", "student.validation", "student.checkpoint.folder"),
+            *("evaluation.data", "evaluation.prompts", "evaluation.problems"),
+        )
+    },
+}
+_PRIVATE = ("ca", "configs", "inventories", "lock", "push", "runs")
+"""Names in a state folder that are the launcher's own."""
+_DEFAULT_OUTPUT = ("runs", "output")
+_TASK = re.compile(r"[\w:-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The arguments of a start besides its config and the inventory."""
+
+    limit: str = "all"
+    extra_vars: tuple[str, ...] = ()
+    """`KEY=VALUE`, as given with -e."""
+    expect_workers: int | None = None
+
+    def over(self, earlier: Start) -> Start:
+        """Return an earlier start with the arguments of this one in place."""
+        return Start(
+            earlier.limit if self.limit == "all" else self.limit,
+            (*earlier.extra_vars, *self.extra_vars),
+            self.expect_workers or earlier.expect_workers,
+        )
+
+    def __str__(self) -> str:
+        limit = ["--limit", self.limit] if self.limit != "all" else []
+        extra = [word for variable in self.extra_vars for word in ("-e", variable)]
+        workers = ["--expect-workers", str(self.expect_workers)] if self.expect_workers else []
+        return shlex.join([*limit, *extra, *workers])
+
+
+def keep_config(run_id: str, config: bytes, start: Start) -> None:
+    """Keep the config and arguments of a start; without them `--resume` here needs more flags.
+
+    Only the variables that decide placement are kept: others may hold a password.
+    """
+    path = _own(run_id)
+    own = tuple(text for text in start.extra_vars if text.strip().startswith("motley_"))
+    with contextlib.suppress(OSError):
+        make_private_folder(path.parent)
+        write_atomically(path, config)
+        tree = asdict(replace(start, extra_vars=own))
+        write_atomically(path.with_suffix(".start.json"), json.dumps(tree).encode())
+
+
+def start_of(run_id: str | None) -> Start:
+    """Return the arguments of this machine's start of a run; empty if another started it."""
+    if run_id is None:
+        return Start()
+    try:
+        data = _own(run_id).with_suffix(".start.json").read_bytes()
+        return receive(Start, parse(data, "start.json"), "start.json")
+    except (OSError, ValueError):
+        return Start()
+
+
+def differences(before: LaunchPlan, now: LaunchPlan) -> list[str]:
+    """Return how a resumed run differs from before, a line each."""
+
+    def places(plan: LaunchPlan) -> dict[str, str]:
+        return {p.name: _place(p) for p in plan.processes}
+
+    old, new = places(before), places(now)
+    return [
+        f"{name}: {old.get(name, 'not there')} before, now {new.get(name, 'not there')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _place(process: ProcessPlan) -> str:
+    device = process.address if process.rank is None else process.device
+    if process.backend != "cpu":
+        device = f"{process.backend} {device}"
+    return f"{device} on {process.host}"
+
+
+def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[bytes, str]:
+    """Return the config to resume with, and a remark on it; empty if there is none.
+
+    Args:
+        given: the settings that the command line has a value for.
+
+    Raises:
+        ConfigError: there is no such run, or its config names what only this machine may name.
+    """
+    registry.get(run_id)
+    own = kept_config(run_id)
+    if own is None:
+        theirs = registry.config(run_id)
+        if not registry.is_here:
+            _refuse_what_is_elsewhere(theirs, registry.hosts, run_id, given)
+        return theirs, ""
+    with contextlib.suppress(ConfigError):
+        if registry.config(run_id) != own:
+            return own, f"the hosts' config of {run_id} differs and is not used"
+    return own, ""
+
+
+def kept_config(run_id: str) -> bytes | None:
+    """Return the config of a run that this machine started or exported; None of any other."""
+    with contextlib.suppress(OSError):
+        return _own(run_id).read_bytes()
+    return None
+
+
+def _own(run_id: str) -> Path:
+    return default_state_folder() / "configs" / f"{run_id}.yaml"
+
+
+def _refuse_what_is_elsewhere(
+    config: bytes, hosts: Sequence[Host], run_id: str, given: Collection[str]
+) -> None:
+    try:
+        tree: Any = yaml.safe_load(config)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"run {run_id}: its run.yaml is not a config; start a new run")
+    settings = cast("dict[str, Any]", tree)
+    is_job = "teacher" in settings
+    for key, flag in (_JOB if is_job else _RUN).items():
+        for path in () if key in given else _values(settings, key):
+            if not (_may_be_named(path, hosts, is_job) or (key == "model.path" and _on_hub(path))):
+                raise ConfigError(
+                    f"run {run_id} was not started from this machine, and its host's config names "
+                    f"{key} {path}, which is no path of Motley there; if it is right, "
+                    f"give it as well: {flag}"
+                )
+    code = [value for value in _values(settings, "evaluation.run_code") if value is not False]
+    tasks = [task for task in _values(settings, "evaluation.tasks") if not _is_task(task)]
+    for key, found in (("evaluation.run_code", code), ("evaluation.tasks", tasks)):
+        if found and key not in given:
+            raise ConfigError(
+                f"run {run_id} was not started from this machine, and its host's config sets {key} "
+                f"to {found[0]}; if that is right, give it as well: --set {key}=VALUE"
+            )
+
+
+def _is_task(name: object) -> bool:
+    return isinstance(name, str) and _TASK.fullmatch(name) is not None
+
+
+def _may_be_named(path: object, hosts: Sequence[Host], is_job: bool) -> bool:
+    """Whether a path lies where Motley keeps models, data and results of its own."""
+    if not isinstance(path, str) or not path.isprintable():
+        return False
+    pure = PurePosixPath(path)
+    if ".." in pure.parts or path.startswith("-"):
+        return False
+    if not pure.is_absolute():
+        return is_job and _is_open(pure)  # of a job: below a host's state folder or share
+    for host in hosts:
+        own = host.state_folder or (str(default_state_folder()) if host.is_local else MANAGED_STATE)
+        if pure.is_relative_to(host.share_folder or SHARE):
+            return True
+        if pure.is_relative_to(own):
+            return _is_open(pure.relative_to(own))
+    return False
+
+
+def _is_open(path: PurePosixPath) -> bool:
+    return path.parts[:2] == _DEFAULT_OUTPUT or path.parts[:1] not in [
+        (),
+        *[(p,) for p in _PRIVATE],
+    ]
+
+
+def _on_hub(path: object) -> bool:
+    return isinstance(path, str) and is_hub_name(path, Path("/")) and not path.startswith("inputs/")
+
+
+def _values(tree: Mapping[str, Any], key: str) -> Iterator[object]:
+    """Yield what a dotted key has: nothing, one value, or those of a list."""
+    found: Any = tree
+    for part in key.split("."):
+        found = cast("dict[str, Any]", found).get(part) if isinstance(found, dict) else None
+    if isinstance(found, list):
+        yield from cast("list[Any]", found)
+    elif found is not None:
+        yield found

@@ -1,0 +1,106 @@
+"""A run, and where a host keeps it: the folders and files of `registry.py`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.hosts.base import Connection
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.records.plan_file import MOST, RUN_ID, read_record
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the registry."""
+
+    plan: LaunchPlan
+    started: float
+    """Unix seconds, by the clock of the host that keeps it."""
+    hosts: tuple[Host, ...]
+    """The hosts of the plan as the inventory knows them; the others cannot be reached."""
+    source: str = ""
+    """The host whose plan.json this is; empty for a plan that was made here."""
+    keepers: tuple[Host, ...] = ()
+    """Of a run that begins: the hosts that get its files, the registry's among them."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's name and number in one."""
+        return self.plan.run_id
+
+    @property
+    def head(self) -> Host:
+        """The leader's host."""
+        return self.host(self.plan.leader.host)
+
+    def host(self, name: str) -> Host:
+        """Return a host of this run as it is reached now."""
+        return next(host for host in self.hosts if host.name == name)
+
+    def folder(self, host: Host, connection: Connection) -> str:
+        """Return where a host keeps this run: plan, config and the folders of its processes."""
+        return place_of(host, connection).run_folder(self.run_id)
+
+    def mark(self, host: Host, connection: Connection) -> str:
+        """Return the file on a host whose existence asks the run to end."""
+        return f"{self.folder(host, connection)}/down"
+
+    def plan_by(self, host: Host, connection: Connection) -> LaunchPlan | None:
+        """Return the plan whose paths apply on a host: no host decides the paths of another.
+
+        None when this host has none.
+        """
+        if self.source in ("", host.name):
+            return self.plan
+        try:
+            path = f"{self.folder(host, connection)}/plan.json"
+            return read_record(connection.read(path, limit=MOST), self.run_id).plan
+        except (OSError, ValueError):
+            return None
+
+    def end(self, host: Host, connection: Connection) -> str | None:
+        """Return why this run was asked to end, by what lies on a host; None when it was not.
+
+        A start that failed leaves its reason; `down` gives none.
+        """
+        try:
+            mark = connection.read(self.mark(host, connection), limit=MOST)
+        except (OSError, ValueError):
+            return None
+        return mark.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class StateFolder:
+    """A host's state folder and the way there."""
+
+    connection: Connection
+    folder: Path
+
+    host: str = ""
+    """Its name; empty for this machine without an inventory."""
+
+    def run_folder(self, run_id: str) -> str:
+        """Return where everything of a run lies."""
+        return str(self.folder / "runs" / run_id)
+
+    def plan_of(self, run_id: str) -> str:
+        """Return the path of a run's plan."""
+        return f"{self.run_folder(run_id)}/plan.json"
+
+    def ids(self) -> list[str]:
+        """Return the names of what looks like runs."""
+        return list(filter(is_run_id, self.connection.names(str(self.folder / "runs"))))
+
+
+def place_of(host: Host, connection: Connection) -> StateFolder:
+    """Return where a host keeps its runs."""
+    return StateFolder(connection, Path(host.state_folder or connection.state_folder), host.name)
+
+
+def is_run_id(text: str) -> bool:
+    """Whether a name has the form of a run id."""
+    return re.fullmatch(RUN_ID, text) is not None

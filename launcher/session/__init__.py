@@ -1,0 +1,1 @@
+"""The supervisor of one process: starts, restarts and logs it. Standard library only."""

@@ -1,1 +1,0 @@
-"""The process supervisor: starts, restarts and logs one process. Standard library only."""

@@ -1,0 +1,304 @@
+"""A new version of Motley for every host, without Ansible: the wheel goes over the connection.
+
+The host installs it by itself (`install.py`, run from that very wheel), in a session of its
+own: it finishes even if the connection breaks, and its output is read from its log.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from launcher.errors import ConfigError, LauncherError, PartialError, PreflightError
+from launcher.hosts.base import Connection
+from launcher.hosts.fleet import REACH, Answers, ask_hosts, line_of
+from launcher.hosts.received import receive
+from launcher.installation.environments import WheelFacts
+from launcher.installation.install import BEGUN_SCHEMA, RESULT_SCHEMA
+from launcher.inventory.hosts import Host
+from launcher.runs.records.run import place_of
+from launcher.session.processes import ProcessIdentity
+
+RECIPE = "ansible-playbook recipes/gpu-training.yml"
+
+_BEGIN_DEADLINE = 20.0
+_CHECK_DEADLINE = 60.0
+_SWITCH_DEADLINE = 300.0
+_ENVIRONMENT_DEADLINE = 3600.0
+_POLL = 0.2
+
+Report = Callable[[str], None]
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Update:
+    """The change on one host, made or planned."""
+
+    host: str
+    before: str | None
+    after: str | None
+    steps: tuple[str, ...]
+    used_by: tuple[str, ...]
+    """Processes of a run that run from what is installed."""
+
+    @property
+    def makes_environment(self) -> bool:
+        """Whether packages have to be downloaded, which takes minutes."""
+        return any(step.startswith("make environment") for step in self.steps)
+
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        if self.before == self.after:
+            return f"{self.host}: {self.after} is there already"
+        note = ", with a new environment" if self.makes_environment else ""
+        return f"{self.host}: {self.before or 'nothing'} -> {self.after}{note}"
+
+
+class Fleet:
+    """The hosts of an inventory on which Motley is installed."""
+
+    def __init__(self, hosts: Sequence[Host], report: Report) -> None:
+        self._hosts = list(hosts)
+        self._report = report
+
+    def push(
+        self, wheel: WheelFacts | None, *, quick: bool, force: bool, dry_run: bool
+    ) -> list[Update]:
+        """Update every host, or none; with `dry_run` only return what that would change.
+
+        Raises:
+            LauncherError: as the methods below.
+        """
+        self.skip_own()
+        updates = self.examine(wheel)
+        if not dry_run:
+            refuse(updates, quick, force)
+            self.apply(updates, wheel, force)
+        return updates
+
+    def skip_own(self) -> None:
+        """Leave out hosts that run Motley from elsewhere, such as this checkout.
+
+        Raises:
+            LauncherError: a host does not answer.
+            ConfigError: no host is left.
+        """
+        pythons = ask_hosts(self._hosts, lambda _, there: there.python, REACH).require()
+        for name, python in pythons.items():
+            if root_of(python) is None:
+                self._report(f"{name}: runs {python}, which is no installation to update")
+        self._hosts = [host for host in self._hosts if root_of(pythons[host.name]) is not None]
+        if not self._hosts:
+            raise ConfigError(f"no host has Motley installed; first: {RECIPE}")
+
+    def examine(self, wheel: WheelFacts | None) -> list[Update]:
+        """Copy the wheel to every host and ask what it would change; no wheel: plan a rollback.
+
+        Raises:
+            LauncherError: a host failed or has no previous version; nothing was changed.
+        """
+        if wheel is None:
+            arguments = ("show",)
+        else:
+            data = wheel.path.read_bytes()
+            ask_hosts(self._hosts, lambda h, c: _bring(h, c, wheel, data), REACH).require()
+            arguments = ("install", "--check")
+        trees = self._run(wheel, arguments, _CHECK_DEADLINE).require()
+        return [_update(name, tree, wheel is None) for name, tree in trees.items()]
+
+    def apply(self, updates: Sequence[Update], wheel: WheelFacts | None, force: bool) -> None:
+        """Install or roll back on every host at once.
+
+        Raises:
+            PartialError: a host failed; the others are done.
+        """
+        wanted = {update.host: update for update in updates if update.before != update.after}
+        hosts = [host for host in self._hosts if host.name in wanted]
+        minutes = any(update.makes_environment for update in updates)
+        deadline = _ENVIRONMENT_DEADLINE if minutes else _SWITCH_DEADLINE
+        arguments = ("rollback",) if wheel is None else ("install",)
+        if force:
+            arguments = (*arguments, "--force")
+        answers = self._run(wheel, arguments, deadline, hosts)
+        if answers.errors:
+            details = [f"done: {wanted[name].line}" for name in answers.found]
+            for name, error in answers.errors.items():
+                details.append(line_of(name, error))
+                details += error.details if isinstance(error, LauncherError) else ()
+            raise PartialError(
+                f"{len(answers.errors)} of {len(wanted)} hosts were not updated: "
+                f"{', '.join(answers.errors)}; correct that and push again",
+                details,
+            )
+
+    def _run(
+        self,
+        wheel: WheelFacts | None,
+        arguments: Sequence[str],
+        deadline: float,
+        hosts: Sequence[Host] | None = None,
+    ) -> Answers[_Answer]:
+        def run(host: Host, connection: Connection) -> _Answer:
+            def report(line: str) -> None:
+                self._report(f"{host.name}: {line}")
+
+            return _Job(host, connection, wheel).run(arguments, deadline, report)
+
+        chosen = self._hosts if hosts is None else hosts
+        return ask_hosts(chosen, run, deadline + REACH)
+
+
+def refuse(updates: Sequence[Update], quick: bool, force: bool) -> None:
+    """Raise PreflightError when these updates should not begin now."""
+    changing = [update for update in updates if update.before != update.after]
+    used = [update for update in changing if update.used_by]
+    if used and not force:
+        raise PreflightError(
+            f"a run is up on {', '.join(u.host for u in used)}; end it with launch cluster down, "
+            "or push with --force: it keeps the version that it has loaded",
+            [f"{update.host}: {line}" for update in used for line in update.used_by],
+        )
+    slow = [update.host for update in changing if update.makes_environment]
+    if slow and quick:
+        raise PreflightError(
+            f"dependencies changed: {', '.join(slow)} would download packages for minutes; "
+            f"push without --quick, or run: {RECIPE}"
+        )
+
+
+def update_tree(update: Update) -> Tree:
+    """Return an update for programs."""
+    return {
+        "host": update.host,
+        "before": update.before,
+        "after": update.after,
+        "changed": update.before != update.after,
+        "environment": update.makes_environment,
+        "used_by": list(update.used_by),
+    }
+
+
+def root_of(python: str) -> str | None:
+    """Return the folder of an installation by its Python; None for any other Python."""
+    parts = PurePosixPath(python)
+    if parts.parts[-3:-1] != ("current", "bin"):
+        return None
+    return str(parts.parents[2])
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The report of an installation."""
+
+    version: str | None
+    previous: str | None
+    steps: tuple[str, ...] = ()
+    used_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why nothing was installed."""
+
+    error: str
+    exit_code: int
+    details: tuple[str, ...] = ()
+
+
+class _Job:
+    """One run of `launcher.installation` on a host."""
+
+    def __init__(self, host: Host, connection: Connection, wheel: WheelFacts | None) -> None:
+        self._host = host
+        self._connection = connection
+        self._wheel = wheel
+
+    def run(self, arguments: Sequence[str], deadline: float, report: Report) -> _Answer:
+        """Return the program's answer; its progress lines are reported."""
+        folder = _folder(self._host, self._connection, self._wheel)
+        log = f"{folder}/{secrets.token_hex(4)}.log"
+        python = self._connection.python
+        argv = [python, "-P", "-m", "launcher.installation", *arguments, "--as-job"]
+        argv += ["--root", str(root_of(python))]
+        environment: Mapping[str, str] = {}
+        if self._wheel is not None:
+            path = f"{folder}/{self._wheel.path.name}"
+            argv += ["--wheel", path]
+            environment = {"PYTHONPATH": path}  # the new version installs itself
+        self._connection.make_folder(folder)
+        self._connection.spawn(argv, environment, log)
+        tree = self._follow(log, deadline, report)
+        self._connection.remove(log)
+        if tree["schema"] == RESULT_SCHEMA:
+            return receive(_Answer, tree, "installation")
+        failure = receive(_Failure, tree, "installation")
+        kinds = {kind.exit_code: kind for kind in (ConfigError, PreflightError)}
+        raise kinds.get(failure.exit_code, LauncherError)(failure.error, failure.details)
+
+    def _follow(self, log: str, deadline: float, report: Report) -> Tree:
+        process: ProcessIdentity | None = None
+        offset, until = 0, time.monotonic() + deadline
+        begun_by, last = time.monotonic() + _BEGIN_DEADLINE, ""
+        while time.monotonic() < until:
+            alive = process is None or self._connection.is_alive(process)
+            data = self._connection.read(log, offset)
+            end = data.rfind(b"\n") + 1
+            offset += end
+            for line in data[:end].decode(errors="replace").splitlines():
+                tree = _object(line)
+                if tree is None:
+                    last = line.removeprefix("installation: ")
+                    if line != last:  # its own lines; all others belong to an error
+                        report(last)
+                elif tree["schema"] == BEGUN_SCHEMA:
+                    process = receive(ProcessIdentity, tree, "installation")
+                else:
+                    return tree
+            if process is None and time.monotonic() > begun_by:
+                raise LauncherError(f"the installation did not start: {last or 'no output'}")
+            if not alive:
+                raise LauncherError(
+                    f"the installation ended without a result (last: {last}); {log}"
+                )
+            time.sleep(_POLL)
+        raise LauncherError(f"the installation did not end within {deadline:.0f} s; see {log}")
+
+
+def _folder(host: Host, connection: Connection, wheel: WheelFacts | None) -> str:
+    name = "rollback" if wheel is None else wheel.sha256[:12]
+    return str(place_of(host, connection).folder / "push" / name)
+
+
+def _bring(host: Host, connection: Connection, wheel: WheelFacts, data: bytes) -> None:
+    """Write the wheel on a host and remove those of earlier pushes."""
+    folder = PurePosixPath(_folder(host, connection, wheel))
+    connection.write(str(folder / wheel.path.name), data)
+    for name in connection.names(str(folder.parent)):
+        if name != folder.name:
+            for file in connection.names(str(folder.parent / name)):
+                connection.remove(str(folder.parent / name / file))
+
+
+def _object(line: str) -> Tree | None:
+    if not line.startswith('{"schema"'):
+        return None
+    try:
+        tree: Tree = json.loads(line)
+    except ValueError:
+        return None
+    return tree
+
+
+def _update(name: str, said: _Answer, back: bool) -> Update:
+    if not back:
+        return Update(name, said.previous, said.version, said.steps, said.used_by)
+    if said.previous in (None, said.version):
+        raise PreflightError(f"{name}: no previous version to go back to; nothing was changed")
+    return Update(name, said.version, said.previous, (), said.used_by)

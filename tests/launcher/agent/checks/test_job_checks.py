@@ -1,0 +1,156 @@
+"""What is found out about model, data, output and memory, on the host that is asked."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.checks.job import (
+    check_data,
+    check_memory,
+    check_model,
+    check_output,
+    check_training_data,
+    model_content,
+)
+from launcher.inventory.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import place
+from launcher.plan.setting import Setting
+from tests.launcher.hollow_model import make_model
+from trainer.config.run import load
+from trainer.model.layout import build_layout
+from trainer.replica.wgpu.planning import budget
+
+SETTING = Setting(run_id="x-1", trainer_command=("trainer",), state_folder="/s", routes={})
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b'{"input": "a", "label": 1}\n', "ok"),
+        (b'{"input": "' + b"a" * (2 << 20) + b'"}\n', "ok"),
+        (b"", "fail"),
+        (b"[1]\n", "fail"),
+        (b"\xff\xfe\n", "fail"),
+    ],
+)
+def test_data_files(tmp_path: Path, content: bytes, status: str) -> None:
+    (tmp_path / "train.jsonl").write_bytes(content)
+    finding = check_data(tmp_path / "train.jsonl", "x")
+    assert finding.status == status
+    assert str(tmp_path) in finding.detail
+
+
+def test_a_missing_data_file_and_a_missing_model(tmp_path: Path) -> None:
+    finding = check_data(tmp_path / "absent", "--data FILE")
+    assert "no such file" in finding.detail
+    assert finding.remedy == "give --data FILE"
+    config = load("quickstart", {"model.path": str(tmp_path / "absent")})
+    assert f"no model folder {tmp_path / 'absent'}" in check_model(config).detail
+    (tmp_path / "config.json").write_text("{")
+    broken = load("quickstart", {"model.path": str(tmp_path)})
+    assert check_model(broken).status == "fail"
+
+
+def test_training_data_is_a_file_without_a_teacher_and_its_folder_with_one(tmp_path: Path) -> None:
+    file, logits = tmp_path / "train.jsonl", tmp_path / "logits"
+    file.write_text('{"text": "a"}\n')
+    logits.mkdir()
+    assert check_training_data(file, taught=False).status == "ok"
+    assert "is a directory" in check_training_data(logits, taught=False).detail
+    (logits / "dataset.json").write_text('{"shards": []}')
+    assert check_training_data(logits, taught=True).status == "ok"
+    unsaid = check_training_data(logits, taught=False)
+    assert unsaid.status == "fail"
+    assert "has no section `distillation`" in unsaid.detail
+    assert unsaid.remedy.endswith("--set distillation.alpha=0.7")
+    unfit = check_training_data(file, taught=True)
+    assert unfit.status == "fail"
+    assert "data.train is a folder of logits" in unfit.detail
+    assert unfit.remedy == "give --data DIR, or --set distillation=null"
+
+
+def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> None:
+    assert check_output(tmp_path, "run-2").status == "ok"
+    (tmp_path / "status.json").write_text('{"run_id": "run-1"}')
+    assert check_output(tmp_path, "run-2").status == "ok"  # it had saved nothing
+    (tmp_path / "checkpoints" / "step-000010").mkdir(parents=True)
+    finding = check_output(tmp_path, "run-2")
+    assert finding.status == "fail"
+    assert "--resume run-1" in finding.remedy
+    assert check_output(tmp_path, "run-1").status == "ok"
+    (tmp_path / "status.json").write_text("torn {")
+    assert check_output(tmp_path, "run-2").status == "ok"  # the trainer judges by the manifests
+
+
+def test_a_plan_above_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-HET-002: before anything is started, for the main memory and for a card."""
+    config = load("quickstart", {"model.path": str(make_model(tmp_path))})
+    assert check_model(config).status == "ok"
+    host = Host(
+        name="localhost",
+        connection="local",
+        devices=(Device("cuda", "GPU-1", "small", 1 << 30), Device("cpu", "cpu")),
+    )
+    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 40)
+    finding = check_memory(place([host], config, None, SETTING), config, ["localhost"])
+    assert finding.status == "fail"
+    assert "worker-0 on GPU-1 need" in finding.detail
+    cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),) * 3)
+    plan = place([cpu], config, None, SETTING)
+    assert check_memory(plan, config, ["localhost"]).status == "ok"
+    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 4 << 30)
+    finding = check_memory(plan, config, ["localhost"])
+    assert finding.status == "fail"
+    assert "3 CPU workers and the coordinator need" in finding.detail
+
+
+def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-HET-002: what the launcher lets start there, the worker does not refuse."""
+    folder = make_model(tmp_path)
+    config = load("quickstart", {"model.path": str(folder)})
+    needed = budget(folder, config, build_layout(folder, config), 1, recompute=True).total
+    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 40)
+    for spare, status in ((1, "ok"), (-(1 << 20), "fail")):
+        card = Device("wgpu", "0000:0b:00.0", "card", int(needed / 0.95) + spare)
+        host = Host(name="localhost", connection="local", devices=(card,))
+        plan = place([host], config, None, SETTING)
+        finding = check_memory(plan, config, ["localhost"])
+        assert finding.status == status, finding.detail
+    assert f"need {needed / 2**30:.1f} GiB" in finding.detail
+
+
+def test_each_host_answers_for_its_own_share_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load("quickstart", {"model.path": str(make_model(tmp_path))})
+    cpu = (Device("cpu", "cpu"),)
+    head = Host(name="head", coordinator=True, bind_address="10.0.0.1", devices=cpu)
+    plan = place([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)
+    monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 6 << 30)
+    assert check_memory(plan, config, ["head"]).status == "ok"
+    assert "3 CPU workers need" in check_memory(plan, config, ["big"]).detail
+    both = check_memory(plan, config, ["head", "big"]).detail  # two names of one machine
+    assert "4 CPU workers and the coordinator need" in both
+
+
+def test_the_content_of_a_model_is_config_weights_and_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensor = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    header = json.dumps({"lm_head.weight": tensor}).encode()
+    weights = struct.pack("<Q", len(header)) + header + bytes(8)
+    (folder / "model.safetensors").write_bytes(weights)
+    for name in ("config.json", "tokenizer.json", "README.md"):
+        (folder / name).write_text("{}")
+    config = load("quickstart", {"model.path": str(folder)})
+    found = model_content(config, tmp_path)
+    assert set(found) == {"config.json", "model.safetensors", "tokenizer.json"}
+    absent = load("quickstart", {"model.path": str(tmp_path / "absent")})
+    assert model_content(absent, tmp_path) == {}

@@ -1,0 +1,62 @@
+"""What a wheel needs on a host, by the locks in it."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import ConfigError
+from launcher.installation import environments
+from launcher.installation.environments import WheelFacts, read_wheel
+from launcher.transfer.wheel import build_wheel
+from tests import ROOT
+
+
+def names(lock: str) -> set[str]:
+    return set(re.findall(r"^([a-z0-9.-]+)==", lock, re.M))
+
+
+def test_packages_come_from_the_wheels_locks(tmp_path: Path) -> None:
+    facts = read_wheel(build_wheel(ROOT, tmp_path).path)
+    assert set(facts.locks) == {"coordinator", "trainer", "torch-cpu", "torch-cuda"}
+    light = facts.recipe(["coordinator"], None)
+    heavy = facts.recipe(["trainer"], "cpu")
+    assert (light.torch, light.torch_lock) == (None, "")
+    assert heavy.torch == "cpu"
+    assert names(light.packages) < names(heavy.packages)
+    assert "bitsandbytes" in names(heavy.packages)
+    assert not names(heavy.packages) & {"motley", "torch", "ansible-core", "pytest"}
+    assert names(heavy.torch_lock) == {"torch"}
+    assert heavy.key != facts.recipe(["trainer"], "cuda").key
+    with pytest.raises(ConfigError, match="name its build, cpu or cuda"):
+        facts.recipe(["trainer"], None)
+
+
+def facts(folder: Path, lock: str) -> WheelFacts:
+    return WheelFacts(folder, "1.0", "0" * 64, {"coordinator": lock}, ">=3.11")
+
+
+def test_another_hash_is_another_environment(tmp_path: Path) -> None:
+    one, other = (f"leaf==1.0 --hash=sha256:{digit * 64}\n" for digit in "12")
+    keys = [facts(tmp_path, lock).recipe(["coordinator"], None).key for lock in (one, one, other)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_which_extras_need_torch() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for extra in ("coordinator", "trainer"):
+        needed = any(requirement.startswith("torch") for requirement in extras[extra])
+        assert needed == (extra in environments._TORCH_EXTRAS)
+
+
+def test_the_index_is_the_makefiles() -> None:
+    assert f"TORCH_CPU_INDEX ?= {environments.TORCH_CPU_INDEX}\n" in (ROOT / "Makefile").read_text()
+
+
+def test_an_old_python_is_told(tmp_path: Path) -> None:
+    facts = WheelFacts(tmp_path, "1.0", "0" * 64, {}, ">=3.99")
+    with pytest.raises(ConfigError, match=r"Motley needs 3\.99 or newer"):
+        facts.recipe([], None)

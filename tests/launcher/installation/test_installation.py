@@ -1,0 +1,312 @@
+"""Installing on a host: real environments, small wheels, and no index but a folder of wheels."""
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.installation import environments
+from launcher.installation import install as installation
+from launcher.transfer.wheel import build_wheel
+from tests import ROOT
+from tests.launcher.handmade import lock_of, make_wheel
+from tests.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.cluster,  # each installation takes seconds
+    pytest.mark.usefixtures("copied_venvs", "without_checkout"),
+]
+
+Answer = dict[str, Any]
+Install = Callable[..., Answer]
+
+
+def motley(folder: Path, version: str, *needs: str, broken: bool = False) -> Path:
+    """Write a small motley that starts, or does not; it needs leaf and more from the shelf."""
+    wheels = [leaf_or_twig(folder / "copies", name) for name in ("leaf", *needs)]
+    files = {
+        "launcher/__init__.py": f"version = '{version}'",
+        "launcher/session.py": "import nothing_like_it" if broken else "import leaf",
+        "launcher/locks/coordinator.txt": lock_of(*wheels),
+        "trainer/__init__.py": "",
+        "trainer/commands/finetune.py": "",
+    }
+    return make_wheel(folder, "motley", version, files, "Requires-Python: >=3.11")
+
+
+def leaf_or_twig(folder: Path, name: str) -> Path:
+    """Write a wheel that needs another one, which no lock names; its bytes are always the same."""
+    return make_wheel(folder, name, "1.0", {f"{name}.py": ""}, "Requires-Dist: unlocked")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of wheels that is the only index pip knows."""
+    folder = tmp_path / "shelf"
+    for name in ("leaf", "twig"):
+        leaf_or_twig(folder, name)
+    make_wheel(folder, "unlocked", "1.0", {"unlocked.py": ""})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def install(tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]) -> Install:
+    """Return a caller of the program; `code` is the exit code that is expected."""
+
+    def call(command: str, *arguments: str | Path, code: int = 0) -> Answer:
+        words = [command, "--root", str(tmp_path / "root"), *map(str, arguments)]
+        assert installation.main(words) == code
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 1
+        return json.loads(lines[0])
+
+    return call
+
+
+def running(root: Path) -> str:
+    """Return the version that the installed Python imports."""
+    command = [root / "current/bin/python", "-P", "-c", "import launcher; print(launcher.version)"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_versions_follow_each_other(tmp_path: Path, shelf: Path, install: Install) -> None:
+    root = tmp_path / "root"
+    one, two, three = (motley(tmp_path / v, v) for v in ("1.0", "2.0", "3.0"))
+
+    would = install("install", "--wheel", one, "--extras", "coordinator", "--check")
+    assert would["changed"]
+    assert len(would["steps"]) == 3
+    assert not root.exists()
+
+    first = install("install", "--wheel", one, "--extras", "coordinator")
+    assert first["changed"]
+    assert first["version"] == would["version"] == f"1.0-{first['sha256'][:12]}"
+    assert first["environment"] == would["environment"]
+    assert running(root) == "1.0"
+
+    again = install("install", "--wheel", one)
+    assert not again["changed"]
+    assert not install("install", "--wheel", one, "--check")["changed"]
+
+    second = install("install", "--wheel", two)  # extras as before
+    assert second["steps"] == [f"install {second['version']}", f"switch from {first['version']}"]
+    assert second["previous"] == first["version"]
+    assert second["environment"] == first["environment"]
+    assert running(root) == "2.0"
+
+    back = install("rollback")
+    assert (back["version"], back["previous"]) == (first["version"], second["version"])
+    assert running(root) == "1.0"
+    assert install("rollback")["version"] == second["version"]
+
+    third = install("install", "--wheel", three)
+    assert third["previous"] == second["version"]
+    left = sorted(folder.name for folder in (root / "versions").iterdir())
+    assert left == sorted([second["version"], third["version"]])
+    shown = install("show")
+    assert shown.pop("used_by") == []
+    assert shown.items() <= (third | {"changed": False}).items()
+    assert not (root / "tmp").exists()
+
+
+def test_changed_dependencies_make_a_new_environment(
+    tmp_path: Path, shelf: Path, install: Install
+) -> None:
+    first = install("install", "--wheel", motley(tmp_path, "1.0"), "--extras", "coordinator")
+    wheel = motley(tmp_path, "2.0", "twig")
+    would = install("install", "--wheel", wheel, "--check")
+    assert would["steps"][0] == f"make environment {would['environment']} (minutes)"
+    second = install("install", "--wheel", wheel)
+    assert second["environment"] != first["environment"]
+    third = install("install", "--wheel", motley(tmp_path, "3.0", "twig"))
+    assert third["environment"] == second["environment"]
+    # Two versions are kept, and both need the second environment.
+    folders = [folder.name for folder in (tmp_path / "root/environments").iterdir()]
+    assert folders == [second["environment"]]
+
+
+def test_what_does_not_start_is_not_switched_to(
+    tmp_path: Path, shelf: Path, install: Install
+) -> None:
+    good = install("install", "--wheel", motley(tmp_path, "1.0"), "--extras", "coordinator")
+    wheel = motley(tmp_path, "2.0", broken=True)
+    failure = install("install", "--wheel", wheel, code=1)
+    assert "does not start; nothing was switched" in failure["error"]
+    assert any("nothing_like_it" in line for line in failure["details"])
+    assert install("show")["version"] == good["version"]
+    assert running(tmp_path / "root") == "1.0"
+
+
+def test_nothing_beside_the_lock_is_installed(
+    tmp_path: Path, shelf: Path, install: Install
+) -> None:
+    install("install", "--wheel", motley(tmp_path, "1.0"), "--extras", "coordinator")
+    assert list(tmp_path.glob("root/environments/*/lib/*/site-packages/leaf.py"))
+    assert not list(tmp_path.glob("root/environments/*/lib/*/site-packages/unlocked.py"))
+
+
+def test_another_file_than_the_locked_one_is_refused(
+    tmp_path: Path, shelf: Path, install: Install
+) -> None:
+    wheel = motley(tmp_path, "1.0")
+    make_wheel(shelf, "leaf", "1.0", {"leaf.py": "print('tampered with')"})
+    failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
+    assert "DO NOT MATCH THE HASHES" in failure["error"]
+    assert list((tmp_path / "root/environments").iterdir()) == []
+
+
+def test_a_source_distribution_is_not_built(tmp_path: Path, shelf: Path, install: Install) -> None:
+    """Building runs its code, and asks an index for tools that no lock names."""
+    source = shelf / "bark-1.0.tar.gz"
+    source.write_bytes(b"never looked at")
+    lock = f"bark==1.0 --hash=sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}"
+    files = {"launcher/__init__.py": "", "launcher/locks/coordinator.txt": lock}
+    wheel = make_wheel(tmp_path, "motley", "1.0", files)
+    failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
+    assert "bark==1.0" in failure["error"]
+
+
+def test_a_missing_package_leaves_nothing(tmp_path: Path, shelf: Path, install: Install) -> None:
+    wheel = motley(tmp_path, "1.0", "no_such_package_on_the_shelf")
+    failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
+    assert "no_such_package_on_the_shelf" in failure["error"].replace("-", "_")
+    assert list((tmp_path / "root/environments").iterdir()) == []
+    assert install("show")["version"] is None
+
+
+def test_what_an_interruption_left_is_removed(
+    tmp_path: Path, shelf: Path, install: Install
+) -> None:
+    root, wheel = tmp_path / "root", motley(tmp_path, "1.0")
+    would = install("install", "--wheel", wheel, "--extras", "coordinator", "--check")
+    for torn in (
+        root / "environments" / would["environment"] / "lib",
+        root / "environments/elsewhere",
+        root / "versions" / would["version"] / "bin",
+        root / "tmp/pip-unpack",
+    ):
+        torn.mkdir(parents=True)
+    (root / ".current.new").symlink_to("versions/nowhere")
+    done = install("install", "--wheel", wheel, "--extras", "coordinator")
+    assert done["version"] == would["version"]
+    assert running(root) == "1.0"
+    assert not (root / "environments/elsewhere").exists()
+    assert not (root / "tmp").exists()
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(
+    tmp_path: Path, shelf: Path, install: Install
+) -> None:
+    root, wheel = tmp_path / "root", motley(tmp_path, "1.0")
+    first = install("install", "--wheel", wheel, "--extras", "coordinator")
+    python = root / "environments" / first["environment"] / "bin/python3"
+    python.unlink()
+    for name in ("python", "python3"):
+        (python.parent / name).unlink(missing_ok=True)
+        (python.parent / name).symlink_to("/nonexistent/python3.11")
+    assert install("install", "--wheel", wheel)["changed"]
+    assert running(root) == "1.0"
+
+
+def test_two_at_once(tmp_path: Path, shelf: Path, install: Install) -> None:
+    (tmp_path / "root").mkdir()
+    with (tmp_path / "root/.lock").open("w") as held:
+        held.write("pid 4711")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        wheel = motley(tmp_path, "1.0")
+        failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=4)
+    assert "another installation is under way (pid 4711)" in failure["error"]
+
+
+def test_a_run_is_not_changed_under_its_feet(tmp_path: Path, shelf: Path, install: Install) -> None:
+    root = tmp_path / "root"
+    install("install", "--wheel", motley(tmp_path, "1.0"), "--extras", "coordinator")
+    install("install", "--wheel", motley(tmp_path, "2.0"))
+    oldest = install("show")["previous"]
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
+    command = [
+        root / "current/bin/python",
+        "-c",
+        code,
+        "launcher.session",
+        "--instance",
+        "r:worker-0",
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as keeper:
+        assert keeper.stdout
+        assert keeper.stdin
+        assert keeper.stdout.readline() == "up\n"
+        wheel = motley(tmp_path, "3.0")
+        for arguments in (("install", "--wheel", wheel), ("rollback",)):
+            failure = install(*arguments, code=4)
+            assert "a run uses it" in failure["error"]
+            assert f"pid {keeper.pid}: " in failure["details"][0]
+        assert not install("install", "--wheel", motley(tmp_path, "2.0"))["changed"]
+        forced = install("install", "--wheel", wheel, "--force")
+        assert forced["version"].startswith("3.0-")
+        assert (root / "versions" / oldest).exists()  # nothing is removed beside a run
+        keeper.stdin.close()
+    wait_for(lambda: keeper.poll() is not None, "the keeper to leave")
+    install("install", "--wheel", motley(tmp_path, "4.0"))
+    assert not (root / "versions" / oldest).exists()
+
+
+def test_mistakes_are_one_line(tmp_path: Path, shelf: Path, install: Install) -> None:
+    wheel = motley(tmp_path, "1.0")
+    assert "name --extras" in install("install", "--wheel", wheel, code=2)["error"]
+    assert (
+        "no lock for extra nonsense"
+        in (install("install", "--wheel", wheel, "--extras", "nonsense", code=2)["error"])
+    )
+    assert "No such file" in install("install", "--wheel", tmp_path / "x.whl", code=2)["error"]
+    (tmp_path / "x.whl").write_bytes(b"torn")
+    assert "not a wheel" in install("install", "--wheel", tmp_path / "x.whl", code=2)["error"]
+    other = shelf / "leaf-1.0-py3-none-any.whl"
+    assert "a wheel of leaf" in install("install", "--wheel", other, code=2)["error"]
+    assert "no previous version" in install("rollback", code=2)["error"]
+
+
+def test_what_stands_in_the_way_is_named(tmp_path: Path, shelf: Path, install: Install) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/environments").write_text("no folder")
+    wheel = motley(tmp_path, "1.0")
+    failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=4)
+    assert failure["error"] == f"{tmp_path}/root/environments: File exists"
+
+
+def test_no_room(
+    tmp_path: Path, shelf: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(environments._SIZES, None, 1e18)
+    wheel = motley(tmp_path, "1.0")
+    failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=4)
+    assert "GB free, a new environment takes about 1000000000.0 GB" in failure["error"]
+
+
+def test_the_real_wheel_installs_itself(tmp_path: Path) -> None:
+    wheel = build_wheel(ROOT, tmp_path).path
+    command = [sys.executable, "-P", "-m", "launcher.installation", "install", "--wheel", wheel]
+    result = subprocess.run(
+        [*command, "--root", tmp_path / "root", "--extras", "coordinator"],
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert result.returncode == 0, result.stderr
+    # With bytecode, since a unit may not write any: of what nobody imported here, too.
+    assert list(tmp_path.glob("root/environments/*/lib/*/site-packages/safetensors/*/torch.*.pyc"))
+    trainer = [tmp_path / "root/current/bin/trainer", "--help"]
+    assert b"finetune" in subprocess.run(trainer, capture_output=True, check=True).stdout

@@ -1,0 +1,61 @@
+"""Skew between hosts: other code refuses, other patch releases are said."""
+
+from dataclasses import replace
+
+from launcher.agent.checks.finding import Check
+from launcher.inventory.facts.machine import Machine
+from launcher.inventory.facts.network import Network
+from launcher.runs.preflight.versions import compare
+
+HERE = Machine(
+    identity="laptop",
+    hostname="laptop",
+    python="3.12.3",
+    version="0.1.0",
+    code="c" * 64,
+    wheel="",
+    libraries={"numpy": "2.1.0"},
+    cores=8,
+    network=Network(),
+)
+TORCH = {"numpy": "2.1.0", "torch": "2.13.0"}
+INTEL = replace(HERE, identity="i", python="3.11.2", wheel="f" * 64, libraries=TORCH)
+LAMBDA = replace(INTEL, identity="l")
+
+
+def named(checks: list[Check], name: str) -> dict[str, Check]:
+    return {check.host: check for check in checks if check.name == name}
+
+
+def test_the_same_everywhere_is_well_although_the_laptop_has_another_python() -> None:
+    checks = compare({"intel": INTEL, "lambda": LAMBDA}, HERE, "intel")
+    assert {check.status for check in checks} == {"ok"}
+    assert "wheel ffffffffffff" in named(checks, "version")["intel"].detail
+
+
+def test_skew_says_who_has_what_and_how_to_update() -> None:
+    old = replace(LAMBDA, version="0.0.9", code="0" * 64)
+    checks = compare({"intel": INTEL, "lambda": old, "nas": replace(old)}, HERE, "intel")
+    versions = named(checks, "version")
+    assert versions["intel"].status == "ok"
+    assert versions["lambda"].status == "fail"
+    assert "Motley 0.0.9, code 000000000000" in versions["lambda"].detail
+    assert "(like nas), but the launcher, intel: Motley 0.1.0" in versions["lambda"].detail
+    assert "launch cluster push" in versions["lambda"].remedy
+
+
+def test_a_patch_version_of_python_is_only_said() -> None:
+    machines = {"intel": INTEL, "lambda": replace(LAMBDA, python="3.11.9")}
+    python = named(compare(machines, HERE, "intel"), "python")
+    assert python["intel"].status == "ok"
+    assert python["lambda"].status == "warn"
+    assert python["lambda"].detail == "3.11.9, the coordinator has 3.11.2"
+
+
+def test_another_release_of_a_library_is_said_by_whoever_has_it() -> None:
+    head = replace(INTEL, libraries={"numpy": "2.1.0"})  # coordinates only: no torch
+    other = replace(LAMBDA, libraries={**TORCH, "torch": "2.12.1"})
+    machines = {"lambda": LAMBDA, "intel": head, "nas": other}
+    libraries = named(compare(machines, HERE, "intel"), "libraries")
+    assert [libraries[name].status for name in machines] == ["ok", "ok", "warn"]
+    assert "torch 2.12.1 (2.13.0 on lambda)" in libraries["nas"].detail

@@ -1,0 +1,145 @@
+"""What preflight finds out about a distillation: models, texts, folders, one share and not two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent.checks.finding import Finding
+from launcher.agent.checks.job import check_model_folder, check_text
+from launcher.discovery.survey import Survey
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.facts.devices import Device
+from launcher.inventory.facts.machine import describe
+from launcher.inventory.hosts import Host
+from launcher.plan.distillation import place_distillation
+from launcher.plan.placement import Setting
+from launcher.plan.plan import LaunchPlan
+from launcher.runs.preflight.examination import Examination
+from launcher.runs.preflight.inspection import CHECKS
+from launcher.runs.preflight.probe import Probe
+from tests.launcher.hollow_model import make_model
+from tests.launcher.played_hosts import Units
+from trainer.config.distill_job import load
+
+SETTING = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+CPU = (Device("cpu", "cpu"),)
+
+
+class Pair:
+    """Two hosts that see folders of this machine, and the plan of a distillation over them."""
+
+    def __init__(self, folder: Path, teachers_share: Path, students_share: Path) -> None:
+        for part in (teachers_share, students_share):
+            for name in ("logits", "checkpoints"):
+                (part / name).mkdir(parents=True, exist_ok=True)
+        (folder / "inputs").mkdir()
+        (folder / "inputs" / "text").write_text("hello\n")
+        state = str(folder)
+        ram = Host(name="ram", state_folder=state, devices=CPU, share_folder=str(teachers_share))
+        gpu = Host(name="gpu", state_folder=state, devices=CPU, share_folder=str(students_share))
+        hosts = (replace(ram, teacher=True), replace(gpu, student=True))
+        settings = {"teacher.model": "inputs/t", "teacher.data": ["inputs/text"]}
+        self.job = job = load(
+            None, settings | {"student.model": "inputs/s", "evaluation.data": ["inputs/h"]}
+        )
+        self.plan: LaunchPlan = place_distillation(hosts, job, SETTING)
+        here = describe()
+        self.found = Survey(
+            hosts=hosts,
+            machines={"ram": here, "gpu": replace(here, identity="another")},
+            connections={"ram": LocalConnection(), "gpu": LocalConnection()},
+        )
+
+    def probes(self) -> dict[tuple[str, str], Probe]:
+        cluster = Examination(self.found, ["ram", "gpu"], self.plan, self.job)
+        return {
+            (name, probe.name): probe
+            for check in CHECKS
+            if check.kind == "distillation"
+            for name in cluster.names
+            for probe in check.probes(cluster, name)
+        }
+
+    def findings(self, *names: str) -> dict[tuple[str, str], Finding]:
+        return {key: probe.ask() for key, probe in self.probes().items() if key[1] in names}
+
+
+def test_each_host_is_asked_for_what_its_processes_need(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, tmp_path / "share", tmp_path / "share")
+    assert set(pair.probes()) == {
+        ("gpu", "model"),
+        ("gpu", "output"),
+        ("gpu", "logits"),
+        ("gpu", "checkpoints"),
+        ("ram", "model"),
+        ("ram", "data"),
+        ("ram", "validation"),
+        ("ram", "logits"),
+        ("ram", "checkpoints"),
+    }
+    found = pair.findings("model", "data", "validation")
+    assert found["ram", "data"] == Finding("ok", f"{tmp_path}/inputs/text")
+    assert found["ram", "validation"].status == "fail"
+    assert f"no model folder {tmp_path}/inputs/t" in found["ram", "model"].detail
+    assert f"no model folder {tmp_path}/inputs/s" in found["gpu", "model"].detail
+
+
+def test_one_share_under_two_paths_is_one(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    (tmp_path / "mounted").symlink_to(tmp_path / "share")
+    pair = Pair(tmp_path, tmp_path / "share", tmp_path / "mounted")
+    for finding in pair.findings("logits", "checkpoints").values():
+        assert finding.status == "ok"
+    assert pair.findings("logits")["ram", "logits"].detail.endswith("the same as on gpu")
+    assert list((tmp_path / "share" / "logits").iterdir()) == []
+
+
+def test_two_folders_of_one_name_are_refused(tmp_path: Path) -> None:
+    """As with `share_mode: rsync`: the student would wait for a teacher that writes elsewhere."""
+    pair = Pair(tmp_path, tmp_path / "one", tmp_path / "other")
+    finding = pair.findings("logits")["ram", "logits"]
+    assert finding.status == "fail"
+    assert (
+        finding.detail
+        == f"{tmp_path}/one/logits/distill is not gpu's {tmp_path}/other/logits/distill"
+    )
+    assert "mount the share" in finding.remedy
+
+
+def test_units_are_asked_about_every_folder(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {}
+    pair = Pair(tmp_path, tmp_path / "share", tmp_path / "share")
+    pair.found = replace(pair.found, connections={"ram": Units(asked), "gpu": LocalConnection()})
+    assert pair.probes()["ram", "unit"].ask().status == "ok"
+    units = asked["fences"]["units"]
+    assert set(units) == {
+        "motley-worker@x-1:teacher-0.service",
+        "motley-worker@x-1:evaluator.service",
+    }
+    teacher = units["motley-worker@x-1:teacher-0.service"]
+    assert teacher["reads"] == [f"{tmp_path}/inputs/t", f"{tmp_path}/inputs/text"]
+    assert f"{tmp_path}/share/logits/distill" in teacher["writes"]
+
+
+def test_a_model_folder_is_whole_or_named(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    make_model(model)
+    assert check_model_folder(model).detail == f"{model} lacks tokenizer.json"
+    (model / "tokenizer.json").write_text("{}")
+    assert check_model_folder(model).status == "ok"
+    (model / "config.json").unlink()
+    lacking = check_model_folder(model)
+    assert (lacking.status, "config.json" in lacking.detail) == ("fail", True)
+    assert check_model_folder(tmp_path / "absent").remedy.startswith("launch sync inputs")
+
+
+@pytest.mark.parametrize(("name", "status"), [("text", "ok"), ("folder", "ok"), ("none", "fail")])
+def test_texts_are_files_or_folders(tmp_path: Path, name: str, status: str) -> None:
+    (tmp_path / "text").write_text("a")
+    (tmp_path / "folder").mkdir()
+    assert check_text(tmp_path / name).status == status

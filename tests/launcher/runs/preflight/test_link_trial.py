@@ -1,0 +1,67 @@
+"""What a crossing means: which direction fails, and what to do about it."""
+
+import pytest
+
+from launcher.agent.checks.link import Crossing
+from launcher.inventory.facts.devices import Device
+from launcher.inventory.facts.network import speed
+from launcher.inventory.hosts import Host
+from launcher.plan.placement import place
+from launcher.plan.plan import LaunchPlan
+from launcher.plan.setting import Setting
+from launcher.runs.preflight.link import judge
+from trainer.config.run import load
+
+TARGET = "10.0.0.1:9000"
+
+
+def plan() -> LaunchPlan:
+    cpu = (Device("cpu", "cpu"),)
+    hosts = [
+        Host(name="intel", coordinator=True, bind_address="10.0.0.1", devices=cpu),
+        Host(name="lambda", devices=cpu),
+    ]
+    setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+    return place(hosts, load("quickstart"), None, setting)
+
+
+CROSSINGS: dict[str, tuple[Crossing, bool, str, str]] = {
+    "up": (Crossing("up", "it stalled", 0.001), True, "from lambda -> intel do not", "MTU"),
+    "down": (Crossing("down", "it stalled", 0.001), True, "from intel -> lambda do not", "MTU"),
+    "silent": (Crossing("silent", "no answer"), False, "lambda -> intel", "open TCP port 9000"),
+    "answers lost": (Crossing("silent", "no answer"), True, "intel -> lambda: its", "open TCP"),
+    "refused": (Crossing("refused", "x"), False, "though intel listens there", "firewall"),
+    "stranger": (Crossing("stranger", "x"), False, f"{TARGET} is not intel", "connect_address"),
+    "unreachable": (
+        Crossing("unreachable", "no route to host"),
+        False,
+        "lambda has no way to 10.0.0.1:9000: no route to host",
+        "motley_bind_address on intel",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CROSSINGS)
+def test_a_failure_names_its_direction_and_a_remedy(case: str) -> None:
+    crossing, heard, detail, remedy = CROSSINGS[case]
+    finding = judge(crossing, "lambda", TARGET, plan(), heard)
+    assert finding.status == "fail"
+    assert detail in finding.detail
+    assert remedy in finding.remedy
+
+
+def test_speeds_are_shown_and_the_slower_way_counts() -> None:
+    fast = judge(Crossing("done", "", 0.0004, 941e6, 2.3e9), "lambda", TARGET, plan(), True)
+    assert fast.status == "ok"
+    assert fast.detail == "941 Mbit/s to the coordinator, 2.3 Gbit/s back, 0.4 ms"
+    slow = judge(Crossing("done", "", 0.004, 941e6, 48e6), "lambda", TARGET, plan(), True)
+    assert slow.status == "warn"
+    assert "int8" in slow.remedy
+
+
+def test_a_link_that_could_not_be_measured_is_no_failure() -> None:
+    assert judge(Crossing("done", "", 0.001), "lambda", TARGET, plan(), True).status == "ok"
+
+
+def test_speed() -> None:
+    assert [speed(s) for s in (48.4e6, 999e6, 1e9)] == ["48 Mbit/s", "999 Mbit/s", "1.0 Gbit/s"]

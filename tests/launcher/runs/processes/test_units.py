@@ -1,0 +1,238 @@
+"""What only units do: they come back, also after a reboot, and are wanted until they are over."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import PartialError, PreflightError
+from launcher.hosts.local import LocalConnection
+from launcher.plan.plan import ProcessPlan, unit_of
+from launcher.runs.processes.session import SessionSupervisor
+from launcher.runs.processes.systemd import SystemdSupervisor, supervise
+from launcher.session.process_supervisor import is_final
+from launcher.session.processes import find_run, send_signal
+from launcher.session.spec import RestartPolicy
+from tests.launcher.keeping import python_process
+from tests.launcher.unit_host import UnitHost
+from tests.waiting import wait_for
+
+QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
+UP = "import time\nprint('up')\nwhile True: time.sleep(60)"
+
+
+class Place:
+    """A host with units, and a process of a run on it."""
+
+    def __init__(self, folder: Path, program: str = sys.executable) -> None:
+        self.run_id = f"test-{secrets.token_hex(4)}"
+        self.home = folder / "runs" / self.run_id / "processes"
+        self.host = UnitHost(folder, program)
+        self.supervisor = SystemdSupervisor(self.host, self.run_id, QUICK)
+
+    def process(self, code: str = UP, name: str = "worker-0") -> ProcessPlan:
+        return python_process(self.home, code, name)
+
+    def up(self, process: ProcessPlan, attempt: int = 1) -> None:
+        wait_for(lambda: b"up" in self.supervisor.read_log(process, attempt), f"{attempt}")
+
+    def keeper(self, process: ProcessPlan) -> subprocess.CompletedProcess[str]:
+        instance = f"{self.run_id}:{process.name}"
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "launcher.session", "--instance", instance],
+            env=os.environ | {"MOTLEY_STATE_DIR": str(self.home.parents[2])},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.host.close()
+    wait_for(lambda: not find_run(made.run_id), "everything is gone", seconds=10.0)
+
+
+def test_where_there_are_units_they_are_used(place: Place) -> None:
+    assert isinstance(supervise(place.host, place.run_id), SystemdSupervisor)
+    assert type(supervise(LocalConnection(), place.run_id)) is SessionSupervisor
+
+
+def test_units_are_named_by_run_and_process(place: Place) -> None:
+    worker = place.process(name="worker-12")
+    head = replace(place.process(name="coordinator"), role="coordinator")
+    assert unit_of("demo-1", worker) == "motley-worker@demo-1:worker-12.service"
+    assert unit_of("demo-1", head) == "motley-coordinator@demo-1:coordinator.service"
+    teacher = replace(place.process(name="teacher-0"), role="teacher")
+    assert unit_of("demo-1", teacher) == "motley-worker@demo-1:teacher-0.service"
+
+
+def test_a_unit_is_wanted_from_start_to_stop(place: Place) -> None:
+    process = place.process()
+    unit = unit_of(place.run_id, process)
+    place.supervisor.start(process)
+    place.up(process)
+    assert place.host.unit(unit).enabled
+    place.supervisor.stop([process], 20.0)
+    assert place.supervisor.state(process).state == "stopped"
+    assert not place.host.unit(unit).enabled
+    place.supervisor.stop([process], 20.0)
+    assert place.host.asked == [("start", unit), ("stop", unit)]
+
+
+def test_a_killed_keeper_comes_back_with_the_next_attempt(place: Place) -> None:
+    process = place.process()
+    place.supervisor.start(process)
+    place.up(process)
+    keeper = place.supervisor.state(process).keeper
+    assert keeper is not None
+    send_signal(keeper, signal.SIGKILL)
+    place.up(process, attempt=2)
+    state = place.supervisor.state(process)
+    assert (state.state, state.attempt) == ("running", 2)
+    assert state.keeper != keeper
+    place.supervisor.stop([process], 20.0)
+
+
+def test_everything_of_a_unit_carries_the_run(place: Place) -> None:
+    """systemd gives all instances one environment; the supervisor adds the run's id."""
+    process = place.process()
+    place.supervisor.start(process)
+    place.up(process)
+    state = place.supervisor.state(process)
+    assert state.keeper is not None
+    assert state.child is not None
+    assert {state.keeper, state.child} <= set(find_run(place.run_id))
+    place.supervisor.stop([process], 20.0)
+
+
+def test_a_rebooted_host_goes_on_with_what_was_not_over(place: Place) -> None:
+    process = place.process()
+    place.supervisor.start(process)
+    place.up(process)
+    place.host.close()  # the power goes
+    wait_for(lambda: not find_run(place.run_id), "darkness")
+    assert place.supervisor.state(process).state == "lost"
+    place.host.unit(unit_of(place.run_id, process)).start()  # what systemd does with enabled units
+    place.up(process, attempt=2)
+    place.supervisor.stop([process], 20.0)
+
+
+def test_a_host_that_is_shut_down_in_order_ends_nothing_for_good(place: Place) -> None:
+    """Its units get the SIGTERM of whoever stops them, but they stay wanted."""
+    process = place.process()
+    unit = place.host.unit(unit_of(place.run_id, process))
+    place.supervisor.start(process)
+    place.up(process)
+    unit.go_down_with_the_host()
+    assert not find_run(place.run_id)
+    assert not is_final(Path(process.folder) / "state.json")
+    unit.start()  # the next boot
+    place.up(process, attempt=2)
+    place.supervisor.stop([process], 20.0)
+    assert place.supervisor.state(process).state == "stopped"
+
+
+def test_a_rebooted_host_is_waited_for_while_its_units_have_not_had_their_turn(
+    place: Place,
+) -> None:
+    process = place.process()
+    place.supervisor.start(process)
+    place.up(process)
+    place.host.close()
+    place.host.unit(unit_of(place.run_id, process)).enable()
+    path = Path(process.folder) / "state.json"
+    keeper = place.supervisor.state(process).keeper
+    assert keeper is not None
+    path.write_text(path.read_text().replace(keeper.boot, "the-boot-before"))
+    assert place.supervisor.state(process).state == "starting"
+
+
+def test_what_is_over_is_not_started_again(place: Place) -> None:
+    process = place.process("print('done')")
+    place.supervisor.start(process)
+    wait_for(lambda: place.supervisor.state(process).is_over, "the end")
+    done = place.keeper(process)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert place.supervisor.attempts(process) == [1]
+    (Path(process.folder) / "spec.json").unlink()
+    assert place.keeper(process).returncode == 0
+    assert place.supervisor.attempts(process) == [1]
+
+
+def test_a_run_that_was_taken_down_is_not_started_again(place: Place) -> None:
+    process = place.process()
+    (place.home.parent).mkdir(parents=True)
+    (place.home.parent / "down").touch()
+    place.supervisor.start(process)
+    wait_for(lambda: place.supervisor.state(process).is_over, "the end")
+    state = place.supervisor.state(process)
+    assert (state.state, state.message) == ("stopped", "the run was stopped")
+    assert place.supervisor.attempts(process) == []
+
+
+@pytest.mark.parametrize("name", ["student", "teacher-0", "evaluator", "coordinator"])
+def test_every_process_of_a_run_can_be_an_instance(tmp_path: Path, name: str) -> None:
+    """One that was never started has nothing to take up after a reboot, and that is no error."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "launcher.session", "--instance", f"demo-1:{name}"],
+        env=os.environ | {"MOTLEY_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("instance", ["x", "../x:worker-0", "x:worker-0/../..", "x:else", ""])
+def test_an_instance_is_a_run_and_a_process(tmp_path: Path, instance: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "launcher.session", "--instance", instance],
+        env=os.environ | {"MOTLEY_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "usage: python -P -m launcher.session" in done.stderr
+
+
+def test_a_unit_that_does_not_start_is_said_with_systemds_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.runs.processes.session._START_DEADLINE", 0.1)
+    place = Place(tmp_path, program="/bin/true")
+    with pytest.raises(PartialError, match=r"worker-0: its unit did not start \(.*dead, success"):
+        place.supervisor.start(place.process())
+
+
+def test_where_systemd_refuses_the_process_is_ended_without_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = place.process()
+    place.supervisor.start(process)
+    place.up(process)
+
+    def refuse(verb: str, unit: str, _deadline: float = 1.0) -> None:
+        raise PreflightError(f"cannot {verb} {unit}")
+
+    monkeypatch.setattr(place.host, "control_unit", refuse)
+    place.supervisor.stop([process], 20.0)
+    assert place.supervisor.state(process).is_over
+    assert not find_run(place.run_id)
+
+
+def test_a_process_started_before_the_host_had_units_can_be_stopped(place: Place) -> None:
+    process = place.process()
+    SessionSupervisor(place.host, place.run_id, QUICK).start(process)
+    place.up(process)
+    assert place.supervisor.state(process).state == "running"
+    place.supervisor.stop([process], 20.0)
+    assert place.supervisor.state(process).state == "stopped"
+    assert place.host.asked == []

@@ -1,0 +1,130 @@
+"""The wheel of this checkout: complete, and the same bytes whoever builds it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import ConfigError, LauncherError
+from launcher.installation.environments import WheelFacts
+from launcher.transfer import wheel
+from launcher.transfer.wheel import build_wheel, checkout_folder
+from tests import ROOT
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> WheelFacts:
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the sources as another user with another umask would have them."""
+    folder = tmp_path_factory.mktemp("clone") / "elsewhere"
+    ignored = shutil.ignore_patterns(
+        ".*", "build", "*.egg-info", "__pycache__", "tests", "docs", "benchmarks", "demo", "shared"
+    )
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=ignored)
+    for path in folder.rglob("*.py"):
+        path.chmod(0o600)
+        os.utime(path, (1, 1_700_000_000))
+    return folder
+
+
+def test_this_runs_from_a_checkout() -> None:
+    assert checkout_folder() == ROOT
+
+
+def test_links_become_files(built: WheelFacts) -> None:
+    with zipfile.ZipFile(built.path) as archive:
+        text = archive.read("launcher/inventory/local.yml")
+    assert text == (ROOT / "inventory" / "local.yml").read_bytes()
+
+
+def test_every_module_is_in_it(built: WheelFacts) -> None:
+    with zipfile.ZipFile(built.path) as archive:
+        names = set(archive.namelist())
+    sources = {
+        str(path.relative_to(ROOT))
+        for top in ("launcher", "trainer")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert sources <= names
+
+
+def test_equal_sources_give_equal_bytes(clone: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        first = build_wheel(clone, tmp_path / "first")
+    finally:
+        os.umask(before)
+    again = build_wheel(clone, tmp_path / "again")
+    assert first.sha256 == again.sha256
+    assert first.path.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_an_earlier_build_left_does_not_get_in(clone: Path, tmp_path: Path) -> None:
+    clean = build_wheel(clone, tmp_path / "clean")
+    left = clone / "build" / "lib" / "launcher"
+    left.mkdir(parents=True)
+    (left / "ghost.py").write_text("")
+    assert build_wheel(clone, tmp_path / "again").sha256 == clean.sha256
+    assert not list(clone.glob("*.egg-info"))
+
+
+def test_other_sources_give_another_hash(clone: Path, tmp_path: Path) -> None:
+    before = build_wheel(clone, tmp_path / "before")
+    with (clone / "trainer" / "errors.py").open("a") as stream:
+        stream.write("# changed\n")
+    assert build_wheel(clone, tmp_path / "after").sha256 != before.sha256
+
+
+def test_no_checkout(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no checkout of Motley, pyproject\.toml"):
+        build_wheel(tmp_path, tmp_path / "out")
+
+
+def test_a_broken_checkout_gives_the_builders_words(clone: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(clone, broken, symlinks=True)
+    (broken / "pyproject.toml").write_text("[project\n")
+    with pytest.raises(LauncherError, match="could not build") as failure:
+        build_wheel(broken, tmp_path / "out")
+    assert "Expected ']' at the end of a table" in failure.value.details[-1]
+    assert not any("File " in line for line in failure.value.details), "no traceback"
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_without_setuptools_none_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel, "find_spec", lambda _: None)
+    with pytest.raises(LauncherError, match="no setuptools to build a wheel with: make setup"):
+        build_wheel(ROOT, tmp_path)
+
+
+def test_the_locks_of_hosts_are_in_it(built: WheelFacts) -> None:
+    with zipfile.ZipFile(built.path) as archive:
+        names = {name for name in archive.namelist() if name.startswith("launcher/locks/")}
+    assert names == {
+        f"launcher/locks/{name}.txt"
+        for name in ("coordinator", "trainer", "torch-cpu", "torch-cuda")
+    }
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-P", "-m", "launcher.transfer.wheel", "--output", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    tree = json.loads(result.stdout)
+    assert set(tree) == {"wheel", "version", "sha256"}
+    assert Path(tree["wheel"]).parent == tmp_path
