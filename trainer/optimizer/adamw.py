@@ -34,6 +34,21 @@ _PIECE = 8 * 1024
 
 
 Vector = Literal["weights", "first_moment", "second_moment"]
+VECTORS: tuple[Vector, ...] = ("weights", "first_moment", "second_moment")
+"""In the order in which they are read."""
+
+
+class Gradient(Protocol):
+    """What an update is made from: fp32 [N], a flat array or one that lies in pieces."""
+
+    @property
+    def size(self) -> int:
+        """N."""
+        ...
+
+    def __getitem__(self, span: slice, /) -> Flat:
+        """Return a range of it."""
+        ...
 
 
 class SavedState(Protocol):
@@ -59,55 +74,64 @@ class Snapshot:
     """A state as it was at one step, for a slow reader: a checkpoint writer, a joining worker.
 
     The arrays, fp32 [N] each, are read-only and never change. They are shared with the running
-    state until it moves: the next `AdamW.apply` works on a copy while a snapshot is alive. Hold
-    the Snapshot itself, not only its arrays, while reading; drop or `close` it as soon as its bytes
-    are elsewhere, because that copy costs three gradients of memory.
+    state until it moves: the next `AdamW.apply` works on a copy of each that is still held here.
+    Hold the Snapshot itself, not only its arrays, while reading, and `release` each vector as soon
+    as its bytes are elsewhere: a copy costs a gradient of memory.
     """
 
     def __init__(self, weights: Flat, first_moment: Flat, second_moment: Flat, step: int) -> None:
-        self._arrays: tuple[Flat, Flat, Flat] | None = (
-            _read_only(weights),
-            _read_only(first_moment),
-            _read_only(second_moment),
-        )
+        self._arrays: dict[Vector, Flat] = {
+            "weights": _read_only(weights),
+            "first_moment": _read_only(first_moment),
+            "second_moment": _read_only(second_moment),
+        }
         self.step = step
 
     @property
     def weights(self) -> Flat:
         """The trainable weights, [N]."""
-        return self._open()[0]
+        return self._held("weights")
 
     @property
     def first_moment(self) -> Flat:
         """The running mean of the gradient, [N]."""
-        return self._open()[1]
+        return self._held("first_moment")
 
     @property
     def second_moment(self) -> Flat:
         """The running mean of the squared gradient, [N]."""
-        return self._open()[2]
+        return self._held("second_moment")
 
     @property
     def closed(self) -> bool:
-        """Whether the arrays were given back."""
-        return self._arrays is None
+        """Whether all arrays were given back."""
+        return not self._arrays
 
     @property
     def digest(self) -> str:
         """`weights_digest` of the weights."""
         return weights_digest(self.weights)
 
+    def holds(self, vector: Vector) -> bool:
+        """Return whether a vector is still to be read."""
+        return vector in self._arrays
+
     def pieces(self, vector: Vector) -> Iterator[Flat]:
-        """Yield a vector as one piece."""
-        yield getattr(self, vector)
+        """Yield a vector as one piece, and release it when the next one is asked for."""
+        yield self._held(vector)
+        self.release(vector)
+
+    def release(self, vector: Vector) -> None:
+        """Give a vector back; reading it through this snapshot is an error from now on."""
+        self._arrays.pop(vector, None)
 
     def close(self) -> None:
-        """Give the arrays back; reading them through this snapshot is an error from now on."""
-        self._arrays = None
+        """Give all arrays back."""
+        self._arrays.clear()
 
-    def _open(self) -> tuple[Flat, Flat, Flat]:
-        assert self._arrays is not None, "the snapshot was closed"
-        return self._arrays
+    def _held(self, vector: Vector) -> Flat:
+        assert vector in self._arrays, f"the snapshot was closed, or {vector} released"
+        return self._arrays[vector]
 
 
 @dataclass(eq=False)
@@ -150,11 +174,10 @@ class TrainState:
         return hasher.update(struct.pack("<Q", self.step)).hexdigest()
 
     def detach(self) -> None:
-        """Move to private copies of the arrays if a live snapshot still shows these ones."""
-        if any(not reader.closed for reader in self._readers):
-            self.weights = self.weights.copy()
-            self.first_moment = self.first_moment.copy()
-            self.second_moment = self.second_moment.copy()
+        """Move to private copies of the arrays that a live snapshot still holds."""
+        for vector in VECTORS:
+            if any(reader.holds(vector) for reader in self._readers):
+                setattr(self, vector, getattr(self, vector).copy())
         self._readers.clear()
 
 
@@ -181,7 +204,7 @@ class AdamW:
     def apply(
         self,
         state: TrainState,
-        gradient: Flat,
+        gradient: Gradient,
         learning_rate: float,
         scale: float,
         restarted: int = 0,
@@ -195,8 +218,7 @@ class AdamW:
             scale: the clip factor, 1 when the gradient is short enough.
             restarted: the step at which the first moment was zero; its bias counts from there.
         """
-        assert gradient.shape == state.weights.shape == (self.size,), gradient.shape
-        assert gradient.dtype == np.float32, gradient.dtype
+        assert (gradient.size,) == state.weights.shape == (self.size,), gradient.size
         state.detach()
         state.whole = False
         state.step += 1
@@ -218,7 +240,9 @@ class AdamW:
             square = state.second_moment[start:stop]
             a, b = self._a[: stop - start], self._b[: stop - start]
 
-            np.multiply(gradient[start:stop], clip, out=a)
+            part = gradient[start:stop]
+            assert part.dtype == np.float32, part.dtype
+            np.multiply(part, clip, out=a)
             np.multiply(mean, beta1, out=mean)
             np.multiply(a, rest1, out=b)
             np.add(mean, b, out=mean)

@@ -14,13 +14,9 @@ import numpy as np
 from trainer.optimizer.adamw import CHUNK, AdamW
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from trainer.config.run import RunConfig
     from trainer.model.layout import GradientLayout
-    from trainer.optimizer.adamw import TrainState
-
-    Flat = NDArray[np.float32]
+    from trainer.optimizer.adamw import Gradient, TrainState
 
 
 class OuterNesterov:
@@ -37,7 +33,7 @@ class OuterNesterov:
         self._size = layout.size
         self._scratch = np.empty(min(CHUNK, layout.size), np.float32)
 
-    def apply(self, state: TrainState, average: Flat) -> None:
+    def apply(self, state: TrainState, average: Gradient) -> None:
         """Move `state` by one outer update; the average is not changed.
 
         Args:
@@ -45,7 +41,7 @@ class OuterNesterov:
             average: fp32 [N]: the pseudo-gradient; [2 N] of a settled step: behind it the mean of
                 the workers' second moments.
         """
-        assert average.size in (self._size, 2 * self._size), average.shape
+        assert average.size in (self._size, 2 * self._size), average.size
         state.detach()
         state.whole = False
         state.step += 1
@@ -79,7 +75,7 @@ class Update:
     def apply(
         self,
         state: TrainState,
-        average: Flat,
+        average: Gradient,
         learning_rate: float,
         scale: float,
         first_round: int | None,

@@ -72,7 +72,7 @@ class Job:
 def coordinator_memory(layout: GradientLayout, workers: int) -> int:
     """Return the bytes of a coordinator: a gradient for each worker, and four more vectors.
 
-    Those are weights, two moments and the sum; docs/benchmarks.md measures 5.3 to 9.1 vectors for
-    three workers, of which this is the middle.
+    Those are weights, two moments and the sum; docs/benchmarks.md measures 4.2 to 5.2 vectors for
+    three workers, and more only while one joins.
     """
     return 4 * layout.size * (workers + 4)

@@ -241,7 +241,7 @@ class LossyCluster(SimulatedCluster):
         own, settled = self.coordinator.training.residuals.own, self._settled[step]
         assert own
         self.true += self.problem.true_average(step)
-        self.applied[: flat.size] += flat
+        self.applied[: flat.size] += flat[:]
         ledger = self._ledgers[step]
         for debtor in self.debtors:
             whole = self._book(debtor, ledger)

@@ -156,6 +156,33 @@ def test_copies_only_while_a_snapshot_lives():
         _ = closed.weights
 
 
+def test_only_vectors_that_are_still_to_be_read_are_copied():
+    layout = make_layout((100, 100))
+    optimizer = AdamW(OptimizerConfig(), layout)
+    state = TrainState.fresh(draw(layout.size))
+    optimizer.apply(state, draw(layout.size, 1), 1e-2, 1.0)
+    weights, first, second = state.weights, state.first_moment, state.second_moment
+    snapshot, other = state.snapshot(), state.snapshot()
+    expected = second.copy()
+    for reader in (snapshot, other):
+        assert len(list(reader.pieces("weights"))) == 1
+    pieces = snapshot.pieces("first_moment")
+    held = next(pieces)
+    before = held.copy()
+    other.close()
+
+    optimizer.apply(state, draw(layout.size, 2), 1e-2, 1.0)
+
+    assert state.weights is weights, "it was read"
+    assert state.first_moment is not first, "it is being read"
+    assert state.second_moment is not second, "it comes next"
+    np.testing.assert_array_equal(held, before)
+    assert next(pieces, None) is None
+    np.testing.assert_array_equal(next(snapshot.pieces("second_moment")), expected)
+    with pytest.raises(AssertionError, match="weights released"):
+        _ = snapshot.weights
+
+
 def test_an_update_allocates_nothing_but_the_copy_of_a_live_snapshot():
     layout = make_layout((1000, 1000))
     optimizer = AdamW(OptimizerConfig(), layout)

@@ -18,7 +18,7 @@ from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Codec
 from trainer.exchange.protocol.compression.choice import AgreedCodecs
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
-from trainer.exchange.protocol.reused import ReusedArray
+from trainer.exchange.protocol.reused import BlockVector, ReusedArray
 from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import square_sum
@@ -57,11 +57,14 @@ class Average:
 
 
 class SumMemory:
-    """What the sums of one step after another are made in: one gradient, and two blocks."""
+    """What the sums of one step after another are made in: one gradient, and two blocks.
+
+    A block's memory is used again once its average was sent to everyone.
+    """
 
     def __init__(self, layout: GradientLayout) -> None:
         largest = max(block.size for block in layout.blocks)
-        self.flat = ReusedArray(layout.size)
+        self.blocks = [ReusedArray(block.size) for block in layout.blocks]
         self.decoded = np.empty(largest, np.float32)
         self.moved = np.empty(largest, np.float32)
 
@@ -98,7 +101,7 @@ class GradientSum:
         self._codecs = codecs
         self._feedback = feedback
         self._memory = memory or SumMemory(self.layout)
-        self._flat: Float32 | None = None
+        self._sums: dict[int, Float32] = {}
         self.averages: dict[int, Average] = {}
         self.bytes_received = 0
         self.partial: dict[tuple[int, int], BlockAssembly] = {}
@@ -108,11 +111,11 @@ class GradientSum:
         self._square_sums: dict[int, float] = {}
 
     @property
-    def flat(self) -> Float32:
-        """The averaged gradient, valid in the blocks that are in `averages`."""
-        if self._flat is None:
-            self._flat = self._memory.flat.take()
-        return self._flat
+    def gradient(self) -> BlockVector:
+        """The averaged gradient, once all blocks are in `averages`."""
+        blocks = self.layout.blocks
+        sums = [self._sums[block.index] for block in blocks]
+        return BlockVector([block.start for block in blocks], sums)
 
     @property
     def norm(self) -> float:
@@ -222,8 +225,9 @@ class GradientSum:
 
     def _place(self, block: int) -> Float32:
         """Return where a block's sum is made."""
-        span = self.layout.blocks[block]
-        return self.flat[span.start : span.stop]
+        if block not in self._sums:
+            self._sums[block] = self._memory.blocks[block].take()
+        return self._sums[block]
 
     def _values(self, block: int, whole: BlockAssembly) -> Float32:
         """Return a contribution that is not where the sum is made; valid until the next one."""

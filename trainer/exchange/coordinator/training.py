@@ -323,7 +323,7 @@ class Training:
         self._outbox.add(Settle())
 
         def settle() -> None:
-            self._update.apply(self.state, sums.flat, rate, scale, first_round)
+            self._update.apply(self.state, sums.gradient, rate, scale, first_round)
             if report:
                 ranks, due = self._dealer.ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
+from bisect import bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +26,40 @@ class ReusedArray:
 
     def take(self) -> Float32:
         """Return an array; its values are arbitrary."""
-        memory = self._spare.pop() if self._spare else np.empty(self._size, np.float32)
+        memory = self._spare.pop() if self._spare else self._fresh()
         # Views of an array over a buffer keep that array alive, and not only the memory behind it.
         array = np.frombuffer(memory.data, np.float32)
         weakref.finalize(array, self._keep, memory).atexit = False
         return array
 
+    def _fresh(self) -> Float32:
+        """Return new memory outside of malloc's heap, where what others free leaves holes."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return np.frombuffer(mmap.mmap(-1, 4 * self._size, flags), np.float32)
+
     def _keep(self, memory: Float32) -> None:
         """Take memory back, in whichever thread dropped it."""
         self._spare[:] = [memory]
+
+
+class BlockVector:
+    """A vector of which each block is an array of its own, so that each is gone by itself.
+
+    A block that a slow reader has yet to be sent would keep a whole vector otherwise.
+    """
+
+    def __init__(self, starts: Sequence[int], blocks: Sequence[Float32]) -> None:
+        """`starts` of the blocks, which lie one behind another."""
+        self._starts, self._blocks = starts, blocks
+        self.size = starts[-1] + blocks[-1].size
+
+    def __getitem__(self, span: slice) -> Float32:
+        """Return a range, a view if it lies within one block."""
+        start, stop, _ = span.indices(self.size)
+        parts: list[Float32] = []
+        for block in range(bisect_right(self._starts, start) - 1, len(self._blocks)):
+            begin = self._starts[block]
+            if begin >= stop:
+                break
+            parts.append(self._blocks[block][max(start - begin, 0) : stop - begin])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from trainer.exchange.protocol.wire import CHUNK, Frame, MessageType
-from trainer.optimizer.adamw import Snapshot, TrainState
+from trainer.optimizer.adamw import VECTORS, Snapshot, TrainState
 from trainer.system.errors import ProtocolError
 
 
 def state_frames(snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:
     """Yield a state as frames, lazily; `block` numbers weights, first and second moment.
 
-    The snapshot lives as long as the iterator, so training continues during the transfer.
+    Training continues during the transfer: the snapshot holds each vector until its last frame has
+    been sent, which is when the next one is drawn.
     """
-    arrays = [snapshot.weights]
-    if moments:
-        arrays += [snapshot.first_moment, snapshot.second_moment]
-    for index, array in enumerate(arrays):
+    sent = VECTORS if moments else VECTORS[:1]
+    for vector in VECTORS[len(sent) :]:
+        snapshot.release(vector)
+    for index, array in enumerate(chain.from_iterable(map(snapshot.pieces, sent))):
         view = array.view(np.uint8).data
         for offset in range(0, len(view), CHUNK):
             yield Frame(

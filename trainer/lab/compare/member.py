@@ -146,12 +146,24 @@ class PrintingKeeper:
             folder = Path(spec.checkpoints)
             self._store = CheckpointStore(folder, of, spec.config(), folder)
         self._saving: threading.Thread | None = None
+        self._imports = memory("VmRSS")
         self.failure = None
         self.ending = None
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Print an event, and with a step the processor time so far."""
-        say(**event, **({"cpu": time.process_time()} if event["event"] == "step" else {}))
+        """Print an event, and with a step the processor time so far.
+
+        Where checkpoints are saved also the memory since the last step: `peak` is the most that was
+        resident above what the imports took, without what is `shared` with other processes.
+        """
+        if event["event"] == "step":
+            event = {**event, "cpu": time.process_time()}
+        if event["event"] == "step" and self._store:
+            shared = memory("RssShmem")
+            event |= {"peak": memory("VmHWM") - shared - self._imports, "shared": shared}
+            event["imports"] = self._imports
+            reset_peak()
+        say(**event)
 
     def save(self, save: Save) -> None:
         """Save in a thread; a newer checkpoint waits for an older one."""
@@ -178,10 +190,8 @@ class PrintingKeeper:
 
 
 def coordinate(spec: Spec) -> None:
-    """Be the coordinator, and say at the end how much memory that took."""
+    """Be the coordinator."""
     Commands()
-    reset_peak()
-    before = memory("VmRSS")
     of = spec.layout()
     keeper = PrintingKeeper(spec, of)
     coordinator = Coordinator(
@@ -197,7 +207,6 @@ def coordinate(spec: Spec) -> None:
     )
     folder = Path(spec.tls) / "coordinator" if spec.tls else None
     code = GradientServer(coordinator, keeper, spec.address, folder).run()
-    say(event="memory", before=before, peak=memory("VmHWM"), shared=memory("RssShmem"))
     sys.exit(code)
 
 
