@@ -1,13 +1,14 @@
 """PowerSGD beside PyTorch's hook: a full fine-tune of the demo's model by four equal workers.
 
-    python benchmarks/powersgd.py [--demo demo] [--steps 100]
+    python benchmarks/powersgd.py [--demo demo] [--steps 100] [--seeds 3] [--limit 4]
 
 `make demo` makes the model.
 
 PyTorch's `powerSGD_hook` runs in four processes under DistributedDataParallel over gloo. So does
 Motley's codec, up and down, with error feedback; gloo sums what is decoded. Both see the same
 samples in the same order from the same weights, and Motley's AdamW applies the average of both. A
-byte counts where a worker hands it to the exchange: to the all-reduce, or to its uplink.
+byte counts where a worker hands it to the exchange: to the all-reduce, or to its uplink. Ratios are
+means over the seeds.
 
 Finished runs are kept in --work and not repeated. Writes benchmarks/results/powersgd.json.
 """
@@ -17,8 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +58,22 @@ class Case:
     rank: int = 4
     bf16: bool = False
     """The hook's factors travel as bf16."""
+    seed: int = 0
 
     @property
     def file(self) -> str:
         """A name for its result."""
-        return f"{self.codec.replace(':', '')}-{self.exact}-{self.rank}{'-bf16' * self.bf16}.json"
+        kind = f"{self.codec.replace(':', '')}-{self.exact}-{self.rank}{'-bf16' * self.bf16}"
+        return f"{kind}-{self.seed}.json"
 
 
 EXACT = Case("every value, fp32", "fp32")
-CASES = (
-    EXACT,
-    Case("PyTorch's hook, rank 4, fp32 factors, 10 exact steps", "hook", exact=10),
+PEER = Case("PyTorch's hook, rank 4, fp32 factors, 10 exact steps", "hook", exact=10)
+OURS = (
     Case("Motley, rank 8, bf16 factors, 10 exact steps", "powersgd:8", exact=10),
     Case("Motley, rank 8, bf16 factors", "powersgd:8"),
+)
+FURTHER = (
     Case("Motley, rank 4, bf16 factors, 10 exact steps", "powersgd:4", exact=10),
     Case("Motley, rank 4, bf16 factors", "powersgd:4"),
     Case("PyTorch's hook, rank 4, bf16 factors, 10 exact steps", "hook", exact=10, bf16=True),
@@ -81,34 +87,47 @@ def main() -> int:
     parser.add_argument("--demo", type=Path, default=DEMO)
     parser.add_argument("--work", type=Path, help="default: powersgd in the demo's folder")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--limit", type=int, default=len(CASES), help="of runs trained now")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--limit", type=int, help="train at most so many of the missing runs")
     options = parser.parse_args()
     require_demo(options.demo)
     work: Path = options.work or options.demo / "powersgd"
     work.mkdir(exist_ok=True)
-    for case in [case for case in CASES if not (work / case.file).exists()][: options.limit]:
+    wanted = cases(range(options.seeds))
+    for case in [case for case in wanted if not (work / case.file).exists()][: options.limit]:
         train_rank = hook if case.codec == "hook" else motley
         with Ranks() as ranks:
             run = ranks.run(train_rank, options.demo.resolve(), options.steps, case)
         found = {**asdict(case), **run}
         (work / case.file).write_text(json.dumps(found) + "\n", encoding="utf-8")
-        print(f"{case.name}: {found['loss']:.4f}", flush=True)
+        print(f"{case.name}, seed {case.seed}: {found['loss']:.4f}", flush=True)
     runs = {
         case: json.loads((work / case.file).read_text(encoding="utf-8"))
-        for case in CASES
+        for case in wanted
         if (work / case.file).exists()
     }
     return report(runs)
 
 
-def _open(demo: Path, steps: int) -> Any:
-    changes = {"training__batch_size": BATCH, "optimizer__learning_rate": RATE}
+def cases(seeds: Sequence[int]) -> list[Case]:
+    """Return every run, those that answer most first; the further ones with the first seed."""
+    return [replace(case, seed=seed) for seed in seeds for case in (EXACT, PEER, *OURS)] + [
+        replace(case, seed=seeds[0]) for case in FURTHER
+    ]
+
+
+def _open(demo: Path, steps: int, seed: int) -> Any:
+    changes = {
+        "training__seed": seed,
+        "training__batch_size": BATCH,
+        "optimizer__learning_rate": RATE,
+    }
     return open_demo(demo, steps, method="full", **changes)
 
 
 def motley(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
     """Train one rank with Motley's codec; return losses and bytes."""
-    inputs, replica = _open(demo, steps)
+    inputs, replica = _open(demo, steps, case.seed)
     layout = inputs.layout
     own, server = (Sender(case.codec, layout, feedback=case.codec != "fp32") for _ in range(2))
     found = train(
@@ -128,7 +147,7 @@ def motley(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
 
 def hook(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
     """Train one rank with PyTorch's hook; return losses and bytes."""
-    inputs, replica = _open(demo, steps)
+    inputs, replica = _open(demo, steps, case.seed)
     config, layout, plan = inputs.config, inputs.layout, inputs.plan
     assert isinstance(inputs.train, Dataset)
     state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
@@ -178,25 +197,37 @@ def hook(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
 def report(runs: dict[Case, dict[str, Any]]) -> int:
     """Print and write each case's loss and bytes, and Motley's beside the hook's at equal bytes."""
     written = Report("powersgd")
-    exact, peer = runs[EXACT]["loss"], runs.get(CASES[1])
-    for case, run in runs.items():
+    groups: dict[Case, list[Case]] = {}
+    for case in runs:
+        if replace(EXACT, seed=case.seed) in runs:
+            groups.setdefault(replace(case, seed=0), []).append(case)
+    for group, members in groups.items():
+        first = runs[members[0]]
+        gaps = beside(runs, members, EXACT)
         written.add(
-            Ratio(f"{case.name}: percent above", 100 * (run["loss"] / exact - 1), "fp32's loss"),
-            **{key: value for key, value in run.items() if key != "name"},
-            fp32_bytes_over_bytes=4 * run["elements"] / run["bytes_of_a_compressed_step"],
+            Ratio(f"{group.name}: percent above", statistics.mean(gaps), "fp32's loss"),
+            gaps_percent=gaps,
+            losses=[runs[case]["loss"] for case in members],
+            accuracies=[runs[case]["accuracy"] for case in members],
+            seeds=[case.seed for case in members],
+            bytes_of_a_compressed_step=first["bytes_of_a_compressed_step"],
+            fp32_bytes_over_bytes=4 * first["elements"] / first["bytes_of_a_compressed_step"],
         )
-    for case in CASES[2:4]:
-        if peer and case in runs:
-            ours = runs[case]
+    for case in OURS:
+        if gaps := beside(runs, groups.get(case, []), PEER):
+            mean, of = statistics.mean(gaps), "bytes_of_a_compressed_step"
             written.add(
-                Ratio(
-                    f"{case.name}: percent above", 100 * (ours["loss"] / peer["loss"] - 1),
-                    "the hook's loss", GOAL,
-                ),
-                bytes_of_the_hooks=ours["bytes_of_a_compressed_step"]
-                / peer["bytes_of_a_compressed_step"],
-            )  # fmt: skip
+                Ratio(f"{case.name}: percent above", mean, "the hook's loss", GOAL),
+                gaps_percent=gaps,
+                bytes_of_the_hooks=runs[case][of] / runs[PEER][of],
+            )
     return written.write()
+
+
+def beside(runs: dict[Case, dict[str, Any]], members: Sequence[Case], peer: Case) -> list[float]:
+    """Return by how many percent each run's loss is above that of the peer's of the same seed."""
+    pairs = [(case, replace(peer, seed=case.seed)) for case in members]
+    return [100 * (runs[a]["loss"] / runs[b]["loss"] - 1) for a, b in pairs if b in runs]
 
 
 if __name__ == "__main__":

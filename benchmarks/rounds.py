@@ -97,7 +97,7 @@ def cases(seeds: Sequence[int]) -> list[Case]:
             *(Case(1, 420), Case(20, 420, 1.0, 0.0, after=100), Case(20, 420, after=100)),
             *(Case(20, 420, 1.0, 0.0), Case(20, 420), Case(50, 420)),
             *(Case(20, 420, 0.7, 0.5), Case(20, 420, settle=1), Case(50, 420, 1.0, 0.0)),
-            *(Case(1, 1000), Case(50, 1000), Case(20, 1000), Case(50, 1000, 1.0, 0.0)),
+            *(Case(1, 1000), Case(50, 1000, 1.0, 0.0), Case(50, 1000), Case(20, 1000)),
         ]
         found += [replace(case, seed=seed) for case in first]
     return found
@@ -110,6 +110,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="default: rounds in the demo's folder")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="train runs of this length alone: 420 or 1000")
     parser.add_argument("--limit", type=int, help="train at most so many of the missing runs")
     parser.add_argument("--picture", action="store_true", help="draw docs/rounds.svg")
     options = parser.parse_args()
@@ -117,7 +118,11 @@ def main() -> int:
     work: Path = options.work or options.demo / "rounds"
     work.mkdir(exist_ok=True)
     wanted = cases(range(options.seeds))
-    missing = [case for case in wanted if not (work / case.file).exists()][: options.limit]
+    missing = [
+        case
+        for case in wanted
+        if options.steps in (None, case.steps) and not (work / case.file).exists()
+    ][: options.limit]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, context) as pool:
         runs = {pool.submit(train, options.demo.resolve(), case): case for case in missing}

@@ -17,7 +17,8 @@ def fail(fault: str, link: Link | None) -> None:
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "stall":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: sent to the process, it may come when the second half has left.
+        signal.raise_signal(signal.SIGSTOP)
     elif fault == "cut":
         assert link is not None
         assert link._socket is not None  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""Rounds with real processes: equal weights after every commit, and what a kill -9 costs."""
+"""Rounds with real processes: equal weights after every commit, and what a fault costs."""
 
 from __future__ import annotations
 
@@ -38,6 +38,39 @@ def test_kill_9_in_the_middle_of_a_round_between_settled_commits(cluster: Cluste
     assert [coordinator.wait(), *(worker.wait() for worker in (*others, again))] == [0, 0, 0, 0]
     cluster.check_contracts([0, 1, 2])
     assert {rank for rank, *_ in cluster.records("step")[5]["samples"]} == {0, 2}
+    assert [event["at"] for event in cluster.events("verified")] == list(range(1, 2 * STEPS + 1))
+
+
+def test_a_worker_stops_and_another_is_cut_off_in_the_middle_of_a_round(cluster: Cluster) -> None:
+    """Half of what they send has come, in int8: it counts nowhere, and what they owed is said."""
+    cluster.configure(
+        **ROUNDS,
+        exchange__codec="int8",
+        exchange__shared_memory=False,
+        exchange__heartbeat=0.2,
+        exchange__lost_after=2.5,
+    )
+    gates = [cluster.folder / name for name in ("first", "second")]
+    coordinator = cluster.coordinator(3)
+    workers = [
+        cluster.worker(0, "--gate", f"9:{gates[0]}"),
+        cluster.worker(1, "--half", "5:stall", "--gate", f"15:{gates[1]}"),
+        cluster.worker(2, "--half", "11:cut"),
+    ]
+    assert cluster.wait_event("lost", rank=1)["step"] == 5
+    workers[1].signal(signal.SIGCONT)
+    cluster.wait_event("rejoined", rank=1)
+    gates[0].touch()
+    assert cluster.wait_event("lost", rank=2)["step"] == 11
+    cluster.wait_event("rejoined", rank=2)
+    gates[1].touch()
+    assert [process.wait() for process in (coordinator, *workers)] == [0, 0, 0, 0]
+    cluster.check_contracts([0, 1, 2])
+    owed = cluster.events("residual_lost")
+    assert [event["rank"] for event in owed] == [1, 2]
+    assert all(event["norm"] > 0 for event in owed)
+    taken = [{rank for rank, *_ in step["samples"]} for step in cluster.records("step")]
+    assert (taken[5], taken[11]) == ({0, 2}, {0, 1})
     assert [event["at"] for event in cluster.events("verified")] == list(range(1, 2 * STEPS + 1))
 
 

@@ -22,7 +22,8 @@ from tests.testbed.processes import Completed, run
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(900)]
 
-PORTS = NFS, COORDINATOR, MOVED, OTHER = 2049, 9000, 9001, 8000
+PORTS = NFS, COORDINATOR, MOVED, OTHER, RING = 2049, 9000, 9001, 8000, 40000
+"""The last is one that the kernel may pick."""
 PATIENCE = {True: 30, False: 2}
 """Seconds for a connection that should come about, and for one whose packets are dropped."""
 CONNECT = (
@@ -50,8 +51,8 @@ def test_ports_are_open_to_the_cluster_only(
     listen = [f"--socket-property=ListenStream={wall.ip}:{port}" for port in PORTS]
     wall.exec(["systemd-run", "--quiet", *listen, "sleep", "infinity"])
 
-    def play(*arguments: str, port: int = COORDINATOR) -> Completed:
-        variables = {"share_server": "wall", "motley_port": port}
+    def play(*arguments: str, port: int = COORDINATOR, ring: bool = False) -> Completed:
+        variables = {"share_server": "wall", "motley_port": port, "trainer_open_ring": ring}
         inventory = lab.write_inventory(
             tmp_path / "hosts.yml", variables, {"wall": {"motley_coordinator": True}}
         )
@@ -78,15 +79,18 @@ def test_ports_are_open_to_the_cluster_only(
     only_open(NFS, COORDINATOR)
     again = play(*both)
     assert changed(again) == {"wall": 0}, changing_tasks(again)
+    play(*both, ring=True)
+    only_open(NFS, COORDINATOR, RING)
     for command in restarts:
         wall.exec(["systemctl", *command])
-    only_open(NFS, COORDINATOR)
+    only_open(NFS, COORDINATOR, RING)
 
     play(*both, port=MOVED)
     only_open(NFS, MOVED)
 
+    play(*both, port=MOVED, ring=True)
     play("recipes/reset.yml", "--tags", "share")
-    only_open(MOVED)
+    only_open(MOVED, RING)
     play("recipes/reset.yml", "--tags", "trainer")
     only_open()
     assert wall.exec(["find", "/etc", "/usr/local", "-xdev", "-iname", "*firewall*"]).stdout == ""
