@@ -33,7 +33,7 @@ def motley(folder: Path, version: str, *needs: str, broken: bool = False) -> Pat
     wheels = [leaf_or_twig(folder / "copies", name) for name in ("leaf", *needs)]
     files = {
         "launcher/__init__.py": f"version = '{version}'",
-        "launcher/session/__main__.py": "import nothing_like_it" if broken else "import leaf",
+        "launcher/session.py": "import nothing_like_it" if broken else "import leaf",
         "launcher/locks/coordinator.txt": lock_of(*wheels),
         "trainer/__init__.py": "",
         "trainer/commands/finetune.py": "",
