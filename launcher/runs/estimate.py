@@ -15,7 +15,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.preflight.own_settings import DEADLINE
 from launcher.preflight.survey import Survey
-from launcher.runs.planned import cluster_of
+from launcher.runs.planned import cluster_of, slowest_link
 from trainer.config import run as run_config
 from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob, is_file_name
@@ -65,7 +65,9 @@ def _of_fine_tune(
     if work is None:
         return None
     left = _left(config, done, work.samples)
-    cluster = cluster_of(_at_work(plan), _USUAL_LINK)
+    hosts = _at_work(plan)
+    rate = slowest_link(hosts)
+    cluster = cluster_of(hosts, Link(up=rate, down=rate) if rate else _USUAL_LINK)
     strategy = Strategy(world=cluster.world, data="motley", codec=config.exchange.codec)
     if config.exchange.in_ring:
         strategy = Strategy(world=cluster.world, data="ddp")

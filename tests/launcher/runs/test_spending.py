@@ -202,6 +202,7 @@ class Start:
         budget = BudgetConfig.model_validate(
             {"ceiling": 5, "currency": "EUR", "hosts": hosts, "ledger": str(self.ledger)}
         )
+        self.others: list[Host] = []
         self.config: RunConfig = load(
             None,
             {
@@ -215,8 +216,9 @@ class Start:
 
     def settled(self) -> tuple[LaunchPlan, Survey]:
         setting = Setting(run_id="r", trainer_command=("t",), state_folder="/s", routes={})
-        plan = place([self.host], self.config, None, setting)
-        return plan, Survey(hosts=(self.host,), connections={"box": LocalConnection()})
+        hosts = (self.host, *self.others)
+        plan = place(hosts, self.config, None, setting)
+        return plan, Survey(hosts=hosts, connections={"box": LocalConnection()})
 
     def cost(self, done: int) -> float:
         plan, found = self.settled()
@@ -268,6 +270,15 @@ def test_a_round_counts_as_its_inner_steps(inputs: Path, tmp_path: Path) -> None
     }
     start.config = start.config.with_settings(rounds)
     assert start.cost(50 + 620) == pytest.approx(whole / 2)
+
+
+def test_the_measured_link_is_planned_with(inputs: Path, tmp_path: Path) -> None:
+    start = Start(inputs, tmp_path)
+    start.host = replace(start.host, coordinator=True, bind_address="10.0.0.1")
+    start.others = [replace(start.host, name="far", coordinator=False, connection="ssh")]
+    usual = start.cost(0)
+    start.host = replace(start.host, link_rates=(("far", 1e6),))
+    assert start.cost(0) > 2 * usual  # a thousandth of the usual rate
 
 
 def test_a_rented_host_without_a_price_is_refused(inputs: Path, tmp_path: Path) -> None:
