@@ -14,6 +14,7 @@ from trainer.data.encoder import Encoder
 from trainer.distill.student.from_scratch import fresh_config
 from trainer.distill.teacher.assignment import SHARD_BYTES, window_length
 from trainer.distill.teacher.windows import Windows
+from trainer.errors import InputError
 from trainer.logits.dataset import LogitsFolder
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import parse_shape, read_shape
@@ -21,6 +22,8 @@ from trainer.planning.shapes import ModelShape
 
 _MEASURED = 16
 """Shards of the default size to tokenise, a few seconds; of more an even part is."""
+MOST = 4 << 30
+"""Bytes of a corpus that is counted before a start: all of it is read, at tens of MB a second."""
 
 
 def read_scoring(
@@ -34,7 +37,8 @@ def read_scoring(
     """Return what teachers score: as a folder of logits describes it, else as the corpus is.
 
     Raises:
-        InputError: model, tokenizer or corpus cannot be used.
+        InputError: model, tokenizer or corpus cannot be used, or the corpus has more than `MOST`
+            bytes.
     """
     shape, folder = read_shape(model_dir), LogitsFolder(logits)
     if folder.is_described:
@@ -43,13 +47,15 @@ def read_scoring(
             shape=shape, tokens=there.tokens, windows=there.windows, shards=len(there.shards),
             missing=len(folder.missing()),
         )  # fmt: skip
+    if sum(map(_size, data)) > MOST:
+        raise InputError(f"more than {MOST >> 30} GiB of text are not counted before a start")
     length = window_length(model_dir, max_seq_len)
     windows = Windows(Documents(data), Encoder(tokenizer_dir), length)
     ranges = windows.ranges(SHARD_BYTES)
     # The last one may be short: it would stand for many.
     part = ranges if len(ranges) <= _MEASURED else ranges[: -1 : -(-len(ranges) // _MEASURED)]
     plans, scale = windows.plan(part), len(ranges) / len(part)
-    shards = len(windows.ranges(shard_bytes or SHARD_BYTES))
+    shards = len(windows.ranges(shard_bytes) if shard_bytes else ranges)
     return Scoring(
         shape=shape,
         tokens=scale * sum(plan.tokens for plan in plans),
@@ -57,6 +63,11 @@ def read_scoring(
         shards=shards,
         missing=shards,
     )
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def student_shape(

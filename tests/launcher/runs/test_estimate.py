@@ -24,7 +24,7 @@ from launcher.runs.estimate import estimate
 from tests.trainer.small_teacher import SCHEMES, SIZES, write_corpus
 from tests.trainer.tiny_logits import tiny_description, tiny_folder
 from trainer.budget.ledger import SpendLedger, SpendRecord
-from trainer.build.workload import read_scoring, student_shape
+from trainer.build.workload import MOST, read_scoring, student_shape
 from trainer.config import distill_job
 from trainer.config.distill_job import DistillJob
 from trainer.data.documents import Documents
@@ -172,6 +172,12 @@ def test_what_is_done_is_not_planned_again(inputs: Path, tmp_path: Path) -> None
 
 def test_what_cannot_be_planned_is_said(inputs: Path, tmp_path: Path) -> None:
     start = Start(inputs, tmp_path, settings={"teacher.data": [str(tmp_path / "absent")]})
+    assert "cannot be planned" in start.ask()[0]
+    hole = tmp_path / "texts"
+    hole.mkdir()
+    with (hole / "huge.txt").open("wb") as file:
+        file.truncate(MOST + 1)
+    start = Start(inputs, tmp_path, settings={"teacher.data": [str(hole)]})
     assert "cannot be planned" in start.ask()[0]
     odd = Device("cuda", "GPU-1", "Odd Card", 8 << 30)
     start = Start(inputs, tmp_path)
