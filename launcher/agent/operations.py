@@ -216,6 +216,8 @@ OPERATIONS: dict[str, Operation] = {
     "memory": _of_job("check_memory"),
     "own_settings": _of_job("own_settings"),
     "workload": _of_job("workload"),
+    "scoring": _of_job("scoring"),
+    "student": _of_job("student"),
 }
 """Every operation but those on the bytes of files and on locks, which differ over a pipe
 (`agent.py`). A function's arguments are the operation's."""

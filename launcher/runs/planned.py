@@ -8,39 +8,26 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from launcher.agent.checks.job import Workload
-from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError, UnreachableError
-from launcher.hosts.received import receive
-from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.budget import currency_of, rates_of
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
-from launcher.plan.plan import LaunchPlan
-from launcher.runs.preflight.own_settings import DEADLINE
 from launcher.runs.up import look_around
 from launcher.terminal import working
-from trainer.config.run import RunConfig
 from trainer.planning import devices as known
-from trainer.planning.cost import Cost, Prices
+from trainer.planning.cost import Prices
 from trainer.planning.devices import CORE_FLOPS, PCIE, Cluster, HostGroup, Link
 from trainer.planning.model_config import named_shape, parse_shape, read_shape
 from trainer.planning.shapes import ModelShape
-from trainer.planning.strategies import Request
-from trainer.planning.strategies import plan as plan_strategy
-from trainer.planning.strategy import Strategy
 from trainer.planning.workers import MAIN_MEMORY
 from trainer.system.errors import InputError
 
 _HUB = "https://huggingface.co/{}/resolve/main/config.json"
 _DEADLINE = 20.0
 _MOST = 1 << 20
-_USUAL_LINK = Link(up=125e6, down=125e6)
-"""Between hosts of a run without a measured rate: 1 Gbit/s."""
 
 
 def model_shape(model: str | None, shape: str | None) -> ModelShape:
@@ -148,56 +135,6 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.Device]:
             )  # fmt: skip
         found[row] += 1
     return found
-
-
-def estimate(config: RunConfig, plan: LaunchPlan, found: Survey) -> Cost | None:
-    """Return what a run will cost by the plan of Motley's exchange; None if that cannot be planned.
-
-    Raises:
-        UnreachableError: the coordinator's host does not answer.
-    """
-    assert config.budget is not None
-    there = found.connections[plan.leader.host]
-    arguments = {"config": config.model_dump(mode="json", exclude_unset=True)}
-    try:
-        answer = there.call("workload", arguments, DEADLINE)
-        work = None if answer is None else receive(Workload, answer, "workload")
-        cluster = None if work is None else cluster_of(_at_work(plan), _USUAL_LINK)
-    except (ConfigError, ValueError, RuntimeError):  # an unknown device, or another version
-        return None
-    if work is None or cluster is None:
-        return None
-    method = "qlora" if config.model.quantization == "nf4" else config.method
-    request = Request(
-        shape=work.shape, cluster=cluster, method=method, rank=config.lora.lora_rank,
-        length=config.data.max_seq_len, tokens=work.tokens,
-        prices=Prices(hosts=config.budget.hosts, currency=config.budget.currency or ""),
-    )  # fmt: skip
-    alone = cluster.world == 1
-    strategy = Strategy(world=cluster.world, data="motley", codec=config.exchange.codec)
-    if config.exchange.in_ring:
-        strategy = Strategy(world=cluster.world, data="ddp")
-    strategy = Strategy() if alone else strategy
-    try:
-        return plan_strategy(request, strategy, method).cost
-    except InputError:  # a codec whose size the plan does not know
-        return None
-
-
-def _at_work(plan: LaunchPlan) -> list[Host]:
-    """Return the hosts of a plan with the devices of its workers alone."""
-    hosts: list[Host] = []
-    for host in plan.hosts:
-        known_here = {device.id: device for device in host.devices or ()}
-        here = [worker for worker in plan.workers if worker.host == host.name]
-        devices = [
-            known_here.get(identity) or Device("cpu", identity, threads=worker.threads)
-            for worker in here
-            for identity in worker.devices
-        ]
-        if devices:
-            hosts.append(replace(host, devices=tuple(devices)))
-    return hosts
 
 
 def described_cluster(text: str) -> Cluster:

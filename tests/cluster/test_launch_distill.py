@@ -203,11 +203,15 @@ def test_the_budget_ends_all_three_and_a_higher_ceiling_goes_on(
     spent = distillation.status["training"]["budget"]["spent"]
     up = ("distill", "up", "--resume", run_id, *prices)
 
-    dear = distillation.launch(*up, "--set", f"budget.ceiling={spent / 2}", check=False)
+    # The steps that are left take more than the 31 seconds that it would pay for.
+    low = ("--set", f"budget.ceiling={spent + 31}")
+    dear = distillation.launch(*up, *low, check=False)
     assert dear.returncode == 7, dear.stderr
-    assert f"{spent:.2f} EUR were spent, and the ceiling is" in dear.stderr
-    # Enough to start, not enough to end in order half a minute later.
-    done = distillation.launch(*up, "--set", f"budget.ceiling={spent + 31}", check=False)
+    assert f"{spent:.2f} EUR were spent, and " in dear.stderr
+    assert "EUR are planned for" in dear.stderr
+    # A thousand do not: enough to start, not enough to end in order half a minute later.
+    few = ("--set", f"student.training.max_steps={len(distillation.steps()) + 1000}")
+    done = distillation.launch(*up, *low, *few, check=False)
     assert done.returncode in (0, 7), done.stderr  # whether all have joined before
     ended = distillation.wait_end()
     assert (ended["state"], ended["training"]["state"]) == ("stopped", "stopped")

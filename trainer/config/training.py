@@ -38,6 +38,10 @@ class TrainingConfig(Section):
         """Return the word for what YAML 1.1 makes of an unquoted `on` or `off`."""
         return ("on" if value else "off") if isinstance(value, bool) else value
 
+    def samples(self, epoch: float) -> float:
+        """Return the samples of all steps, with `epoch` samples in an epoch."""
+        return self.epochs * epoch if self.max_steps is None else self.max_steps * self.batch_size
+
     @property
     def recompute(self) -> bool | None:
         """Whether layers are computed twice; None if memory decides."""

@@ -110,20 +110,18 @@ def derive(
     return [part for part in found if part.key not in given]
 
 
-def run_tokens(config: RunConfig, model_dir: Path) -> float:
-    """Return the tokens that a run trains on: its samples, at the mean length of some of them.
+def run_work(config: RunConfig, model_dir: Path) -> tuple[float, float]:
+    """Return the samples and the tokens that a run trains on, at the mean length of some samples.
 
     Raises:
         InputError: the tokenizer cannot be used.
         OSError: the data cannot be read.
     """
-    training, limit = config.training, config.data.max_seq_len
+    limit = config.data.max_seq_len
     left = _count_lines(Path(config.data.train)) * (1 - config.data.validation_fraction)
-    samples = training.epochs * left
-    if training.max_steps is not None:
-        samples = training.max_steps * training.batch_size
     lengths = [min(length, limit) for length in _lengths(config, model_dir)]
-    return samples * (sum(lengths) / len(lengths) if lengths else limit)
+    samples = config.training.samples(left)
+    return samples, samples * (sum(lengths) / len(lengths) if lengths else limit)
 
 
 def own_rooms(backend: str) -> list[Room]:

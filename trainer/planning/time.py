@@ -77,6 +77,17 @@ def flops_per_token(shape: ModelShape, training: Training) -> Term:
     )  # fmt: skip
 
 
+def forward_flops_per_token(shape: ModelShape, length: float) -> Term:
+    """Return the operations of a forward for a token of a window, with the logits' product."""
+    weights = shape.linear_parameters(active=True)
+    scores = 2 * shape.layers * shape.queries * length
+    head = shape.table_parameters
+    return term(
+        "operations a token", 2 * (weights + scores + head), "2 * (weights + scores + head)",
+        NARAYANAN, weights=weights, scores=scores, head=head,
+    )  # fmt: skip
+
+
 def all_reduce(size: float, members: int, rate: float, hop: float = INSIDE_HOP) -> float:
     """Return the seconds of an all-reduce: the ring's or the tree's, whichever is less.
 

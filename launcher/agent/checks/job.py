@@ -24,7 +24,8 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
 from trainer.model import layout as trainer_layout
 from trainer.model.architecture import read_architecture
-from trainer.planning.defaults import Derived, derive, run_tokens
+from trainer.planning.defaults import Derived, derive, run_work
+from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
 from trainer.planning.shapes import ModelShape
 from trainer.planning.workers import Backend, Job, Room, coordinator_memory
@@ -202,6 +203,8 @@ class Workload:
     """What a run computes."""
 
     shape: ModelShape
+    samples: float
+    """Of all its steps."""
     tokens: float
 
 
@@ -209,11 +212,44 @@ class Workload:
 def workload(config: RunConfig) -> Workload | None:
     """Return what a run computes; None if the model or the data cannot be read here."""
     folder = model_folder(config)
-    if folder is None or config.distillation is not None:
+    if folder is None:
         return None
     try:
-        return Workload(read_shape(folder), run_tokens(config, folder))
-    except (InputError, OSError):
+        if config.distillation is None:
+            return Workload(read_shape(folder), *run_work(config, folder))
+        from trainer.distill.workload import taught_work  # with tokenizers
+
+        return Workload(read_shape(folder), *taught_work(config))
+    except (InputError, OSError, ModuleNotFoundError):
+        return None
+
+
+@validate_call
+def scoring(
+    model: Path,
+    data: list[Path],
+    tokenizer: Path | None,
+    logits: Path,
+    max_seq_len: int | None,
+    shard_bytes: int | None,
+) -> Scoring | None:
+    """Return what a distillation's teachers compute; None if it cannot be read here."""
+    try:
+        from trainer.distill.workload import read_scoring
+
+        return read_scoring(model, data, tokenizer or model, logits, max_seq_len, shard_bytes)
+    except (InputError, OSError, ModuleNotFoundError):
+        return None
+
+
+@validate_call
+def student(model: Path | None, config: str | None, tokenizer: Path | None) -> ModelShape | None:
+    """Return the shape of a distillation's student; None if it cannot be read here."""
+    try:
+        from trainer.distill.workload import student_shape
+
+        return student_shape(model, config, tokenizer)
+    except (InputError, OSError, ModuleNotFoundError):
         return None
 
 

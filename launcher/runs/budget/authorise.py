@@ -10,7 +10,7 @@ from launcher.hosts.base import Connection
 from launcher.plan.budget import refuse_unknown_rents
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import MOST_SPEND
-from launcher.runs.planned import estimate
+from launcher.runs.estimate import estimate
 from launcher.runs.records.self_reports import read_training
 from launcher.terminal import working
 from trainer.config.budget import BudgetConfig
@@ -32,7 +32,7 @@ def authorise(
         BudgetError: a rented host has no price; or what the run has cost, and what is left of it
             by its plan, are more than the ceiling.
         ConfigError: the ledger cannot be used.
-        UnreachableError: the coordinator's host does not answer.
+        UnreachableError: a host does not answer.
     """
     refuse_unknown_rents(plan.hosts)
     budget = job.budget
@@ -45,21 +45,18 @@ def authorise(
     there = found.connections[plan.leader.host]
     spent = _spent(there, plan, budget)
     with working("estimating the cost"):
-        cost = None if isinstance(job, DistillJob) else estimate(job, plan, found)
+        cost = estimate(job, plan, found, _done(there, plan) if spent else 0)
     unit, ceiling = budget.currency, budget.ceiling
     before = f"{spent:.2f} {unit} were spent, and " if spent else ""
     if cost is None or cost.money is None:
         if spent >= ceiling:
             raise BudgetError(f"{spent:.2f} {unit} were spent, {_remedy(ceiling, unit)}")
-        why = "cannot be planned on this model and these devices"
-        if isinstance(job, DistillJob):
-            why = "of a distillation is not planned"
         report(
-            f"budget: {before}the rest {why}; the run stops before it costs {ceiling:.2f} {unit}"
+            f"budget: {before}the rest cannot be planned on this model and these devices; the run"
+            f" stops before it costs {ceiling:.2f} {unit}"
         )
         return
-    left = _left(there, plan) if spent else 1.0
-    money, hours = left * cost.money, left * cost.seconds / 3600
+    money, hours = cost.money, cost.seconds / 3600
     said = f"{before}{money:.2f} {unit} are planned for {hours:.2f} h"
     if spent + money > ceiling:
         raise BudgetError(f"{said}, {_remedy(ceiling, unit)}")
@@ -89,8 +86,7 @@ def _spent(there: Connection, plan: LaunchPlan, budget: BudgetConfig) -> float:
         raise ConfigError(str(error)) from None
 
 
-def _left(there: Connection, plan: LaunchPlan) -> float:
-    """Return the share of a resumed run's steps that is left."""
-    training = read_training(there, plan, None) or {}
-    step, total = training.get("step"), training.get("total_steps")
-    return 1 - step / total if isinstance(step, int) and total else 1.0
+def _done(there: Connection, plan: LaunchPlan) -> int:
+    """Return the steps that earlier attempts of the run have done."""
+    step = (read_training(there, plan, None) or {}).get("step")
+    return step if isinstance(step, int) else 0

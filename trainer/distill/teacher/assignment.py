@@ -74,7 +74,7 @@ def assign(request: ScoringRequest) -> Assignment:
     """
     model_dir = resolve_model(request.model)
     tokenizer_dir = request.tokenizer or model_dir
-    max_seq_len = _window_length(model_dir, request.max_seq_len)
+    max_seq_len = window_length(model_dir, request.max_seq_len)
     vocabulary = Vocabulary.load(tokenizer_dir, model_dir)
     documents = Documents(request.data)
     windows = Windows(documents, Encoder(tokenizer_dir), max_seq_len)
@@ -123,7 +123,7 @@ def _known_plan(
     return there.shards if same else None
 
 
-def _window_length(model_dir: Path, wanted: int | None) -> int:
+def window_length(model_dir: Path, wanted: int | None) -> int:
     """Return the tokens of a window: the requested number, else the teacher's maximum."""
     positions = positions_of(read_config(model_dir))
     if positions is None or (wanted or WINDOW) <= positions:

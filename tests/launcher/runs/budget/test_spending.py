@@ -21,9 +21,11 @@ from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
+from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import Setting
 from launcher.runs.budget.authorise import authorise
 from launcher.runs.budget.spending import Total, idle_hosts, read_spend, totals
+from launcher.runs.estimate import estimate
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load
@@ -200,6 +202,7 @@ class Start:
         budget = BudgetConfig.model_validate(
             {"ceiling": 5, "currency": "EUR", "hosts": hosts, "ledger": str(self.ledger)}
         )
+        self.others: list[Host] = []
         self.config: RunConfig = load(
             None,
             {
@@ -211,10 +214,20 @@ class Start:
             },
         ).model_copy(update={"budget": budget})
 
-    def ask(self) -> list[str]:
+    def settled(self) -> tuple[LaunchPlan, Survey]:
         setting = Setting(run_id="r", trainer_command=("t",), state_folder="/s", routes={})
-        plan = place([self.host], self.config, None, setting)
-        found = Survey(hosts=(self.host,), connections={"box": LocalConnection()})
+        hosts = (self.host, *self.others)
+        plan = place(hosts, self.config, None, setting)
+        return plan, Survey(hosts=hosts, connections={"box": LocalConnection()})
+
+    def cost(self, done: int) -> float:
+        plan, found = self.settled()
+        cost = estimate(self.config, plan, found, done)
+        assert cost is not None
+        return cost.seconds
+
+    def ask(self) -> list[str]:
+        plan, found = self.settled()
         said: list[str] = []
         authorise(plan, self.config, found, said.append)
         return said
@@ -240,10 +253,32 @@ def test_what_was_spent_counts_and_so_does_what_is_done(inputs: Path, tmp_path: 
     with pytest.raises(BudgetError):
         dear.ask()
     SpendLedger(dear.ledger).append([line("r", "box", 1.0, 0.5)])
-    status = {"schema": "motley.status/1", "run_id": "r", "step": 9999, "total_steps": 10_000}
+    status = {"schema": "motley.status/1", "run_id": "r", "step": 12_499}
     (tmp_path / "b" / "out").mkdir(parents=True)
     (tmp_path / "b" / "out" / "status.json").write_text(json.dumps(status))
     assert "0.50 EUR were spent" in dear.ask()[0]
+
+
+def test_a_round_counts_as_its_inner_steps(inputs: Path, tmp_path: Path) -> None:
+    start = Start(inputs, tmp_path)
+    whole = start.cost(0)
+    assert start.cost(6250) == pytest.approx(whole / 2)  # of 1,000 epochs of 200 by 16
+    rounds = {
+        "exchange.schedule": "rounds",
+        "exchange.inner_steps": 10,
+        "exchange.rounds_after": 50,
+    }
+    start.config = start.config.with_settings(rounds)
+    assert start.cost(50 + 620) == pytest.approx(whole / 2)
+
+
+def test_the_measured_link_is_planned_with(inputs: Path, tmp_path: Path) -> None:
+    start = Start(inputs, tmp_path)
+    start.host = replace(start.host, coordinator=True, bind_address="10.0.0.1")
+    start.others = [replace(start.host, name="far", coordinator=False, connection="ssh")]
+    usual = start.cost(0)
+    start.host = replace(start.host, link_rates=(("far", 1e6),))
+    assert start.cost(0) > 2 * usual  # a thousandth of the usual rate
 
 
 def test_a_rented_host_without_a_price_is_refused(inputs: Path, tmp_path: Path) -> None:

@@ -1,0 +1,205 @@
+"""What a start will cost, by the same plan as `launch plan`: devices, and what its hosts have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+from launcher.agent.checks.job import Workload
+from launcher.discovery.survey import Survey
+from launcher.errors import ConfigError
+from launcher.hosts.received import receive
+from launcher.inventory.facts.devices import Device
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.runs.planned import cluster_of, slowest_link
+from launcher.runs.preflight.own_settings import DEADLINE
+from trainer.config import run as run_config
+from trainer.config.budget import BudgetConfig
+from trainer.config.distill_job import DistillJob, is_file_name
+from trainer.config.run import RunConfig
+from trainer.planning.cost import Cost, Prices, plan_cost
+from trainer.planning.devices import Cluster, Link
+from trainer.planning.distillation import Scoring, distillation_seconds, scoring_seconds
+from trainer.planning.shapes import ModelShape
+from trainer.planning.strategies import Request
+from trainer.planning.strategies import plan as plan_strategy
+from trainer.planning.strategy import Method, Strategy
+from trainer.system.errors import InputError
+
+T = TypeVar("T")
+_USUAL_LINK = Link(up=125e6, down=125e6)
+"""Between hosts of a run without a measured rate: 1 Gbit/s."""
+
+
+def estimate(
+    job: RunConfig | DistillJob, plan: LaunchPlan, found: Survey, done: int = 0
+) -> Cost | None:
+    """Return what the rest of a run will cost; None if that cannot be planned.
+
+    A fine-tune is planned for Motley's exchange, a distillation as in
+    `trainer.planning.distillation`.
+
+    Args:
+        done: steps of earlier attempts.
+
+    Raises:
+        UnreachableError: a host does not answer.
+    """
+    assert job.budget is not None
+    try:
+        if isinstance(job, DistillJob):
+            return _of_distillation(job, job.budget, plan, found, done)
+        return _of_fine_tune(job, job.budget, plan, found, done)
+    except (ConfigError, InputError):
+        return None  # an unknown device, or a codec whose size the plan does not know
+
+
+def _of_fine_tune(
+    config: RunConfig, budget: BudgetConfig, plan: LaunchPlan, found: Survey, done: int
+) -> Cost | None:
+    asked = {"config": config.model_dump(mode="json", exclude_unset=True)}
+    work = _ask(found, plan.leader, "workload", Workload, asked)
+    if work is None:
+        return None
+    left = _left(config, done, work.samples)
+    hosts = _at_work(plan)
+    rate = slowest_link(hosts)
+    cluster = cluster_of(hosts, Link(up=rate, down=rate) if rate else _USUAL_LINK)
+    strategy = Strategy(world=cluster.world, data="motley", codec=config.exchange.codec)
+    if config.exchange.in_ring:
+        strategy = Strategy(world=cluster.world, data="ddp")
+    strategy = Strategy() if cluster.world == 1 else strategy
+    return _cost(config, budget, work.shape, cluster, left * work.tokens, strategy)
+
+
+def _of_distillation(
+    job: DistillJob, budget: BudgetConfig, plan: LaunchPlan, found: Survey, done: int
+) -> Cost | None:
+    teachers = [process for process in plan.processes if process.role == "teacher"]
+    scoring = _ask(found, teachers[0], "scoring", Scoring, _corpus(job, teachers[0]))
+    shape = _ask(found, plan.leader, "student", ModelShape, _student(job, plan.leader))
+    if scoring is None or shape is None or not scoring.windows:
+        return None
+    length = job.student.max_seq_len or job.teacher.max_seq_len
+    config = run_config.load("student", {**job.student.settings(), "data.max_seq_len": length})
+    samples = config.training.samples(scoring.windows)
+    left = _left(config, done, samples)
+    a_sample = min(scoring.tokens / scoring.windows, config.data.max_seq_len)
+    seat = _seat(plan, plan.leader)
+    learning = _cost(config, budget, shape, seat, left * samples * a_sample, Strategy())
+    waited = scoring_seconds(
+        scoring,
+        [_seat(plan, process).smallest.device for process in teachers],
+        seen=min(1.0, samples / scoring.windows),
+        wide=job.teacher.dtype == "float32",
+    )
+    if learning is None or waited is None:
+        return None
+    in_first = min(1.0, scoring.windows / samples)  # of all its steps
+    first = max(0.0, in_first - (1 - left)) / left if left else 0.0
+    seconds = distillation_seconds(waited, learning.seconds, first)
+    return plan_cost(seat, seconds, _prices(budget))
+
+
+def _cost(
+    config: RunConfig, budget: BudgetConfig, shape: ModelShape, cluster: Cluster, tokens: float,
+    strategy: Strategy,
+) -> Cost | None:  # fmt: skip
+    method: Method = "qlora" if config.model.quantization == "nf4" else config.method
+    training = config.training
+    request = Request(
+        shape=shape, cluster=cluster, method=method, rank=config.lora.lora_rank,
+        length=config.data.max_seq_len, tokens=tokens, prices=_prices(budget),
+        precision=training.precision, recompute=training.recompute,
+    )  # fmt: skip
+    return plan_strategy(request, strategy, method).cost
+
+
+def _left(config: RunConfig, done: int, samples: float) -> float:
+    """Return the share of a run's samples that is left after `done` steps, of which a round is one.
+
+    Of `schedule: auto` a round counts as a step, since where they begin is not known here.
+    """
+    after, inner = config.exchange.rounds or (done, 0)
+    steps = min(done, after) + inner * max(0, done - after)
+    return max(0.0, 1 - steps * config.training.batch_size / samples) if samples else 0.0
+
+
+def _prices(budget: BudgetConfig) -> Prices:
+    return Prices(hosts=budget.hosts, currency=budget.currency or "")
+
+
+def _ask(
+    found: Survey, process: ProcessPlan, question: str, kind: type[T], arguments: dict[str, Any]
+) -> T | None:
+    """Return what the host of a process finds in its files; None: it cannot read them."""
+    try:
+        answer = found.connections[process.host].call(question, arguments, DEADLINE)
+        return None if answer is None else receive(kind, answer, question)
+    except (ValueError, RuntimeError):  # another version there
+        return None
+
+
+def _corpus(job: DistillJob, teacher: ProcessPlan) -> dict[str, Any]:
+    return {
+        "model": _path(teacher, job.teacher.model),
+        "data": [_path(teacher, path) for path in job.teacher.data],
+        "tokenizer": _path(teacher, job.teacher.tokenizer),
+        "logits": teacher.writes["logits"],
+        "max_seq_len": job.teacher.max_seq_len,
+        "shard_bytes": job.teacher.shard_bytes,
+    }
+
+
+def _student(job: DistillJob, process: ProcessPlan) -> dict[str, Any]:
+    config = job.student.config
+    if config is not None and is_file_name(config):
+        config = _path(process, config)
+    return {
+        "model": _path(process, job.student.model),
+        "config": config,
+        "tokenizer": _path(process, job.teacher.tokenizer),
+    }
+
+
+def _path(process: ProcessPlan, path: str | None) -> str | None:
+    """Return a path of a process's host; a relative one begins at its state folder."""
+    return None if path is None else str(PurePosixPath(process.state_folder) / path)
+
+
+def _at_work(plan: LaunchPlan) -> list[Host]:
+    """Return the hosts of a plan with the devices of its workers alone."""
+    hosts: list[Host] = []
+    for host in plan.hosts:
+        here = [worker for worker in plan.workers if worker.host == host.name]
+        if devices := [device for worker in here for device in _devices(plan, worker)]:
+            hosts.append(replace(host, devices=tuple(devices)))
+    return hosts
+
+
+def _devices(plan: LaunchPlan, process: ProcessPlan) -> list[Device]:
+    there = {device.id: device for device in plan.host(process.host).devices or ()}
+    return [
+        there.get(identity) or Device("cpu", identity, threads=process.threads)
+        for identity in process.devices
+    ]
+
+
+def _seat(plan: LaunchPlan, process: ProcessPlan) -> Cluster:
+    """Return what a process of a distillation computes on, with its part of a shared device."""
+    (device,) = _devices(plan, process)
+    if device.backend == "cpu":
+        device = replace(device, threads=process.threads)
+    cluster = cluster_of([replace(plan.host(process.host), devices=(device,))], None)
+    if device.backend == "cpu":
+        return cluster
+    alike = Counter((each.host, each.device) for each in plan.processes if each.role != "evaluator")
+    part, (group,) = alike[process.host, process.device], cluster.groups
+    whole = group.device
+    shared = replace(
+        whole, flops=whole.flops and whole.flops / part, fp32=whole.fp32 and whole.fp32 / part
+    )
+    return replace(cluster, groups=(replace(group, device=shared),))

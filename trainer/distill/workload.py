@@ -1,0 +1,96 @@
+"""What teachers and students compute, read on the hosts that have their files.
+
+Torch-free; it imports tokenizers, which a laptop that drives a cluster may lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.config.run import RunConfig
+from trainer.data.documents import Documents
+from trainer.data.encoder import Encoder
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.student.from_scratch import fresh_config
+from trainer.distill.teacher.assignment import SHARD_BYTES, window_length
+from trainer.distill.teacher.windows import Windows
+from trainer.planning.distillation import Scoring
+from trainer.planning.model_config import parse_shape, read_shape
+from trainer.planning.shapes import ModelShape
+from trainer.system.errors import InputError
+
+_MEASURED = 16
+"""Shards of the default size to tokenise, a few seconds; of more an even part is."""
+MOST = 4 << 30
+"""Bytes of a corpus that is counted before a start: all of it is read, at tens of MB a second."""
+
+
+def read_scoring(
+    model_dir: Path,
+    data: Sequence[Path],
+    tokenizer_dir: Path,
+    logits: Path,
+    max_seq_len: int | None = None,
+    shard_bytes: int | None = None,
+) -> Scoring:
+    """Return what teachers score: as a folder of logits describes it, else as the corpus is.
+
+    Raises:
+        InputError: model, tokenizer or corpus cannot be used, or the corpus has more than `MOST`
+            bytes.
+    """
+    shape, folder = read_shape(model_dir), LogitsFolder(logits)
+    if folder.is_described:
+        there = folder.description
+        return Scoring(
+            shape=shape, tokens=there.tokens, windows=there.windows, shards=len(there.shards),
+            missing=len(folder.missing()),
+        )  # fmt: skip
+    if sum(map(_size, data)) > MOST:
+        raise InputError(f"more than {MOST >> 30} GiB of text are not counted before a start")
+    length = window_length(model_dir, max_seq_len)
+    windows = Windows(Documents(data), Encoder(tokenizer_dir), length)
+    ranges = windows.ranges(SHARD_BYTES)
+    # The last one may be short: it would stand for many.
+    part = ranges if len(ranges) <= _MEASURED else ranges[: -1 : -(-len(ranges) // _MEASURED)]
+    plans, scale = windows.plan(part), len(ranges) / len(part)
+    shards = len(windows.ranges(shard_bytes) if shard_bytes else ranges)
+    return Scoring(
+        shape=shape,
+        tokens=scale * sum(plan.tokens for plan in plans),
+        windows=scale * sum(plan.windows for plan in plans),
+        shards=shards,
+        missing=shards,
+    )
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def student_shape(
+    model_dir: Path | None, fresh: str | None, tokenizer_dir: Path | None
+) -> ModelShape:
+    """Return the shape of a student's model, or of a new one with a tokenizer's vocabulary.
+
+    Raises:
+        InputError: the files cannot be used.
+    """
+    if model_dir is not None:
+        return read_shape(model_dir)
+    assert fresh is not None
+    assert tokenizer_dir is not None
+    return parse_shape(fresh_config(fresh, tokenizer_dir), fresh, Path(fresh).stem)
+
+
+def taught_work(config: RunConfig) -> tuple[float, float]:
+    """Return the samples and the tokens of a run whose data is a folder of logits.
+
+    Raises:
+        InputError: the folder has no usable description.
+    """
+    there = LogitsFolder(Path(config.data.train)).description
+    samples = config.training.samples(there.windows)
+    return samples, samples * min(there.tokens / max(there.windows, 1), config.data.max_seq_len)
