@@ -15,7 +15,7 @@ from trainer.system.commandline.lazy_group import LazyGroup
 
 _CLUSTER = "launcher.commands.cluster"
 _STATUS = (f"{_CLUSTER}:status", "Show the run that is up, or the latest one.")
-_LOGS = ("launcher.commands.logs:logs", "Print what processes wrote, such as worker-2.")
+_LOGS = ("launcher.commands.logs:logs", "Print the logs of processes, such as worker-2.")
 
 cluster = LazyGroup(
     name="cluster",
@@ -35,7 +35,7 @@ distill = LazyGroup(
     name="distill",
     help="Train a small model on the outputs of a large one; status, logs and down as for any run.",
     commands_at={
-        "up": (f"{_DISTILL}:up", "Start a distillation; return once every process works."),
+        "up": (f"{_DISTILL}:up", "Start a distillation; return once every process is at work."),
         "doctor": (f"{_DISTILL}:doctor", "Check whether the hosts are ready for it."),
     },
 )
@@ -78,7 +78,10 @@ cli = LazyGroup(
             "launcher.commands.export:export",
             "Write a run for Slurm, SkyPilot, and others.",
         ),
-        "import-run": ("launcher.commands.export:import_run", "Bring an exported run home."),
+        "import-run": (
+            "launcher.commands.export:import_run",
+            "Import the result of an exported run.",
+        ),
         "certificates": (
             "launcher.commands.certificates:certificates",
             "Write certificates for a run started by hand.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import select
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 from launcher.agent import frames, operations
 from launcher.agent.operations import Operation
 from launcher.files import default_state_folder
+from launcher.inventory.facts.machine import installed_wheel
 
 UNIT_PROGRAM = "/usr/local/sbin/motley-unit"
 """The command that the trainer role installs if processes can be units."""
@@ -81,7 +81,7 @@ class Agent:
         return {
             "schema": frames.SCHEMA,
             "version": release,
-            "wheel": _wheel(),
+            "wheel": installed_wheel(Path(sys.prefix)) or None,
             "python": sys.executable,
             "user": operations.user_name(),
             "units": Path(UNIT_PROGRAM).exists() and Path("/run/systemd/system").is_dir(),
@@ -177,11 +177,3 @@ def main() -> int:
     Agent(requests, answers).serve()
     sys.stderr.flush()
     os._exit(0)  # a thread that hangs in a dead mount must not keep this process
-
-
-def _wheel() -> str | None:
-    """Return the SHA-256 of the wheel that was installed here, as the trainer role noted it."""
-    try:
-        return str(json.loads(Path(sys.prefix, "motley.json").read_bytes())["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

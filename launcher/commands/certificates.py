@@ -37,8 +37,8 @@ def certificates(
 ) -> None:
     """Write certificates of the cluster's CA for a run that is started by hand.
 
-    A run of `launch cluster up` needs none of this. Each machine gets the folder of its own
-    process, under this name; give the trainer the folder that contains it: --tls DIR.
+    A run of `launch cluster up` does not need them. Each machine gets the folder of its own
+    process, under that name; give the trainer the folder that contains it: --tls DIR.
     """
     from launcher.runs.certificates.authority import LEAF_LIFETIME, Authority
     from launcher.runs.certificates.bundle import write_bundle

@@ -36,8 +36,8 @@ def up(
 ) -> None:
     """Start a run and return once every worker has joined and training has begun.
 
-    The run outlives this terminal. Without --preset or --config it is the quickstart; with a
-    --model or --data of your own the settings follow from them.
+    The run continues without this terminal. Without --preset or --config it is the quickstart;
+    with a --model or --data of your own the settings follow from them.
     """
     from launcher.commands.starting import start_job
 

@@ -11,12 +11,12 @@ from launcher.commands.options import json_option
 
 @click.command()
 @click.argument("addresses", metavar="[ADDRESS]...", nargs=-1)
-@click.option("--user", metavar="NAME", help="The login, where neither address nor ssh says one.")
+@click.option("--user", metavar="NAME", help="The login, if neither the address nor ssh names one.")
 @click.option(
     "--ssh-config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Its hosts, and ssh's settings.  [default: ~/.ssh/config]",
+    help="Where hosts and their settings are read.  [default: ~/.ssh/config]",
 )
 @click.option("--no-mdns", is_flag=True, help="Do not listen for announcements.")
 @click.option(
@@ -36,7 +36,7 @@ from launcher.commands.options import json_option
 )
 @click.option(
     "--write", "file", type=click.Path(path_type=Path), metavar="FILE",
-    help="The inventory to make or update; its hosts are asked too.",
+    help="The inventory to write or update; its hosts are queried too.",
 )  # fmt: skip
 @click.option(
     "--accept-new-host-keys",
@@ -49,7 +49,7 @@ def discover(
     addresses: tuple[str, ...], user: str | None, ssh_config: Path | None, no_mdns: bool,
     seconds: float, no_links: bool, port: int, file: Path | None, accept: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find machines by mDNS, in ssh_config and at ADDRESS ([USER@]HOST[:PORT]); ask each by SSH.
+    """Find machines by mDNS, in ssh_config and at ADDRESS ([USER@]HOST[:PORT]); query each by SSH.
 
     Lists devices, memory, free disk and the rates between all pairs, and proposes who coordinates,
     keeps the share, teaches and learns. Changes no machine. Exits with 3 when one that was named is

@@ -54,7 +54,10 @@ job_options = together(
         help="The corpus; may be repeated.",
     ),
     click.option(
-        "--tokenizer", type=click.Path(), metavar="DIR", help="The student's, if trimmed."
+        "--tokenizer",
+        type=click.Path(),
+        metavar="DIR",
+        help="The student's tokenizer, if it is trimmed.",
     ),
     click.option(
         "--student", type=click.Path(), metavar="DIR", help="A model folder to start from."
@@ -63,7 +66,7 @@ job_options = together(
         "--logits",
         type=click.Path(),
         metavar="DIR",
-        help="The folder between them, on the share.",
+        help="The folder of the teacher's logits, on the share.",
     ),
     click.option(
         "--output",
@@ -99,9 +102,9 @@ def up(
     as_json: bool,
     **job_flags: Any,
 ) -> None:
-    """Start a distillation and return once every process works.
+    """Start a distillation and return once every process is at work.
 
-    It outlives this terminal: launch cluster status | logs | down.
+    It continues without this terminal: launch cluster status | logs | down.
     """
     from launcher.commands.starting import start_job
 

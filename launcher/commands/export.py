@@ -38,12 +38,18 @@ def _render(system: str) -> Render:
 @click.command()
 @click.option("--to", "system", type=click.Choice(_SYSTEMS), required=True, help="The system.")
 @click.option(
-    "--target", "text", metavar="TEXT", help="Equal nodes, e.g. '2 nodes x 8 H100'; else the hosts."
+    "--target",
+    "text",
+    metavar="TEXT",
+    help="Equal nodes, e.g. '2 nodes x 8 H100'; default: the hosts.",
 )
 @run_option
 @click.option("--into", type=click.Path(path_type=Path), metavar="DIR", help="The folder to write.")
 @click.option(
-    "--wheel", type=click.Path(path_type=Path), metavar="FILE", help="Motley; else this checkout's."
+    "--wheel",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A wheel of Motley; default: this checkout.",
 )
 @config_options
 @cluster_options
@@ -54,7 +60,7 @@ def export(
 ) -> None:  # fmt: skip
     """Write a run as the files of another system, for equal devices; start nothing.
 
-    The run is new and described by a config, or one that began here (--run) and goes on there.
+    The run is new and described by a config, or it began here (--run) and continues there.
     """
     from launcher.export.bundle import export_run
     from launcher.export.outgoing import new_run, own_run
@@ -85,12 +91,16 @@ def export(
 @click.command("import-run")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), metavar="DIR", help="Where its result goes."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The folder for its result.",
 )
 @inventory_option
 @json_option
 def import_run(cluster: Cluster, folder: Path, output: Path | None, as_json: bool) -> None:
-    """Bring the result of an exported run home; `launch runs` lists it from then on."""
+    """Import the result of an exported run; `launch runs` lists it from then on."""
     from launcher.export import homecoming
     from launcher.views import render
 
@@ -101,4 +111,4 @@ def import_run(cluster: Cluster, folder: Path, output: Path | None, as_json: boo
         return
     render.say(f"run {found.run_id}: {found.state} at step {found.step}, in {found.output}")
     if found.state != "completed":
-        render.say(f"it goes on here with: launch cluster up --resume {found.run_id}")
+        render.say(f"resume it here with: launch cluster up --resume {found.run_id}")

@@ -45,7 +45,7 @@ def logs(
     run_id: str | None,
     as_json: bool,
 ) -> None:
-    """Print what processes wrote, such as worker-2 or coordinator; without a name, of all."""
+    """Print the logs of processes, such as worker-2 or coordinator; by default of all."""
     from launcher.errors import ConfigError
     from launcher.runs.status import RunMonitor
     from launcher.terminal import note

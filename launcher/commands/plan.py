@@ -40,7 +40,7 @@ class _Count(click.ParamType[float]):
     "-i",
     type=click.Path(path_type=Path),
     envvar="MOTLEY_INVENTORY",
-    help="An Ansible inventory, whose hosts are asked; else this machine.",
+    help="An Ansible inventory, whose hosts are queried; else this machine.",
 )
 @click.option(
     "--cluster", "text", metavar="TEXT", help="Devices, e.g. '8xA100-80G nvlink, 2 hosts, 200gbit'."
@@ -57,7 +57,7 @@ class _Count(click.ParamType[float]):
     "--method", type=click.Choice(["lora", "qlora", "full"]), default="lora", show_default=True
 )
 @click.option(
-    "--length", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens of a row."
+    "--length", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens per row."
 )
 @click.option(
     "--rank", type=click.IntRange(min=1), default=16, show_default=True, help="LoRA's rank."
@@ -67,18 +67,18 @@ class _Count(click.ParamType[float]):
     type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
     default="auto",
     show_default=True,
-    help="Of products; auto: 16 bits on accelerators.",
+    help="Of matrix products; auto: 16 bits on accelerators.",
 )
 @click.option(
     "--gradient-checkpointing",
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
     show_default=True,
-    help="Compute layers twice; auto: what is fastest of what fits.",
+    help="Recompute layers in the backward pass; auto: the fastest that fits.",
 )
 @click.option("--price-kwh", type=click.FloatRange(min=0), help="Price of a kWh.")
 @click.option("--price-hour", type=click.FloatRange(min=0), help="Price of a device for an hour.")
-@click.option("--currency", default="", metavar="CODE", help="Of both prices, e.g. EUR.")
+@click.option("--currency", default="", metavar="CODE", help="Currency of both prices, e.g. EUR.")
 @click.option("--explain", metavar="STRATEGY", help="Show a strategy's formulas, e.g. fsdp.")
 @click.option(
     "--diagram",

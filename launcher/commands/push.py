@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     "--wheel",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="This wheel; else one of this checkout is built.",
+    help="The wheel to install; else one is built from this checkout.",
 )
 @click.option("--rollback", is_flag=True, help="Return to the previous version, on every host.")
 @click.option(
-    "--quick", is_flag=True, help="Refuse when dependencies changed, which takes minutes."
+    "--quick", is_flag=True, help="Refuse if dependencies changed: they take minutes to install."
 )
 @click.option("--force", is_flag=True, help="Also while a run is up; the run keeps its version.")
 @click.option("--dry-run", is_flag=True, help="Print what would change; install nothing.")

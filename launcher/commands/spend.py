@@ -20,7 +20,7 @@ PRICE, ABOVE = click.FloatRange(min=0), click.FloatRange(min=0, min_open=True)
 @inventory_option
 @click.option("--by", type=click.Choice(["run", "host", "day"]), default="run", show_default=True)
 @click.option(
-    "--run", "run_id", metavar="ID", shell_complete=complete.run_ids, help="Only of this run."
+    "--run", "run_id", metavar="ID", shell_complete=complete.run_ids, help="Only this run."
 )
 @json_option
 def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
@@ -43,11 +43,11 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @cluster_options
 @click.option("--ceiling", type=ABOVE, metavar="MONEY", help="Else $MOTLEY_BUDGET_CEILING.")
-@click.option("--currency", metavar="CODE", help="Such as EUR; else $MOTLEY_BUDGET_CURRENCY.")
-@click.option("--price-hour", type=PRICE, metavar="MONEY", help="Rent of this machine, an hour.")
-@click.option("--watts", type=ABOVE, help="Its power under load, if nothing measures it.")
-@click.option("--price-kwh", type=PRICE, metavar="MONEY", help="Of its energy.")
-@click.option("--name", help="What it is recorded under; one name adds up to one ceiling.")
+@click.option("--currency", metavar="CODE", help="E.g. EUR; else $MOTLEY_BUDGET_CURRENCY.")
+@click.option("--price-hour", type=PRICE, metavar="MONEY", help="Rent of this machine per hour.")
+@click.option("--watts", type=ABOVE, help="Its power under load, if it cannot be measured.")
+@click.option("--price-kwh", type=PRICE, metavar="MONEY", help="Price of a kWh.")
+@click.option("--name", help="The name of its record; commands with one name share one ceiling.")
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),

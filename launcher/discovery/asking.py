@@ -1,4 +1,4 @@
-"""Ask every candidate who it is and what it has; a refusal is one line and affects no other."""
+"""Ask every candidate for its identity and devices; a refusal is one line and affects no other."""
 
 from __future__ import annotations
 

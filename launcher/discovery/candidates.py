@@ -53,7 +53,7 @@ def parse_address(text: str, user: str | None, ssh_args: tuple[str, ...]) -> Hos
     """
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found["port"] or 22) not in range(1, 65536):
-        raise ConfigError(f"{text!r} is no address; write [USER@]HOST[:PORT]")
+        raise ConfigError(f"{text!r} is not an address; write [USER@]HOST[:PORT]")
     address = found["host"].strip("[]")
     return Host(
         name=address,

@@ -64,7 +64,7 @@ def rewrite(
         found: the machines; one of the file has its name.
 
     Raises:
-        ConfigError: the file cannot be read, or is no YAML.
+        ConfigError: the file cannot be read, or is not YAML.
     """
     before = ""
     if known:

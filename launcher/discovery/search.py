@@ -47,7 +47,7 @@ class Search:
     port: int = 9000
     """The TCP port that link rates are measured at."""
     inventory: Path | None = None
-    """The file to write; its hosts are asked too."""
+    """The file to write; its hosts are queried too."""
 
 
 @dataclass(frozen=True, kw_only=True)

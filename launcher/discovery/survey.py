@@ -249,7 +249,7 @@ def detection_of(answer: Any) -> Detection:
     detection = receive(Detection, answer, "devices")
     for device in (*detection.devices, *detection.vulkan):
         if not _DEVICE_ID.fullmatch(device.id):
-            raise ValueError(f"devices: {device.id!r} is no id of a device")
+            raise ValueError(f"devices: {device.id!r} is not a device id")
     return detection
 
 

@@ -23,7 +23,7 @@ class YamlText:
     """The text of a YAML file whose top is a mapping.
 
     Raises:
-        ConfigError: it is no YAML, or not a mapping.
+        ConfigError: it is not YAML, or not a mapping.
     """
 
     def __init__(self, where: str, text: str) -> None:
@@ -37,7 +37,7 @@ class YamlText:
         return None if node is None else _plain(node)
 
     def keys(self, path: Sequence[str]) -> list[str]:
-        """Return the keys of the mapping at a path; none where there is no mapping."""
+        """Return the keys of the mapping at a path; none where there is not a mapping."""
         node = self._find(path)
         entries: list[tuple[yaml.Node, yaml.Node]] = []
         if isinstance(node, yaml.MappingNode):
@@ -92,7 +92,7 @@ class YamlText:
             at = self._end_of_line(start - 1)
         else:
             line = parent.start_mark.line + 1
-            raise ConfigError(f"{self._where}:{line}: {'.'.join(path)} is no mapping")
+            raise ConfigError(f"{self._where}:{line}: {'.'.join(path)} is not a mapping")
         entry = f"{' ' * column}{as_yaml(key)}: {as_yaml(value)}{note}\n"
         self.text = self.text[:at] + entry + self.text[at:]
 
@@ -128,11 +128,11 @@ class YamlText:
             found: object = yaml.compose(self.text, yaml.SafeLoader)  # pyright: ignore
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise ConfigError(f"{self._where}:{line}: no YAML: {error.problem}") from None
+            raise ConfigError(f"{self._where}:{line}: not YAML: {error.problem}") from None
         except yaml.YAMLError as error:
-            raise ConfigError(f"{self._where}: no YAML: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"{self._where}: not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(found, yaml.MappingNode):
-            raise ConfigError(f"{self._where}: not a YAML inventory, its top is no mapping")
+            raise ConfigError(f"{self._where}: not an inventory, its top level is not a mapping")
         return found
 
 

@@ -84,7 +84,7 @@ def export_run(
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder}: exists already; name another folder with --into")
     if not folder.absolute().parent.is_dir():
-        raise ConfigError(f"{folder.absolute().parent}: is no folder; make it first")
+        raise ConfigError(f"{folder.absolute().parent}: is not a folder; create it first")
     try:
         scratch = tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent)
     except OSError as error:
@@ -107,10 +107,10 @@ def _inputs(config: RunConfig, model: Path | None) -> dict[str, Path]:
         found["data.validation"] = Path(config.data.validation)
     for key, path in found.items():
         if not path.is_file():
-            raise ConfigError(f"{key}: {path} is no file")
+            raise ConfigError(f"{key}: {path} is not a file")
     if model is not None:
         if not (model / "config.json").is_file():
-            raise ConfigError(f"model.path: {model} is no model folder: it has no config.json")
+            raise ConfigError(f"model.path: {model} is not a model folder: it has no config.json")
         found["model.path"] = model
     return found
 
@@ -163,7 +163,7 @@ def _write(
 
 
 def _hand_over(run_id: str, config: RunConfig, output: Path) -> int:
-    """Copy what a run needs to go on elsewhere; return its step."""
+    """Copy what a run needs to continue elsewhere; return its step."""
     output.mkdir()
     home = Path(config.output)
     source = Path(config.checkpoint.folder or home / FOLDER)

@@ -68,7 +68,7 @@ def _copy(source: Path, parent: Path, workspace: Path | None) -> Path:
             return target
         if target.exists():
             raise ConfigError(
-                f"{target}: differs from {source}: the run went on in both places; remove the one"
+                f"{target}: differs from {source}: the run continued in both places; remove the one"
                 " that you do not want"
             )
         writer = FolderWriter(Disk(), parent, source.name, workspace)

@@ -122,7 +122,7 @@ def _home(record: _Record, output: Path | None) -> RunConfig:
     tree: Any = record.home if kept is None else yaml.safe_load(kept)
     if kept is None and output is None:
         raise ConfigError(
-            f"run {record.run_id} was not exported here; say where its result goes: -o DIR"
+            f"run {record.run_id} was not exported here; name the folder for its result: -o DIR"
         )
     try:
         config = RunConfig.model_validate(tree)
@@ -142,7 +142,7 @@ def _refuse_others(place: Path, stored: Path, run_id: str, incoming: Path) -> No
     if there is not None and there.get("run_id") not in (None, run_id):
         strangers.add(str(there["run_id"]))
     if strangers:
-        raise ConfigError(f"{place}: holds run {min(strangers)}; say where this one goes: -o DIR")
+        raise ConfigError(f"{place}: holds run {min(strangers)}; name another folder: -o DIR")
     here = checkpoints.newest(stored, run_id)
     if here is not None and step_of(here) > step_of(incoming):
         raise ConfigError(

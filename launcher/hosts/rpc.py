@@ -172,7 +172,7 @@ class AgentLink:
                 if not data:
                     words = self.pipe.last_words().strip().splitlines()
                     reason = f": {words[-1]}" if words else ""
-                    return self._break(f"connection lost, its agent is gone{reason}")
+                    return self._break(f"connection lost, its agent has ended{reason}")
                 self._heard = time.monotonic()
                 for line in splitter.feed(data):
                     self._take(line)

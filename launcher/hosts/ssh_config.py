@@ -80,7 +80,7 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
     where = f"host {host.name}"
     destination = host.address or host.name
     if destination.startswith("-"):
-        raise ConfigError(f"{where}: {destination!r} is no name of a host")
+        raise ConfigError(f"{where}: {destination!r} is not a host name")
     program = shutil.which("ssh")
     if program is None:
         raise ConfigError(f"{where}: there is no `ssh` here; install openssh-client")
@@ -153,7 +153,7 @@ def _arguments(host: Host, where: str) -> tuple[list[str], str | None]:
     except getopt.GetoptError as error:
         raise ConfigError(f"{where}: Ansible's ssh arguments: {error}") from None
     if rest:
-        raise ConfigError(f"{where}: Ansible's ssh arguments: {rest[0]} is no option")
+        raise ConfigError(f"{where}: Ansible's ssh arguments: {rest[0]} is not an option")
     for option, value in options:
         if option not in _LEFT_OUT:
             arguments += [option, value] if value else [option]

@@ -52,21 +52,21 @@ def _host_key(log: str, records: bool) -> str | None:
     ours = f"its host key {shown_key(log)}".rstrip()
     if found := re.search(r"host key for (\S+) was revoked", log):
         return (
-            f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so a stranger may "
-            f"have it; give {found[1]} another key"
+            f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so it may be "
+            f"in other hands; give {found[1]} another key"
         )
     if found := re.search(r"(?m)^Host key for (\S+) has changed", log):
         name, place = found[1], re.findall(r"(?m)^Offending .* in (.*):(\d+)$", log)
         file, line = place[-1] if place else ("known_hosts", "?")
         shown = re.findall(r"(?m)^(SHA256:\S+?)\.?$", log) or ["another"]
         return (
-            f"{CHANGED}: {file}:{line} says another than the {shown[-1]} it shows; "
+            f"{CHANGED}: {file}:{line} has another key than the {shown[-1]} it shows; "
             f"it was reinstalled, or the connection is intercepted. Compare {_COMPARE}; if it is "
             f"right, remove the old key: ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(file)}"
         )
     if found := re.search(r"(?m)^No (\S+) host key is known for (\S+) and", log):
         invalid = re.search(r"Certificate invalid: (.*)", log)
-        note = f"; its certificate does not count: {invalid[1]}" if invalid else ""
+        note = f"; its certificate is not valid: {invalid[1]}" if invalid else ""
         accept = "accept it: --accept-new-host-keys, or log in once with ssh"
         if not records:
             accept = "set UserKnownHostsFile to a file that can keep it"

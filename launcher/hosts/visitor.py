@@ -82,7 +82,7 @@ def explain_visit(host: Host, error: NoAgentError) -> LauncherError:
     if found := re.search(r"(?m)^motley: python (\S+)$", text):
         wanted = ".".join(map(str, LEAST_PYTHON))
         return PreflightError(
-            f"{where}: its python3 is {found[1]}, asking it needs {wanted}; install Motley there "
+            f"{where}: its python3 is {found[1]}, querying it needs {wanted}; install Motley there "
             "first (the recipe brings a Python), with an inventory written by hand"
         )
     if re.search(r"python3: (command )?not found", text):

@@ -159,7 +159,7 @@ def make_environment(folder: Path, recipe: Recipe, index: str, report: Report) -
     if free < recipe.size:
         raise PreflightError(
             f"{folder.parent}: {free / 1e9:.1f} GB free, a new environment takes about "
-            f"{recipe.size / 1e9:.1f} GB; make room"
+            f"{recipe.size / 1e9:.1f} GB; free some space"
         )
     build = f"torch for {recipe.torch} and " if recipe.torch else ""
     report(f"making environment {recipe.key}: {build}{recipe.packages.count('==')} packages")

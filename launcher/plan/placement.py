@@ -93,7 +93,7 @@ def refuse_unknown_devices(hosts: Sequence[Host]) -> None:
     for host in hosts:
         if host.devices is None:
             raise ConfigError(
-                f"host {host.name}: motley_devices is auto, and the host has not been asked; "
+                f"host {host.name}: motley_devices is auto, and the host has not been queried; "
                 "list its devices in the inventory"
             )
 

@@ -98,7 +98,7 @@ class Cluster:
             return Registry.default()
         registry = Registry.of(self.hosts, deadline)
         if registry.absence is not None:
-            self._report(f"{registry.absence}; what the other hosts know:")
+            self._report(f"{registry.absence}; from the other hosts:")
         return registry
 
     def runs(self) -> list[Run]:

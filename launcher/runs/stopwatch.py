@@ -19,7 +19,7 @@ class Stopwatch:
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """End a lap; one of the same name goes on."""
+        """End a lap; one of the same name is continued."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.laps[name] = round(self.laps.get(name, 0.0) + now - self._last, 3)
         self._last = now

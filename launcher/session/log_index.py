@@ -35,7 +35,7 @@ class LogMarks:
             size = self._log.stat().st_size if self._log.exists() else 0
             if size == self._size and unless_younger_than:
                 return
-            # A full disk takes a part of a line, which the next one must not go on with.
+            # A full disk takes a part of a line, which the next one must not continue.
             begin = "\n" if self._torn else ""
             line = f"{begin}{time.time():.3f} {size}\n".encode()
             with self._marks.open("ab", buffering=0) as stream:

@@ -61,7 +61,7 @@ class Children:
         return None if self._parent is None else self._parent.forked()
 
     def release(self) -> None:
-        """Let a forked child go on, if one waits."""
+        """Let a forked child continue, if one waits."""
         if self._parent is not None:
             self._parent.release()
 
@@ -133,14 +133,14 @@ class _Parent:
         return self._answer(_PATIENCE) if self._ask(output) else None
 
     def release(self) -> None:
-        """Let a forked child go on, if one waits."""
+        """Let a forked child continue, if one waits."""
         if self._holds:
             self._holds = False
             with contextlib.suppress(OSError):  # the program has ended, and its child with it
                 self._socket.send(b"go")
 
     def end(self) -> None:
-        """End the program, which is reaped with all others; a child that it forked goes on."""
+        """End the program, which is reaped with all others; a child that it forked continues."""
         self._socket.close()
         signal_group(self.pid, signal.SIGKILL)
         self._process.returncode = -signal.SIGKILL

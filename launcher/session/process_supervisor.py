@@ -110,7 +110,7 @@ class ProcessSupervisor:
                 self._failures = 0
             self._failures += 1
             if not self._spec.restart.restarts(returncode):
-                return self._finish("failed", "this exit code is not worth another attempt")
+                return self._finish("failed", "this exit code is not retried")
             if self._failures >= self._spec.restart.most_failures:
                 return self._finish("failed", f"gave up after {self._failures} failures in a row")
             if not self._pause(self._spec.restart.delay(self._failures)):

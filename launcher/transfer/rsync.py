@@ -98,7 +98,7 @@ def transfer(
 
     Raises:
         PreflightError: there is no usable rsync here or there.
-        UnreachableError: the host does not answer, or no more.
+        UnreachableError: the host does not answer, or stops answering.
         PartialError: rsync stopped for another reason, in its words.
     """
     command = [find_rsync(), "--times", "--perms", f"--partial-dir={PARTIAL}", "--delay-updates"]
@@ -153,7 +153,7 @@ def find_rsync() -> str:
 
 
 def explain(host: str, code: int, text: str) -> LauncherError:
-    """Return what rsync's exit code and words mean for people."""
+    """Return the error that rsync's exit code and messages stand for."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     words = [
         line for line in lines if not re.match(r"rsync error: |rsync: .*connection unexpe", line)

@@ -36,7 +36,7 @@ _COLUMNS = (
     Column("ATTEMPT", spare=5, right=True),
     Column("LAST EXIT", spare=6),
 )
-"""Behind who it is. What a device says stands once, at the first process on it."""
+"""Columns after a process's name. A device's readings are shown once, at its first process."""
 
 
 def live_view(snapshot: Snapshot, width: int) -> RenderableType:

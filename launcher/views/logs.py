@@ -129,7 +129,9 @@ class ProcessLog:
         if self._moment is not None:
             since = pages.offset_since(self._moment)
             if since is None:
-                announce(f"--- {self.process.name}: attempt {attempt} has no times; all of it ---")
+                announce(
+                    f"--- {self.process.name}: attempt {attempt} has no timestamps; all of it ---"
+                )
             offset = since or 0
         tail = self._selection.tail
         if tail is not None and self._selection.grep is None:
@@ -257,7 +259,7 @@ def _follow(log: ProcessLog, events: queue.Queue[_Event]) -> None:
                 started = True
             over = log.follow(emit, announce)
             if lost_for:
-                announce(f"--- {process.name}: {process.host} is back ---")
+                announce(f"--- {process.name}: {process.host} is reachable again ---")
                 lost_for = 0
             if over:
                 return events.put(_Event())

@@ -103,7 +103,7 @@ def explanation(option: Option) -> list[str]:
             f"    {term.source}",
         ]
     if option.time is not None and option.time.choice is not None:
-        lines.append("of these the first is taken that adds at most 5 % to a step, else the least:")
+        lines.append("the first that adds at most 5 % to a step is taken, else the least:")
         for one in option.time.choice.candidates:
             when = "each step" if one.every == 1 else f"once in {one.every} steps"
             lines.append(f"    {one.codec} {when}: {one.exposed_ms:.3g} ms")

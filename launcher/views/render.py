@@ -253,7 +253,7 @@ def status_tree(view: RunView) -> dict[str, Any]:
 
 
 def status_table(view: RunView, width: int | None) -> Table:
-    """Return the processes of a run as a table, with what is said of each besides."""
+    """Return the processes of a run as a table, with a note on each."""
     rows: list[tuple[str | Text, ...]] = []
     for process in view.run.plan.processes:
         state: ProcessState = view.processes[process.name]

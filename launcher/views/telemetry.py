@@ -21,7 +21,7 @@ LOOK_EVERY = 1.0
 GAUGES_EVERY = 2.0
 _GAUGES_DEADLINE = 5.0
 STALE = 10.0
-"""Seconds after which what a device said counts no more."""
+"""Seconds after which a reading of a device is not shown any more."""
 _SILENT_PAUSE = 10.0
 _KEPT_LOSSES = 600
 _PACE_LOOKS = 60

@@ -192,7 +192,7 @@ def test_a_host_that_does_not_answer_costs_the_others_nothing(cluster: Cluster) 
     cluster.become(attic="up", intel="dead")
     gone = {"coordinator": "unreachable", "worker_0": "unreachable"}
     tree, said = cluster.see(**RUNNING | gone)
-    assert "host intel: connection refused; what the other hosts know:" in said
+    assert "host intel: connection refused; from the other hosts:" in said
     assert tree["state"] == "unknown"
     start = cluster.up()
     assert start.returncode == 3

@@ -167,7 +167,7 @@ def check_port(address: str, port: int) -> Finding:
             if error.errno == errno.EADDRNOTAVAIL:
                 return Finding(
                     "fail",
-                    f"{address} is no address of this host",
+                    f"{address} is not an address of this host",
                     "set motley_bind_address to one of `ip address`",
                 )
             return Finding("fail", f"port {port} on {address}: {error.strerror}")
@@ -180,15 +180,17 @@ def check_folder(path: str | Path, least: int) -> Finding:
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():
-        return Finding("fail", f"{place} is not a folder", "choose another place")
+        return Finding("fail", f"{place} is not a folder", "choose another folder")
     if not os.access(place, os.W_OK | os.X_OK):
-        return Finding("fail", f"{place} is not writable", "choose another place, or its owner")
+        return Finding(
+            "fail", f"{place} is not writable", "choose another folder, or change its owner"
+        )
     free = shutil.disk_usage(place).free
     if free < least:
         return Finding(
             "fail",
             f"{place} has {free // _MIB} MiB free, {least // _MIB} MiB are needed",
-            "free some space, or choose another place",
+            "free some space, or choose another folder",
         )
     return Finding("ok", f"{folder}, {free / _GIB:.1f} GiB free")
 

@@ -73,7 +73,7 @@ def describe() -> Machine:
         python=platform.python_version(),
         version=_release("motley"),
         code=code_digest(Path(__file__).parents[3]),
-        wheel=_wheel(Path(sys.prefix)),
+        wheel=installed_wheel(Path(sys.prefix)),
         libraries={name: found for name in LIBRARIES if (found := _release(name))},
         cores=usable_cores(),
         network=network(),
@@ -155,7 +155,8 @@ def _release(package: str) -> str:
         return ""
 
 
-def _wheel(prefix: Path) -> str:
+def installed_wheel(prefix: Path) -> str:
+    """Return the SHA-256 of the wheel that was installed there, as the trainer role noted it."""
     try:
         return str(json.loads((prefix / "motley.json").read_bytes())["sha256"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -103,11 +103,14 @@ def explain_missing(card: Card, code: int, output: str, accessible: bool, user: 
     `accessible` is whether that user may open the card's render node.
     """
     if card.driver == "vfio-pci":
-        return f"{card.title} is lent to a virtual machine (vfio-pci): give it back to this host"
+        return (
+            f"{card.title} is passed through to a virtual machine (vfio-pci): "
+            "return it to this host"
+        )
     if not card.node:
         return (
             f"{card.title} has no kernel driver: install its firmware (Debian: "
-            "firmware-amd-graphics, Ubuntu: linux-firmware), reboot, then look at `dmesg`"
+            "firmware-amd-graphics, Ubuntu: linux-firmware), reboot, then check `dmesg`"
         )
     if not accessible:
         return f"{card.title} is not accessible for user {user}: add it to group render"

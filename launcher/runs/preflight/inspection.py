@@ -120,7 +120,7 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
         there: Any = connection.call("clock", {})
         after = clock()
         if not isinstance(there, int | float) or not math.isfinite(there):
-            return Finding("fail", f"what it answered is no time: {there!r:.80}", _UPDATE)
+            return Finding("fail", f"its answer is not a time: {there!r:.80}", _UPDATE)
         sample = after - before, there - (before + after) / 2
         best = sample if best is None else min(best, sample)
     assert best is not None

@@ -120,7 +120,7 @@ def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: b
     if crossing.stage == "unreachable":
         return Finding(
             "fail",
-            f"{host} has no way to {target}: {crossing.detail}",
+            f"{host} has no route to {target}: {crossing.detail}",
             f"set motley_bind_address on {head} to an address on the network of {host}",
         )
     if crossing.up is None or crossing.down is None:

@@ -46,7 +46,7 @@ def ask_finding(
         case {"status": "ok" | "warn" | "fail" as status, "detail": str(detail), **rest}:
             return Finding(status, detail, str(rest.get("remedy", "")))
         case _:
-            return Finding("fail", f"what it answered is no finding: {answer!r:.200}")
+            return Finding("fail", f"its answer is not a finding: {answer!r:.200}")
 
 
 def examine(probes: Sequence[Probe]) -> list[Check]:

@@ -76,4 +76,4 @@ def _libraries(name: str, machine: Machine, newest: Mapping[str, tuple[str, str]
     if other:
         return Check("libraries", name, "warn", ", ".join(other), _UPDATE)
     shown = [f"{k} {v}" for k, v in machine.libraries.items() if k in ("numpy", "torch")]
-    return Check("libraries", name, "ok", ", ".join(shown) or "none that train")
+    return Check("libraries", name, "ok", ", ".join(shown) or "none for training")

@@ -124,10 +124,10 @@ class SessionSupervisor:
         self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
 
     def complain(self, process: ProcessPlan) -> PartialError:
-        """Return the error of a supervisor without a sign of life, with its last output."""
+        """Return the error of a supervisor that wrote no state, with its last output."""
         text = self._read(f"{self.folder(process)}/keeper.log").decode(errors="replace")
         words = text.strip().splitlines()
-        reason = words[-1] if words else f"no sign of life in {_START_DEADLINE:.0f} s"
+        reason = words[-1] if words else f"no state and no output within {_START_DEADLINE:.0f} s"
         return PartialError(f"{process.name}: its supervisor did not start: {reason}")
 
     def state(self, process: ProcessPlan) -> ProcessState:

@@ -94,7 +94,7 @@ class SystemdSupervisor(SessionSupervisor):
             {unit: partial(self._end, unit, process, grace) for unit, process in wanted.items()},
             grace + LONGEST_SAVE + _KILL_DEADLINE,
         )
-        # Supervisors that systemd knows nothing of: started before the host got its units.
+        # Supervisors that are not systemd's: started before the host got its units.
         super().stop(processes, max(0.0, until - time.monotonic()))
 
     def _end(self, unit: str, process: ProcessPlan, grace: float) -> None:

@@ -182,7 +182,7 @@ def _refuse_what_is_elsewhere(
             if not (_may_be_named(path, hosts, is_job) or (key == "model.path" and _on_hub(path))):
                 raise ConfigError(
                     f"run {run_id} was not started from this machine, and its host's config names "
-                    f"{key} {path}, which is no path of Motley there; if it is right, "
+                    f"{key} {path}, which is not a path of Motley's there; if it is right, "
                     f"give it as well: {flag}"
                 )
     code = [value for value in _values(settings, "evaluation.run_code") if value is not False]

@@ -61,7 +61,7 @@ class _Process(BaseModel):
     def _is_called_as_it_works(self) -> Self:
         kind, _, number = self.name.partition("-")
         if kind != self.role or (kind == "worker") != (self.rank is not None):
-            raise ValueError(f"{self.name} is no name of a {self.role}")
+            raise ValueError(f"{self.name} is not a name of a {self.role}")
         if self.rank is not None and int(number) != self.rank:
             raise ValueError(f"{self.name} has the rank {self.rank}")
         return self

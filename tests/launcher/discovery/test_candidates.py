@@ -35,7 +35,7 @@ def test_addresses(text: str, user: str, address: str, port: int | None) -> None
 
 @pytest.mark.parametrize("text", ["", "a b", "a:99999", "a:0", "@a", "a:b", "-oProxyCommand=x"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no address; write"):
+    with pytest.raises(ConfigError, match="is not an address; write"):
         parse_address(text, None, ())
 
 

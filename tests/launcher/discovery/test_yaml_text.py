@@ -84,9 +84,9 @@ def test_a_comment_cannot_begin_a_line() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("a: [", "f.yml:2: no YAML: "),
+        ("a: [", "f.yml:2: not YAML: "),
         ("- a\n", "f.yml: not a YAML inventory"),
-        ("[gpus]\nlambda ansible_host=1\n", "f.yml:2: no YAML"),
+        ("[gpus]\nlambda ansible_host=1\n", "f.yml:2: not YAML"),
         ("", "f.yml: not a YAML inventory"),
     ],
 )
@@ -98,5 +98,5 @@ def test_what_is_no_inventory(content: str, said: str) -> None:
 
 
 def test_a_list_in_the_place_of_a_mapping() -> None:
-    with pytest.raises(ConfigError, match=r"f\.yml:3: all\.hosts is no mapping"):
+    with pytest.raises(ConfigError, match=r"f\.yml:3: all\.hosts is not a mapping"):
         YamlText("f.yml", "all:\n  hosts:\n    - a\n").set(("all", "hosts", "b"), {})

@@ -150,7 +150,7 @@ def test_a_run_comes_home_is_listed_and_goes_out_again(
     said = capsys.readouterr().out.splitlines()
     assert said == [
         f"run {run_id}: stopped at step 4, in {home}",
-        f"it goes on here with: launch cluster up --resume {run_id}",
+        f"resume it here with: launch cluster up --resume {run_id}",
     ]
     assert sorted(path.name for path in (home / "checkpoints").glob("[a-z]*")) == [
         "latest", "step-000004",
@@ -220,7 +220,7 @@ def test_another_machine_has_to_be_told_where_the_result_goes(
     away = export()
     train(away, 4)
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "other-laptop"))
-    assert "was not exported here; say where its result goes: -o DIR" in refused(
+    assert "was not exported here; name the folder for its result: -o DIR" in refused(
         ["import-run", str(away)], 2, capsys
     )
     there = tmp_path / "there"
@@ -240,7 +240,7 @@ def test_an_output_folder_of_another_run_or_in_use_is_left_alone(
     config = load(away / "run.yaml", {"model.path": str(away / "inputs/model")})
     write_output(home, config, "another", 2)
     line = refused(["import-run", str(away)], 2, capsys)
-    assert line == f"launch: {home}: holds run another; say where this one goes: -o DIR"
+    assert line == f"launch: {home}: holds run another; name another folder: -o DIR"
     shutil.rmtree(home)
     held = lease.take(home, "busy")
     try:
@@ -277,9 +277,9 @@ def test_what_is_no_result_is_one_line(
         (("--set", "parallel.tensor=4"), "does not divide its 2 key-value heads"),
         (("--set", "name='$(reboot)'"), "name"),
         (("--run", "$(reboot)"), "no run $(reboot)"),
-        (("--model", "/nowhere"), "/nowhere is no model folder"),
-        (("--data", "/nowhere.jsonl"), "/nowhere.jsonl is no file"),
-        (("--into", "missing/away"), "is no folder; make it first"),
+        (("--model", "/nowhere"), "/nowhere is not a model folder"),
+        (("--data", "/nowhere.jsonl"), "/nowhere.jsonl is not a file"),
+        (("--into", "missing/away"), "is not a folder; create it first"),
         (("--into", "."), "exists already; name another folder"),
         (("--wheel", "/nowhere.whl"), "/nowhere.whl: No such file"),
     ],

@@ -62,7 +62,7 @@ def test_a_changed_key_is_always_refused(server: Server, tmp_path: Path, kind: s
     assert "ITS HOST KEY HAS CHANGED" in refused(server.host())
     accept_new_host_keys()
     text = refused(server.host())
-    assert f"ITS HOST KEY HAS CHANGED: {server.known_hosts}:2 says another" in text
+    assert f"ITS HOST KEY HAS CHANGED: {server.known_hosts}:2 has another key" in text
     assert f"than the {fingerprint(server.folder / 'host.pub')} it shows" in text
     assert "Host key verification failed" in by_rsync_s_command(server.host())
     assert server.known_hosts.read_text() == line
@@ -143,4 +143,4 @@ def test_a_certificate_authority_vouches_for_hosts(
 def test_a_certificate_for_another_name_does_not_count(signed: Server) -> None:
     text = refused(signed.host())
     assert "is not known yet" in text
-    assert "its certificate does not count: name is not a listed principal" in text
+    assert "its certificate is not valid: name is not a listed principal" in text

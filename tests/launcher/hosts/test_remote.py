@@ -153,7 +153,7 @@ def test_noise_of_a_login_shell_before_the_hello_is_passed_over(speak: Speak) ->
     [
         (
             "import sys; print('hm'); sys.exit('sh: 1: python: not found')",
-            "its agent is gone: sh: 1: python: not found",
+            "its agent has ended: sh: 1: python: not found",
             ("hm", "sh: 1: python: not found"),
         ),
         ("print('x' * 5_000_000)", "a line of more than", ()),

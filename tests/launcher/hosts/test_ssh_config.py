@@ -147,7 +147,7 @@ def test_a_known_hosts_file_that_keeps_nothing_is_noticed(tmp_path: Path) -> Non
         (("-o", "NoSuchOption=1"), "Bad configuration option"),
         (("-Z",), "option -Z not recognized"),
         (("-o",), "option -o requires argument"),
-        (("-v", "elsewhere"), "elsewhere is no option"),
+        (("-v", "elsewhere"), "elsewhere is not an option"),
     ],
 )
 def test_settings_that_ssh_does_not_take_are_one_line(args: tuple[str, ...], message: str) -> None:
@@ -195,7 +195,7 @@ def test_a_folder_that_others_may_have_made_is_refused(short_folder: Path, kind:
 
 
 def test_a_name_that_is_an_option_is_no_name() -> None:
-    with pytest.raises(ConfigError, match="'-oProxyCommand=x' is no name of a host"):
+    with pytest.raises(ConfigError, match="'-oProxyCommand=x' is not a host name"):
         route_to(Host(name="intel", address="-oProxyCommand=x"))
 
 

@@ -279,7 +279,7 @@ NASTY = {
         ConfigError,
         "host localhost: motley_devices names the card 0000:0b:00.0 twice",
     ),
-    "not asked": ([INTEL, replace(LAMBDA, devices=None)], None, ConfigError, "has not been asked"),
+    "not asked": ([INTEL, replace(LAMBDA, devices=None)], None, ConfigError, "not been queried"),
     "one card twice": (
         [
             replace(LOCAL, devices=(RTX,)),

@@ -196,7 +196,7 @@ def test_only_whole_checkpoints_arrive_and_links_follow(
         assert not list(here.rglob(".tmp-*"))
         assert str((here / "demo/latest").readlink()) == "step-000020"
         assert not (here / "demo/best").is_symlink()
-        assert f"{host.name}: demo/step-000030: was removed there in between, left out" in said
+        assert f"{host.name}: demo/step-000030: was removed there meanwhile, left out" in said
         only = sync.pull(host, "checkpoints", "demo", tmp_path / f"only-{host.name}", said.append)
         assert only.complete == ("step-000010", "step-000020")
 

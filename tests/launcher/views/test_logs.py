@@ -118,7 +118,7 @@ def test_a_log_without_times_is_shown_and_said(process: ProcessPlan) -> None:
     reader = LogReader(RunMonitor(run_of(process)), [process], printer, selection)
     reader.print_existing(said.append)
     assert printer.texts == ["two", "three", "four", "fi"]
-    assert said == ["--- worker-0: attempt 2 has no times; all of it ---"]
+    assert said == ["--- worker-0: attempt 2 has no timestamps; all of it ---"]
 
 
 def test_no_such_attempt(process: ProcessPlan) -> None:
@@ -204,7 +204,9 @@ def test_no_line_is_lost_or_doubled_when_agents_die(tmp_path: Path, far: AgentHo
     assert printer.texts[-1] == "half a line"
     assert {attempt for _, attempt, text in printer.lines if text in numbered[:500]} == {1}
     assert len(far.pipes) > 5
-    assert sum("trying again" in line for line in said) == sum("is back" in line for line in said)
+    assert sum("trying again" in line for line in said) == sum(
+        "reachable again" in line for line in said
+    )
     assert said.count("--- worker-0: attempt 2 ---") == 1
     assert said[-1] == "--- worker-0 exited (exit code 0) ---"
 
@@ -230,7 +232,7 @@ def test_a_host_that_is_away_holds_up_no_other(
     )
     assert printer.texts == ["there", "away"]
     assert said.count("--- worker-1: host away: no route; trying again ---") == 1
-    assert "--- worker-1: away is back ---" in said
+    assert "--- worker-1: away is reachable again ---" in said
 
 
 def test_what_a_thread_runs_into_is_raised(tmp_path: Path, here: set[str]) -> None:

@@ -35,7 +35,7 @@ CROSSINGS: dict[str, tuple[Crossing, bool, str, str]] = {
     "unreachable": (
         Crossing("unreachable", "no route to host"),
         False,
-        "lambda has no way to 10.0.0.1:9000: no route to host",
+        "lambda has no route to 10.0.0.1:9000: no route to host",
         "motley_bind_address on intel",
     ),
 }

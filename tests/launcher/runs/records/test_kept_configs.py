@@ -164,4 +164,4 @@ def test_the_command_refuses_in_one_line(
     assert run(["cluster", "up", "--resume", RUN_ID]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "data.train /etc/shadow, which is no path of Motley there" in error
+    assert "data.train /etc/shadow, which is not a path of Motley's there" in error
