@@ -31,7 +31,7 @@ from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load
 from trainer.planning.budget.ledger import SpendLedger, SpendRecord
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 DAY = 86400.0
 HOUR = ("--ceiling", "5", "--currency", "EUR", "--price-hour")
 
