@@ -38,7 +38,7 @@ from trainer.distill.logits.targets import targets
 from trainer.distill.student.from_scratch import shapes
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.scoring import Teacher
-from trainer.distill.teacher.windows import Piece
+from trainer.distill.teacher.windows import UnscoredWindow
 
 VOCAB_SIZE = 151_936
 """Of Qwen3."""
@@ -122,7 +122,9 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
         draw = np.random.default_rng(0)
         pieces = [
             [
-                Piece(shard * windows + row, 0, draw.integers(VOCAB_SIZE, size=WINDOW, dtype="i4"))
+                UnscoredWindow(
+                    shard * windows + row, 0, draw.integers(VOCAB_SIZE, size=WINDOW, dtype="i4")
+                )
                 for row in range(windows)
             ]
             for shard in range(shards)

@@ -28,7 +28,7 @@ from trainer.lab.compare.member import Spec
 from trainer.lab.compare.network import Network, missing
 from trainer.lab.compare.synthetic import BLOCKS
 from trainer.planning.devices import Link
-from trainer.planning.exchange_choice import Exchange, element_bytes, exposed
+from trainer.planning.exchange_choice import ExchangeLoad, element_bytes, exposed
 
 WORKERS = 2
 WARM_UP = 4
@@ -71,7 +71,7 @@ def compare(report: Report, bench: Bench, rate: int) -> None:
     for codec, megabytes, share in product(("fp32", "bf16"), (MEGABYTES, MEGABYTES / 2), (0.5, 2)):
         elements, cost = elements_of(megabytes), share * wire
         alone = empty + cost
-        asked = Exchange(
+        asked = ExchangeLoad(
             link=Link(up=goodput, down=goodput), elements=elements, blocks=BLOCKS,
             step_seconds=alone, total_steps=10**6,
         )  # fmt: skip

@@ -36,13 +36,13 @@ def weigh_files(folder: Path, _rounds: int) -> dict[str, Any]:
         sizes["load"] = loading.bytes - before
         optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
         for step, way in enumerate(("stream", "save"), start=1):
-            journal = writer(folder / strategy, config, layout, path, step)
-            gathered: Any = GatheredCheckpoints(replica, optimizer, journal, 0)
+            recorder = writer(folder / strategy, config, layout, path, step)
+            gathered: Any = GatheredCheckpoints(replica, optimizer, recorder, 0)
             before = own_bytes()
             with Peak() as saving:
                 getattr(gathered, way)(step, None)
-                if journal is not None:
-                    journal.join()
+                if recorder is not None:
+                    recorder.join()
             sizes[way] = saving.bytes - before
         stored = saved(folder / strategy, config, layout, path)
         before = own_bytes()

@@ -85,7 +85,7 @@ def cluster_of(hosts: Sequence[Host], between: Link | None) -> Cluster:
         ConfigError: a device's memory is not known, or several hosts have no link.
     """
     remarks: list[str] = []
-    counted: Counter[tuple[int, known.Device]] = Counter()
+    counted: Counter[tuple[int, known.DeviceModel]] = Counter()
     for host in hosts:
         for device, count in _devices(host, remarks).items():
             counted[count, device] += 1
@@ -104,8 +104,8 @@ def cluster_of(hosts: Sequence[Host], between: Link | None) -> Cluster:
         ) from None
 
 
-def _devices(host: Host, remarks: list[str]) -> Counter[known.Device]:
-    found: Counter[known.Device] = Counter()
+def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
+    found: Counter[known.DeviceModel] = Counter()
     for device in host.devices or ():
         if device.backend == "cpu":
             cores = device.threads or host.cores or 1
@@ -114,7 +114,7 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.Device]:
                 raise ConfigError(f"host {host.name}: its main memory is not known")
             remarks.append(f"CPU: {CORE_FLOPS / 1e9:g} GFLOP/s a core are assumed")
             found[
-                known.Device(
+                known.DeviceModel(
                     name=f"CPU, {cores} cores", flops=cores * CORE_FLOPS, memory=memory,
                     bandwidth=2e10, watts=None, source="assumed",
                 )
@@ -129,7 +129,7 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.Device]:
                     " not report its memory; describe it with --cluster"
                 ) from None
             remarks.append(f"{device.name or device.id} is not a known device: no time is planned")
-            row = known.Device(
+            row = known.DeviceModel(
                 name=device.name or device.id, flops=None, memory=device.memory, bandwidth=0,
                 watts=None, source="its driver",
             )  # fmt: skip

@@ -11,7 +11,7 @@ from rich.table import Table
 from launcher.views.tables import Column, table
 from trainer.config.topology import FEWEST
 from trainer.planning.decision import Pick
-from trainer.planning.exchange_choice import Choice
+from trainer.planning.exchange_choice import ExchangeChoice
 from trainer.planning.strategies import ROWS_EACH, Option, Request
 
 _GIB = 2**30
@@ -158,7 +158,7 @@ def _option_tree(option: Option) -> dict[str, Any]:
     }
 
 
-def _choice_tree(choice: Choice) -> dict[str, Any]:
+def _choice_tree(choice: ExchangeChoice) -> dict[str, Any]:
     return {
         "codec": choice.codec,
         "every": choice.every,

@@ -35,7 +35,7 @@ from trainer.exchange.transport.client import WorkerClient
 from trainer.exchange.transport.link import Link
 from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
-from trainer.replica.backend import Choice
+from trainer.replica.backend import ReplicaChoice
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.run.composition import roles
 from trainer.run.composition import run as build
@@ -230,7 +230,7 @@ def main() -> int:
         wire.PROTOCOL_VERSION = flags.protocol
     settings = run.load(flags.run_file)
     inputs = read_inputs(settings, flags.run_id)
-    choice = Choice(LinearReplica(inputs.layout, flags.seconds), "cpu", "")
+    choice = ReplicaChoice(LinearReplica(inputs.layout, flags.seconds), "cpu", "")
     request = build.make_request(inputs, choice, flags.rank)
     claims: dict[str, Any] = dict(flags.claim)
     FaultyClient.faults = flags

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE
 from trainer.config import run
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.wire import HEADER_SIZE, Frame, FrameEncoder, MessageType, run_tag
-from trainer.replica.backend import Choice
+from trainer.replica.backend import ReplicaChoice
 from trainer.run.composition import run as build
 from trainer.run.inputs import read_inputs
 
@@ -68,7 +68,7 @@ class _Nothing:
     device = "cpu"
 
 
-_NO_REPLICA = Choice(_Nothing(), "cpu", "")  # pyright: ignore[reportArgumentType]
+_NO_REPLICA = ReplicaChoice(_Nothing(), "cpu", "")  # pyright: ignore[reportArgumentType]
 
 
 def with_length(frame: bytes, length: int) -> bytes:

@@ -18,7 +18,14 @@ from trainer.data.tokens import Encoded
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.replica import backend
-from trainer.replica.backend import OPENERS, BackendRequest, Choice, Opener, UnusableError, choose
+from trainer.replica.backend import (
+    OPENERS,
+    BackendRequest,
+    Opener,
+    ReplicaChoice,
+    UnusableError,
+    choose,
+)
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
 from trainer.system.errors import InputError
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 BATCH = [Encoded(np.array([5, 6, 7], np.int32), 1), Encoded(np.array([8], np.int32), 0)]
 
 
-def trained_step(choice: Choice, weights: np.ndarray) -> np.ndarray:
+def trained_step(choice: ReplicaChoice, weights: np.ndarray) -> np.ndarray:
     choice.replica.write_trainable(weights)
     gradient = np.full(choice.replica.layout.size, np.nan, np.float32)
     blocks = choice.replica.layout.blocks

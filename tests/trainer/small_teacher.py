@@ -86,9 +86,9 @@ def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
 
 def teach(wanted: ScoringRequest, **options: Any) -> Assignment:
     """Score what is missing."""
-    from trainer.distill.teacher.run import Teaching
+    from trainer.distill.teacher.run import TeacherRun
 
     assignment = assign(wanted)
     opener: Callable[[], Teacher] = options.pop("open_teacher", lambda: load(assignment))
-    Teaching(assignment, opener, **options).run()
+    TeacherRun(assignment, opener, **options).run()
     return assignment

@@ -20,7 +20,7 @@ from trainer.data.shapes import Message, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChatPiece:
     """A part of a conversation; only `markup` may contain special tokens."""
 
     text: str
@@ -68,12 +68,12 @@ def check_plain(sample: Sample) -> None:
         )
 
 
-def pieces(messages: tuple[Message, ...], form: ChatFormat) -> Iterator[Piece]:
+def pieces(messages: tuple[Message, ...], form: ChatFormat) -> Iterator[ChatPiece]:
     """Yield the conversation from its first turn to its last."""
     for message in messages:
         spoken = message.role == "assistant"
-        yield Piece(form.before.format(role=message.role), markup=True, target=False)
-        yield Piece(message.content, markup=False, target=spoken)
-        yield Piece(form.end, markup=True, target=spoken)
+        yield ChatPiece(form.before.format(role=message.role), markup=True, target=False)
+        yield ChatPiece(message.content, markup=False, target=spoken)
+        yield ChatPiece(form.end, markup=True, target=spoken)
         if form.after:
-            yield Piece(form.after, markup=True, target=False)
+            yield ChatPiece(form.after, markup=True, target=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.evaluate.claims import Claims, Head
+from trainer.evaluate.claims import ChainEnd, Claims
 from trainer.evaluate.results import EVALUATIONS
 from trainer.evaluate.watcher import WatchedRun
 
@@ -32,7 +32,7 @@ def await_scores(
         on_progress: called after each result.
     """
     run, claims = WatchedRun(output), Claims(output / EVALUATIONS / "claims", "", patience)
-    heads: dict[str, Head] = {}
+    heads: dict[str, ChainEnd] = {}
     alive = time.monotonic()
     while not over():
         with suppress(OSError):  # an unreachable share: it may return
@@ -50,5 +50,5 @@ def await_scores(
         time.sleep(_LOOK)
 
 
-def _done(heads: dict[str, Head]) -> set[str]:
+def _done(heads: dict[str, ChainEnd]) -> set[str]:
     return {digest for digest, head in heads.items() if head.state == "done"}

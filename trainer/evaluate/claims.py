@@ -30,7 +30,7 @@ State = Literal["held", "released", "done"]
 
 
 @dataclass(frozen=True)
-class Head:
+class ChainEnd:
     """The last file of a chain."""
 
     generation: int
@@ -56,11 +56,11 @@ class Claims:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._runner, self._timeout, self._clock = folder, runner, timeout, clock
-        self._heads: dict[str, Head] = {}
+        self._heads: dict[str, ChainEnd] = {}
         self._held: dict[str, float] = {}  # the time since which a held claim has not changed
         self._looked = -float("inf")
 
-    def look(self) -> dict[str, Head]:
+    def look(self) -> dict[str, ChainEnd]:
         """Return the state of each checkpoint, by its digest.
 
         Call it several times within the timeout: silence counts only between calls, so an
@@ -103,7 +103,7 @@ class Claims:
         claim = Claim(self._folder, digest, generation, self._runner, self._timeout / 6)
         return claim if claim.begin() else None
 
-    def _may_go_on(self, digest: str, head: Head) -> bool:
+    def _may_go_on(self, digest: str, head: ChainEnd) -> bool:
         if head.state == "held":
             return self._clock() - self._held[digest] >= self._timeout
         return head.state == "released"
@@ -118,7 +118,7 @@ class Claims:
                     last[digest] = max(last.get(digest, 0), int(number))
         return last
 
-    def _head(self, digest: str, generation: int) -> Head:
+    def _head(self, digest: str, generation: int) -> ChainEnd:
         known = self._heads.get(digest)
         if known and known.state == "done":
             return known
@@ -129,7 +129,7 @@ class Claims:
             tree = json.loads(data)
             if tree["schema"] == SCHEMA and tree["state"] in ("released", "done"):
                 state, record = tree["state"], tree["record"]
-        return Head(generation, state, len(data), record)
+        return ChainEnd(generation, state, len(data), record)
 
 
 class Claim:

@@ -19,7 +19,7 @@ from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.system.errors import StorageError
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.jsonl import json_text
-from trainer.tracking.metrics import TENSORBOARD_FOLDER, Board
+from trainer.tracking.metrics import TENSORBOARD_FOLDER, TensorBoardFile
 
 EVALUATIONS = "evaluations"
 """Below a run's output folder."""
@@ -42,7 +42,7 @@ class Results:
     def __init__(self, folder: Path, runner: str) -> None:
         self._path = folder / RECORDS_FILE
         self._curves = folder / TENSORBOARD_FOLDER
-        self._board = Board(self._curves / runner, logger.warning)
+        self._board = TensorBoardFile(self._curves / runner, logger.warning)
 
     def publish(self, record: Record) -> bool:
         """Add a record, unless the list has it; return whether it was added.

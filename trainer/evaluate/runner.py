@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from trainer.checkpoint.trained_model import Trained, load_trained
 from trainer.evaluate.base import Compute, Outcome, Task
-from trainer.evaluate.claims import Claim, Claims, Head
+from trainer.evaluate.claims import ChainEnd, Claim, Claims
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
 from trainer.evaluate.watcher import Checkpoint, WatchedRun
 from trainer.replica.wgpu.gpu.errors import LostError
@@ -238,11 +238,11 @@ class Runner:
             return
         logger.info("%s: %s", name, _told(record))
         try:
-            self._publish({record["digest"]: Head(0, "done", 0, record)})
+            self._publish({record["digest"]: ChainEnd(0, "done", 0, record)})
         except OSError as error:  # the next check of any runner repeats it
             self._say(f"{name}: not listed yet: {error.strerror or error}")
 
-    def _publish(self, heads: dict[str, Head]) -> None:
+    def _publish(self, heads: dict[str, ChainEnd]) -> None:
         """Add the results that are not listed yet, this runner's or those of a lost one."""
         fresh = [head.record for digest, head in heads.items() if digest not in self._published]
         for record in filter(None, fresh):

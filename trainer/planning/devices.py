@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class DeviceModel:
     """One accelerator, or a processor."""
 
     name: str
@@ -36,15 +36,15 @@ class Device:
 def _device(
     name: str, teraflops: float, wide: float | None, gib: int, gb_s: float, watts: float,
     source: str, nvlink: float = 0,
-) -> Device:  # fmt: skip
-    return Device(
+) -> DeviceModel:  # fmt: skip
+    return DeviceModel(
         name=name, flops=teraflops * 1e12, fp32=wide and wide * 1e12, memory=gib * GIB,
         bandwidth=gb_s * 1e9, watts=watts, nvlink=nvlink * 1e9 or None, source=source,
     )  # fmt: skip
 
 
 _NVIDIA = "NVIDIA, data sheet of the"
-DEVICES: dict[str, Device] = {
+DEVICES: dict[str, DeviceModel] = {
     device.name: device
     for device in (
         _device("V100-32G", 125, 15.7, 32, 900, 300, f"{_NVIDIA} V100 SXM2", 150),
@@ -116,7 +116,7 @@ class HostGroup:
     hosts: int
     devices: int
     """Of each host."""
-    device: Device
+    device: DeviceModel
     inside: float
     """Bytes a second between the devices of a host."""
 
@@ -164,7 +164,7 @@ class Cluster:
         return " + ".join(parts) + link
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str) -> DeviceModel:
     """Return a known device; case, `-`, spaces and a maker's words do not matter.
 
     Raises:

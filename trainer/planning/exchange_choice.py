@@ -4,7 +4,7 @@ Pure arithmetic: the planner asks it before a run, the coordinator during one. A
 remote hosts around it send a gradient up and its average down, a block after the other while
 backward computes the next. `docs/low-bandwidth.md` has the codecs.
 
-    choice = choose(Exchange(link=Link(up=6.25e6, down=6.25e6), elements=5_898_240, blocks=36,
+    choice = choose(ExchangeLoad(link=Link(up=6.25e6, down=6.25e6), elements=5_898_240, blocks=36,
                              step_seconds=1.0, total_steps=2000))
     choice.codec, choice.every        # ("topk:0.1", 1)
 """
@@ -38,7 +38,7 @@ DILOCO = "Douillard et al., arXiv 2311.08105: one exchange in H steps, nothing o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class ExchangeLoad:
     """What is known of a run before its codec is chosen.
 
     Raises:
@@ -95,7 +95,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExchangeChoice:
     """The candidate that is taken, and all of them."""
 
     taken: Candidate
@@ -114,7 +114,7 @@ class Choice:
         return self.taken.every
 
 
-def choose(exchange: Exchange, *, rounds: bool = True) -> Choice:
+def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ExchangeChoice:
     """Return the first of bf16, int8, top-k 10 %, rounds and top-k 1 % that a step can hide.
 
     Rounds have as many steps as are needed for that, at most a twentieth of the run. Without a
@@ -132,15 +132,15 @@ def choose(exchange: Exchange, *, rounds: bool = True) -> Choice:
     return first_within(exchange, found)
 
 
-def first_within(exchange: Exchange, candidates: Sequence[Candidate]) -> Choice:
+def first_within(exchange: ExchangeLoad, candidates: Sequence[Candidate]) -> ExchangeChoice:
     """Return the first candidate that adds at most 5 % to a step, else the one that adds least."""
     most = MOST_EXPOSED * exchange.step_seconds * (1 + 1e-9)  # H* is made to meet it exactly
     taken = next((one for one in candidates if one.exposed.value <= most), None)
     least = min(candidates, key=lambda one: one.exposed.value)
-    return Choice(taken or least, taken is not None, tuple(candidates))
+    return ExchangeChoice(taken or least, taken is not None, tuple(candidates))
 
 
-def rounds_of(exchange: Exchange, codec: str = ROUNDS_CODEC) -> Candidate | None:
+def rounds_of(exchange: ExchangeLoad, codec: str = ROUNDS_CODEC) -> Candidate | None:
     """Return rounds of H* steps, or of the most that the run allows; None: it is too short."""
     most = exchange.total_steps // LEAST_ROUNDS
     if most < 1:
@@ -149,13 +149,13 @@ def rounds_of(exchange: Exchange, codec: str = ROUNDS_CODEC) -> Candidate | None
     return Candidate(codec, every, exposed_by_rounds(exchange, every, codec))
 
 
-def hiding_rounds(exchange: Exchange, codec: str = ROUNDS_CODEC) -> int:
+def hiding_rounds(exchange: ExchangeLoad, codec: str = ROUNDS_CODEC) -> int:
     """Return H*: the least steps of a round with which an exchange adds at most 5 % to each."""
     allowed = MOST_EXPOSED * exchange.step_seconds * (1 + 1e-9)
     return max(1, math.ceil(exposed_by_rounds(exchange, 1, codec).value / allowed))
 
 
-def exposed(exchange: Exchange, codec: str) -> Term:
+def exposed(exchange: ExchangeLoad, codec: str) -> Term:
     """Return the seconds that an exchange after each step adds.
 
     `RTT + max(W - f t/m, (U + D)/(L B))`: what the last micro-batch's backward does not hide, but
@@ -178,7 +178,7 @@ def exposed(exchange: Exchange, codec: str) -> Term:
     )  # fmt: skip
 
 
-def exposed_by_rounds(exchange: Exchange, every: int, codec: str = ROUNDS_CODEC) -> Term:
+def exposed_by_rounds(exchange: ExchangeLoad, every: int, codec: str = ROUNDS_CODEC) -> Term:
     """Return the seconds that one exchange in `every` steps adds to each of them.
 
     `(RTT + W + (U + D)/(L B)) / H`.
@@ -191,7 +191,7 @@ def exposed_by_rounds(exchange: Exchange, every: int, codec: str = ROUNDS_CODEC)
     )  # fmt: skip
 
 
-def _parts(exchange: Exchange, each: float) -> tuple[float, float, float]:
+def _parts(exchange: ExchangeLoad, each: float) -> tuple[float, float, float]:
     """Return the seconds of a round trip, of everything on the wire, and of the last block.
 
     Both directions take the same bytes: the average is encoded once more on its way down. Workers

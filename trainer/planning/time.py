@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from trainer.planning.devices import Cluster, Device, Link
+from trainer.planning.devices import Cluster, DeviceModel, Link
 from trainer.planning.exchange_choice import (
     LEAST_ROUNDS,
     Candidate,
-    Choice,
-    Exchange,
+    ExchangeChoice,
+    ExchangeLoad,
     choose,
     exposed,
     first_within,
@@ -40,7 +40,7 @@ class StepTime:
     exposed: Term
     """Communication that no computation hides."""
     bubble: Term
-    choice: Choice | None = None
+    choice: ExchangeChoice | None = None
     """Of the codec, where a star exchanges."""
 
     @property
@@ -190,7 +190,7 @@ def plan_time(
     return StepTime(compute, _exposed(shape, training, strategy, cluster, seconds), bubble)
 
 
-def speed_of(device: Device, training: Training) -> float | None:
+def speed_of(device: DeviceModel, training: Training) -> float | None:
     """Return the peak of a device in the format of a training's products."""
     wide = training.precision.activation == 4
     if training.on_host:
@@ -201,19 +201,19 @@ def speed_of(device: Device, training: Training) -> float | None:
 def _star(
     shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster,
     compute: float, steps: int,
-) -> Exchange:  # fmt: skip
+) -> ExchangeLoad:  # fmt: skip
     trained = shape.parameters
     if training.method != "full":
         trained = adapter_parameters(shape, training)
     inside = cluster.groups[0].inside
-    return Exchange(
+    return ExchangeLoad(
         link=cluster.between or Link(up=inside, down=inside),
         elements=trained, blocks=shape.layers, step_seconds=compute, total_steps=steps,
         remotes=cluster.hosts - 1, microbatches=strategy.microbatches,
     )  # fmt: skip
 
 
-def _choice(strategy: Strategy, asked: Exchange) -> Choice:
+def _choice(strategy: Strategy, asked: ExchangeLoad) -> ExchangeChoice:
     """Return the codec of an exchange after each step, or the length of rounds."""
     if strategy.data == "diloco":
         rounds = rounds_of(asked) or rounds_of(replace(asked, total_steps=LEAST_ROUNDS))

@@ -40,7 +40,7 @@ class UnusableError(Exception):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReplicaChoice:
     """A replica, its backend, and why no earlier one was taken."""
 
     replica: Replica
@@ -80,7 +80,7 @@ def choose(
     *,
     rest: bool = False,
     moments: bool = False,
-) -> Choice:
+) -> ReplicaChoice:
     """Open the first backend that works and that the request allows (`first_usable`).
 
     Args:
@@ -98,7 +98,9 @@ def choose(
         request = BackendRequest(model_dir, config, layout, gpu, threads, named, rest, moments)
         return lambda: openers[backend](request)
 
-    return Choice(*first_usable(wanted, gpu, {backend: opener(backend) for backend in CHAIN}))
+    return ReplicaChoice(
+        *first_usable(wanted, gpu, {backend: opener(backend) for backend in CHAIN})
+    )
 
 
 def first_usable(

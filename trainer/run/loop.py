@@ -22,7 +22,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.worker.base import Exchange
-from trainer.exchange.worker.session import Committed, Restored, result_message
+from trainer.exchange.worker.session import Admitted, Committed, result_message
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
 from trainer.replica.base import Replica
@@ -69,7 +69,7 @@ class Worker:
         """Work until the run is over, or until asked to stop, and return how it ended."""
         while True:
             match self.exchange.next_event():
-                case Restored(rank=rank, state=state, rounds=rounds):
+                case Admitted(rank=rank, state=state, rounds=rounds):
                     log.info("in the run as rank %d from step %d", rank, state.step)
                     self._state, self._owes_commit = state, False
                     self._follow(rounds)

@@ -111,7 +111,9 @@ class MetricsLog:
         self._clock = clock
         self._path = output / METRICS_FILE
         self._lines = LineFile(self._path, on_alarm)
-        self._board = Board(output / TENSORBOARD_FOLDER, on_alarm) if tensorboard else None
+        self._board = (
+            TensorBoardFile(output / TENSORBOARD_FOLDER, on_alarm) if tensorboard else None
+        )
 
     def has_steps(self) -> bool:
         """Whether the file has steps, of this process or an earlier one, that are not void."""
@@ -174,7 +176,7 @@ def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]
     return records
 
 
-class Board:
+class TensorBoardFile:
     """TensorBoard event files, through tensorboard's own framing and messages.
 
     Not its EventFileWriter: its thread prints a traceback on a full disk,

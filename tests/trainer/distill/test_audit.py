@@ -20,7 +20,7 @@ from tests.trainer.small_teacher import (
 )
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.teacher.assignment import Assignment
-from trainer.distill.teacher.audit import LIMIT, Audit, audit, check_teacher
+from trainer.distill.teacher.audit import LIMIT, AuditResult, audit, check_teacher
 from trainer.distill.teacher.scoring import Teacher
 from trainer.system.errors import InputError, RefusedError, StorageError
 
@@ -167,8 +167,8 @@ def test_files_of_another_teacher_are_refused_with_both_hashes(
 
 
 def test_a_mean_within_the_chance_of_its_sample_accuses_nobody() -> None:
-    def found(mean: float, error: float) -> Audit:
-        return Audit(
+    def found(mean: float, error: float) -> AuditResult:
+        return AuditResult(
             windows=1,
             positions=9,
             mean_kl=mean,

@@ -17,7 +17,7 @@ from tests.trainer.small_teacher import SCHEMES, TOPK
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.scoring import Teacher, emulates_bf16
-from trainer.distill.teacher.windows import Piece
+from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.system.errors import InputError, NonFiniteError
 
 SIZE = 290
@@ -33,10 +33,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def pieces(ids: NDArray[np.int32], lengths: Sequence[int] = (9, 1, 33, 2, 20)) -> list[Piece]:
+def pieces(
+    ids: NDArray[np.int32], lengths: Sequence[int] = (9, 1, 33, 2, 20)
+) -> list[UnscoredWindow]:
     draw = np.random.default_rng(3)
     return [
-        Piece(number, 64 * number, draw.integers(len(ids), size=length).astype(np.int32))
+        UnscoredWindow(number, 64 * number, draw.integers(len(ids), size=length).astype(np.int32))
         for number, length in enumerate(lengths)
     ]
 
@@ -154,7 +156,7 @@ def test_damaged_weights_are_named_with_the_document(tiny_model: Any) -> None:
     model = TeacherModel(tiny_model("qwen3"), torch.float32)
     with torch.no_grad():
         model.model.get_parameter("model.embed_tokens.weight")[7] = torch.nan
-    draw = [Piece(4, 128, np.array([1, 7, 3], np.int32))]
+    draw = [UnscoredWindow(4, 128, np.array([1, 7, 3], np.int32))]
     with pytest.raises(NonFiniteError, match=r"document 4, token 128"):
         Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64).score(draw)
 

@@ -26,7 +26,7 @@ from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.verify import verdicts
 from trainer.distill.teacher.assignment import assign
-from trainer.distill.teacher.run import Teaching
+from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.windows import Windows
 from trainer.system.errors import InputError, RefusedError
@@ -242,14 +242,14 @@ def test_a_pass_that_is_stopped_writes_what_it_has_and_another_goes_on(
         if headway["tokens_done"] > sum(s.tokens for s in assignment.folder.description.shards[:2]):
             signal.raise_signal(signal.SIGTERM)
 
-    teaching = Teaching(
+    teacher_run = TeacherRun(
         assignment,
         lambda: load(assignment),
         on_headway=stop_in_the_third_shard,
         check=interruption.check,
     )
     with pytest.raises(Interrupted), interruption.installed(), interruption.allowed():
-        teaching.run()
+        teacher_run.run()
     written = shards(tmp_path / "logits")
     assert sorted(written) == ["shard-00000", "shard-00001"]
     assert state(tmp_path / "logits") == ("failed", "stopped by SIGTERM")

@@ -20,7 +20,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, run_tag
-from trainer.exchange.worker.session import Committed, Event, Restored, Session, result_message
+from trainer.exchange.worker.session import Admitted, Committed, Event, Session, result_message
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
@@ -207,7 +207,7 @@ class SimulatedWorker:
                 self.ended = event
             elif session is not self.session:
                 continue  # of a membership that is gone
-            elif isinstance(event, Restored):
+            elif isinstance(event, Admitted):
                 self.state, self.member_of = event.state, session
                 self.rounds = event.rounds
             elif isinstance(event, Committed):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trainer.exchange.coordinator.outbox import Outbox
-from trainer.exchange.coordinator.weight_audit import Audit
+from trainer.exchange.coordinator.weight_audit import WeightAudit
 from trainer.exchange.protocol.actions import Emit
 from trainer.exchange.protocol.messages import WeightsReport
 from trainer.system.errors import ProtocolError
@@ -17,7 +17,7 @@ class Stand:
     def __init__(self, *ranks: int, at: int = 4) -> None:
         self.outbox = Outbox()
         self.diverged: dict[int, int] = {}
-        self.audit = Audit(self.outbox, self.diverged, 0)
+        self.audit = WeightAudit(self.outbox, self.diverged, 0)
         if ranks:
             self.audit.ask(at, "right", ranks, 10.0)
 

@@ -11,7 +11,7 @@ from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, WeightsReport
 from trainer.exchange.transport.local import LocalExchange
-from trainer.exchange.worker.session import Committed, Restored, Session, result_message
+from trainer.exchange.worker.session import Admitted, Committed, Session, result_message
 from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
 from trainer.planning.budget.guard import Ending
 from trainer.system.errors import StorageError, TrainerError
@@ -64,7 +64,7 @@ class Loop:
             event = self.exchange.next_event()
             if isinstance(event, Shutdown):
                 return event
-            if isinstance(event, Restored):
+            if isinstance(event, Admitted):
                 self._state = event.state
             elif isinstance(event, ShardAssignment):
                 self._train(event, between)

@@ -23,7 +23,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.state_transfer import Delivery, state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.exchange.worker.session import Committed, Restored, Session
+from trainer.exchange.worker.session import Admitted, Committed, Session
 from trainer.optimizer.adamw import TrainState
 from trainer.system.errors import ProtocolError
 
@@ -104,7 +104,7 @@ def test_a_state_arrives_whole_and_is_proved(moments: bool):
     for frame in some:
         assert session.receive(frame) == ([], [])
     (restored,), (proof,) = session.receive(last)
-    assert isinstance(restored, Restored)
+    assert isinstance(restored, Admitted)
     assert restored.rank == 1
     assert restored.state.digest() == state.digest()
     assert proof.type is MessageType.STATE_LOADED

@@ -14,7 +14,7 @@ from trainer.planning.exchange_choice import (
     LAST,
     MOST_EXPOSED,
     ROUNDS_CODEC,
-    Exchange,
+    ExchangeLoad,
     Link,
     choose,
     element_bytes,
@@ -30,9 +30,9 @@ MEGABYTES = (118, 23.6, 6.25, 1.25)
 """Of a second: 1 Gbit/s, 200 Mbit/s, 50 Mbit/s over Wi-Fi, 10 Mbit/s."""
 
 
-def exchange_of(rate: float, step: float, total_steps: int = 100_000, **more: Any) -> Exchange:
+def exchange_of(rate: float, step: float, total_steps: int = 100_000, **more: Any) -> ExchangeLoad:
     link = Link(up=rate * 1e6, down=rate * 1e6, half_duplex=rate == 6.25)
-    asked = Exchange(
+    asked = ExchangeLoad(
         link=link, elements=ADAPTER, blocks=36, step_seconds=step, total_steps=total_steps
     )
     return replace(asked, **more)

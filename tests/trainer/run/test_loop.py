@@ -15,7 +15,7 @@ from trainer.config.run import OptimizerConfig, load
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import HandIn, ShardAssignment, ShardResult, Shutdown
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.exchange.worker.session import Restored
+from trainer.exchange.worker.session import Admitted
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
 from trainer.replica.base import OnBlock, StepResult
@@ -98,7 +98,7 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
     state = TrainState.fresh(np.ones(tiny_layout().size, np.float32))
     exchange = OneShard(shard)
     exchange.sent = exchange.blocks = order = []  # both in one order
-    exchange._events.insert(0, Restored(0, state, plan.rounds))
+    exchange._events.insert(0, Admitted(0, state, plan.rounds))
     replica: Any = TimedReplica(clock)
     replica.write_trainable = lambda flat: None
     worker = Worker(

@@ -203,7 +203,7 @@ def _teach(
     from trainer.distill.logits.scores import Scheme
     from trainer.distill.teacher.assignment import ScoringRequest, assign
     from trainer.distill.teacher.progress import open_teacher_view
-    from trainer.distill.teacher.run import Teaching
+    from trainer.distill.teacher.run import TeacherRun
     from trainer.tracking.status import says_over
 
     kept = Scheme(
@@ -229,7 +229,7 @@ def _teach(
             batch_tokens=batch_tokens,
         )
 
-    teaching = Teaching(
+    teacher_run = TeacherRun(
         assignment,
         open_model,
         share=share,
@@ -239,7 +239,7 @@ def _teach(
         check=interruption.check,
     )
     try:
-        headway = teaching.run(stay=stay)
+        headway = teacher_run.run(stay=stay)
     finally:
         view.close()
     click.echo(f"{assignment.folder.path}: {headway.shards} shards, {headway.tokens:,} tokens")

@@ -29,7 +29,7 @@ INTERVAL = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heartbeat:
+class TeacherState:
     """The state that a teacher reports."""
 
     name: str
@@ -52,7 +52,7 @@ class TeacherHeartbeat:
     def __init__(self, folder: LogitsFolder, name: str, interval: float = INTERVAL) -> None:
         assert Path(name).name == name
         self._path = folder.path / TEACHERS / f"{name}.json"
-        self._beat = Heartbeat(name=name)
+        self._beat = TeacherState(name=name)
         self._counter = 0
         self._outage = Outage(self._path, logger.warning)
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class TeacherHeartbeat:
         """Report why this teacher failed, and end."""
         self._finish(replace(self._beat, state="failed", reason=reason))
 
-    def _finish(self, last: Heartbeat) -> None:
+    def _finish(self, last: TeacherState) -> None:
         self._end()
         self._beat = last
         self._write()
@@ -130,7 +130,7 @@ class TeacherHeartbeat:
 class TeacherStatus:
     """A teacher as a reader sees it."""
 
-    beat: Heartbeat
+    beat: TeacherState
     silent: float
     """Seconds since its file changed, or since it was first seen."""
 
@@ -142,7 +142,7 @@ class TeacherWatch:
         self._folder = folder.path / TEACHERS
         self._clock = clock
         self._began = clock()
-        self._seen: dict[str, tuple[bytes, Heartbeat, float]] = {}
+        self._seen: dict[str, tuple[bytes, TeacherState, float]] = {}
 
     def look(self) -> list[TeacherStatus]:
         """Return every teacher that ever wrote to the folder, by name."""
@@ -172,6 +172,6 @@ class TeacherWatch:
         return min([self._clock() - self._began, *silences])
 
 
-def _parse(content: bytes) -> Heartbeat:
+def _parse(content: bytes) -> TeacherState:
     tree: Any = json.loads(content)
-    return Heartbeat(**{name: tree[name] for name in Heartbeat.__dataclass_fields__})
+    return TeacherState(**{name: tree[name] for name in TeacherState.__dataclass_fields__})

@@ -37,7 +37,7 @@ class Student:
     replica: TorchReplica
     optimizer: StudentOptimizer
     feed: Feed
-    journal: RunRecorder
+    recorder: RunRecorder
     validation: Dataset | None
     stop: Stop
     step: int
@@ -67,7 +67,7 @@ class Student:
                     break
                 self._train(batch, waited=time.monotonic() - began)
                 self._look_up()
-                if failure := self.journal.failure:
+                if failure := self.recorder.failure:
                     raise failure
         except NonFiniteError:
             raise
@@ -106,7 +106,7 @@ class Student:
         def mean(total: float | None) -> float | None:
             return None if total is None else total / max(result.weight, 1)
 
-        self.journal.emit(
+        self.recorder.emit(
             {
                 "event": "step",
                 "step": number,
@@ -135,7 +135,7 @@ class Student:
         due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
         loss = self._evaluate(self.validation) if due and self.validation is not None else None
         if loss is not None:
-            self.journal.emit({"event": "validation", "at": self.step, "loss": loss})
+            self.recorder.emit({"event": "validation", "at": self.step, "loss": loss})
             self._save({"loss": loss})
         elif self.step % self.config.checkpoint.every == 0:
             self._save()
@@ -158,7 +158,7 @@ class Student:
             return
         self._saved = self.step
         snapshot = self.optimizer.snapshot(self.step)
-        self.journal.save(Save(snapshot, self.generation, scores, asdict(self.position)))
+        self.recorder.save(Save(snapshot, self.generation, scores, asdict(self.position)))
 
     def _tell(self, event: str, message: str) -> None:
-        self.journal.emit({"event": event, "reason": message.removeprefix("waits ")})
+        self.recorder.emit({"event": event, "reason": message.removeprefix("waits ")})

@@ -19,7 +19,7 @@ from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme, Scores, Window
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.scoring import Teacher
-from trainer.distill.teacher.windows import Piece
+from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.model.files import model_digest
 from trainer.system.errors import InputError, RefusedError
@@ -33,7 +33,7 @@ _Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class AuditResult:
     """The result for a sample."""
 
     windows: int
@@ -78,7 +78,7 @@ def check_teacher(folder: LogitsFolder, model: Path, tokenizer: Path) -> Vocabul
     return vocabulary
 
 
-def audit(folder: LogitsFolder, teacher: Teacher, *, fraction: float, seed: int = 0) -> Audit:
+def audit(folder: LogitsFolder, teacher: Teacher, *, fraction: float, seed: int = 0) -> AuditResult:
     """Score a sample of windows again and compare.
 
     Args:
@@ -101,7 +101,7 @@ def audit(folder: LogitsFolder, teacher: Teacher, *, fraction: float, seed: int 
     kl = np.concatenate(kls) if kls else np.zeros(0)
     if not kl.size:
         raise InputError(f"{folder.path}: no scored token among the windows drawn, take more")
-    return Audit(
+    return AuditResult(
         windows=windows,
         positions=kl.size,
         mean_kl=float(kl.mean()),
@@ -128,7 +128,7 @@ def _again(
     teacher: Teacher, window: Window, temperature: float
 ) -> Iterator[tuple[Scores, Rows, Tensor]]:
     """Yield positions with the stored scores, the new ones, and the teacher's log p `[n, V]`."""
-    piece = Piece(window.document, window.start, window.tokens)
+    piece = UnscoredWindow(window.document, window.start, window.tokens)
     points = teacher.uniforms(piece)
     done = 0
     for logits in teacher.model.prefill([teacher.teacher_ids[window.tokens]]):
@@ -159,7 +159,7 @@ def _log_p(logits: Tensor, temperature: float) -> Tensor:
 def _divergence(
     stored: Scores, log_p: Tensor, teacher_ids: NDArray[np.int32], scheme: Scheme
 ) -> _Floats:
-    """Return KL(stored || live) of each position, see `Audit.mean_kl`, `[n]`."""
+    """Return KL(stored || live) of each position, see `AuditResult.mean_kl`, `[n]`."""
     count = len(stored.tail)
     row = np.repeat(np.arange(count), np.diff(stored.offsets))
     columns = torch.from_numpy(teacher_ids[stored.ids]).long().to(log_p.device)

@@ -27,7 +27,7 @@ POLL = 2.0
 """Seconds between two checks for requests after the pass."""
 
 
-class Teaching:
+class TeacherRun:
     """Scores an assignment's shards, or each Nth of them.
 
     Intact shards are kept; missing, damaged and requested ones are scored. One thread writes a

@@ -18,7 +18,7 @@ from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher.compress_logits import Scorer, uniforms
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.rows import Rows
-from trainer.distill.teacher.windows import Piece
+from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.replica.backend import UnusableError, cuda_device, first_usable
 from trainer.replica.microbatch import Limit, split
 from trainer.system.errors import InputError, NonFiniteError
@@ -53,7 +53,7 @@ class Teacher:
         self._limit = Limit(_ANY_NUMBER, batch_tokens)
 
     def score(
-        self, pieces: Sequence[Piece], on_tokens: Callable[[int], None] = lambda _: None
+        self, pieces: Sequence[UnscoredWindow], on_tokens: Callable[[int], None] = lambda _: None
     ) -> list[Window]:
         """Return pieces with their scores, in their order.
 
@@ -83,7 +83,7 @@ class Teacher:
                 on_tokens(sum(len(piece.tokens) for piece in batch))
         return [scored[index] for index in range(len(pieces))]
 
-    def _read(self, batch: Sequence[Piece]) -> list[Window]:
+    def _read(self, batch: Sequence[UnscoredWindow]) -> list[Window]:
         """Score one batch."""
         points = np.concatenate([self.uniforms(piece) for piece in batch])
         parts: list[Rows] = []
@@ -98,7 +98,7 @@ class Teacher:
             for piece, (first, stop) in zip(batch, pairwise(bounds), strict=True)
         ]
 
-    def _window(self, piece: Piece, rows: Rows) -> Window:
+    def _window(self, piece: UnscoredWindow, rows: Rows) -> Window:
         if not rows.finite:
             raise NonFiniteError(
                 f"document {piece.document}, token {piece.start} and after: NaN or Inf among the"
@@ -107,7 +107,7 @@ class Teacher:
         scores = rows.scores(with_logprobs=self._with_logprobs)
         return Window(piece.document, piece.start, piece.tokens, scores)
 
-    def _halve(self, batch: Sequence[Piece]) -> None:
+    def _halve(self, batch: Sequence[UnscoredWindow]) -> None:
         """Halve the batch size after a batch that did not fit."""
         longest = max(len(piece.tokens) for piece in batch)
         smaller = self._limit.halved(len(batch), len(batch) * longest)
@@ -119,7 +119,7 @@ class Teacher:
         self._limit = smaller
         torch.cuda.empty_cache()
 
-    def uniforms(self, piece: Piece) -> NDArray[np.float64]:
+    def uniforms(self, piece: UnscoredWindow) -> NDArray[np.float64]:
         """Return the uniform numbers of a piece's draws, `[T - 1, draws]`."""
         positions = len(piece.tokens) - 1
         return uniforms(self._seed, piece.document, piece.start, positions, self.scorer.draws)

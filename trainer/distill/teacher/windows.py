@@ -22,7 +22,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class UnscoredWindow:
     """Consecutive tokens of one document, not yet scored; see `distill.logits.scores.Window`."""
 
     document: int
@@ -69,14 +69,16 @@ class Windows:
             )
         return tuple(plans)
 
-    def cut(self, shard: ShardPlan) -> list[Piece]:
+    def cut(self, shard: ShardPlan) -> list[UnscoredWindow]:
         """Return the windows of a shard in their order.
 
         Raises:
             InputError: a document has changed since it was hashed.
         """
         return [
-            Piece(document, start, np.array(ids[start : start + self._max_seq_len], np.int32))
+            UnscoredWindow(
+                document, start, np.array(ids[start : start + self._max_seq_len], np.int32)
+            )
             for document, ids in self._tokens(shard.first_document, shard.stop_document)
             for start in range(0, len(ids), self._max_seq_len)
         ]

@@ -31,7 +31,7 @@ from trainer.planning.exchange_choice import (
     LEAST_ROUNDS,
     MOST_EXPOSED,
     Candidate,
-    Exchange,
+    ExchangeLoad,
     element_bytes,
     exposed,
     first_within,
@@ -159,7 +159,7 @@ class ExchangeChoice:
             **_figures(window, [now, found]),
         )
 
-    def _refuse(self, window: _Window, exchange: Exchange, now: Candidate) -> None:
+    def _refuse(self, window: _Window, exchange: ExchangeLoad, now: Candidate) -> None:
         """Say once why steps stay, though they do not hide the exchange."""
         self._refused = True
         needed = hiding_rounds(exchange, self.codec)
@@ -171,15 +171,15 @@ class ExchangeChoice:
             **_figures(window, [now]),
         )
 
-    def _exposed(self, exchange: Exchange, codec: str, out: float) -> Term:
+    def _exposed(self, exchange: ExchangeLoad, codec: str, out: float) -> Term:
         return _measured(out) if codec == self.codec else exposed(exchange, codec)
 
-    def _exchange(self, window: _Window, total_steps: int | None = None) -> Exchange:
+    def _exchange(self, window: _Window, total_steps: int | None = None) -> ExchangeLoad:
         """Return a link that would take as long as the exchange took."""
         if window.out > MOST_EXPOSED * window.compute:  # else backward may have hidden more
             self._hidden = max(window.span - window.out, 0.0)
         rate = element_bytes(self.codec) * self._layout.size / window.span
-        return Exchange(
+        return ExchangeLoad(
             link=Link(up=rate, down=rate),
             elements=self._layout.size,
             blocks=len(self._layout.blocks),

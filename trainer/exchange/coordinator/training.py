@@ -15,7 +15,7 @@ from trainer.exchange.coordinator.residuals import Residuals
 from trainer.exchange.coordinator.rounds import Round, RoundTimes, step_event
 from trainer.exchange.coordinator.shares import Balancer
 from trainer.exchange.coordinator.validation import Score, Validation
-from trainer.exchange.coordinator.weight_audit import Audit
+from trainer.exchange.coordinator.weight_audit import WeightAudit
 from trainer.exchange.protocol.actions import Save, Settle
 from trainer.exchange.protocol.members import Member, Membership
 from trainer.exchange.protocol.messages import BlockParts, CarriedBy, ShardResult, StepCommit
@@ -52,7 +52,7 @@ class Training:
         self.round: Round | None = None
         self.stopping = False
         """Whether to end after the step that is under way."""
-        self.audit = Audit(outbox, membership.diverged, state.step)
+        self.audit = WeightAudit(outbox, membership.diverged, state.step)
         self.balancer = Balancer(config.exchange.shares)
         self.pace = RoundTimes(config.exchange.join_deadline, config.exchange.step_deadline)
         self._membership = membership

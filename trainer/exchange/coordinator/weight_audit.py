@@ -30,7 +30,7 @@ class Question:
     """Whether the event was sent."""
 
 
-class Audit:
+class WeightAudit:
     """The open questions of a run, the oldest first; the newest one stays when it is answered."""
 
     def __init__(self, outbox: Outbox, diverged: dict[int, int], at: int) -> None:

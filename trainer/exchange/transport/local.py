@@ -22,10 +22,10 @@ _LINK = 1
 class LocalExchange:
     """The Exchange of `--role local`; it has no clock, so no member can be late."""
 
-    def __init__(self, coordinator: Coordinator, session: Session, keeper: Recorder) -> None:
+    def __init__(self, coordinator: Coordinator, session: Session, recorder: Recorder) -> None:
         self._coordinator = coordinator
         self._session = session
-        self._keeper = keeper
+        self._recorder = recorder
         self._events: deque[Event] = deque()
         self._outgoing: deque[Frame] = deque([session.hello()])
         self._stop_reason: str | None = None
@@ -64,10 +64,10 @@ class LocalExchange:
         if self._stop_reason is not None:
             reason, self._stop_reason = self._stop_reason, None
             self._perform(self._coordinator.stop(reason, time.monotonic()))
-        if ending := self._keeper.ending:
+        if ending := self._recorder.ending:
             now, code = time.monotonic(), BudgetError.exit_code
             self._perform(self._coordinator.stop(ending.reason, now, code))
-        if failure := self._keeper.failure:
+        if failure := self._recorder.failure:
             self._perform(self._coordinator.halt(failure))
         self._drain()
 
@@ -87,9 +87,9 @@ class LocalExchange:
                 case Settle():
                     self._perform(self._coordinator.settle(time.monotonic()))
                 case Save():
-                    self._keeper.save(action)
+                    self._recorder.save(action)
                 case Emit(event=event):
-                    self._keeper.emit(event)
+                    self._recorder.emit(event)
                 case Finish():
                     self.finish = action
                 case Close():

@@ -50,7 +50,11 @@ class GradientServer:
     """Runs one coordinator on one address until its run is over."""
 
     def __init__(
-        self, coordinator: Coordinator, keeper: Recorder, bind: tuple[str, int], folder: Path | None
+        self,
+        coordinator: Coordinator,
+        recorder: Recorder,
+        bind: tuple[str, int],
+        folder: Path | None,
     ) -> None:
         host, _ = bind
         if folder is None and not tls.is_loopback(host):
@@ -59,13 +63,13 @@ class GradientServer:
                 "--tls DIR, or let `launch cluster up` start the run"
             )
         self._coordinator = coordinator
-        self._keeper = keeper
+        self._recorder = recorder
         self._bind = bind
         self._context = tls.context(folder, server=True) if folder else None
         self._run = run_tag(coordinator.membership.job.run_id)
         blocks = len(coordinator.training.residuals.wire_layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
-        self._refusals = Refusals(keeper.emit, time.monotonic())
+        self._refusals = Refusals(recorder.emit, time.monotonic())
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
         self._numbers: dict[Link, int] = {}
@@ -97,7 +101,7 @@ class GradientServer:
                 raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop, f"stopped by {number.name}")
-            self._keeper.emit({"event": "listening", "address": f"{host}:{self.port}"})
+            self._recorder.emit({"event": "listening", "address": f"{host}:{self.port}"})
             on_listening()
             ticker = asyncio.create_task(self._tick())
             try:
@@ -106,7 +110,7 @@ class GradientServer:
                 ticker.cancel()
         await self._flush()
         self._refusals.sum_up(time.monotonic(), at_once=True)
-        return await asyncio.to_thread(self._keeper.close, finish.exit_code, finish.reason)
+        return await asyncio.to_thread(self._recorder.close, finish.exit_code, finish.reason)
 
     def _open(self, doors: ExitStack) -> None:
         """Listen, on TCP last: a worker of this host keeps the first way that it finds open."""
@@ -164,9 +168,9 @@ class GradientServer:
         now = time.monotonic()
         self._refusals.sum_up(now)
         self._perform(self._coordinator.tick(now))
-        if ending := self._keeper.ending:
+        if ending := self._recorder.ending:
             self._stop(ending.reason, BudgetError.exit_code)
-        if failure := self._keeper.failure:
+        if failure := self._recorder.failure:
             self._perform(self._coordinator.halt(failure))
 
     async def _flush(self) -> None:
@@ -258,7 +262,7 @@ class GradientServer:
                 case Settle():
                     self._perform(self._coordinator.settle(time.monotonic()))
                 case Save():
-                    self._keeper.save(action)
+                    self._recorder.save(action)
                 case Emit(event=event):
                     self._tell(event)
                 case Finish():
@@ -267,5 +271,5 @@ class GradientServer:
                         self._finished.set_result(action)
 
     def _tell(self, event: dict[str, Any]) -> None:
-        tell = self._refusals.say if event["event"] == "refused" else self._keeper.emit
+        tell = self._refusals.say if event["event"] == "refused" else self._recorder.emit
         tell(event)

@@ -32,7 +32,7 @@ _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK
 
 
 @dataclass(frozen=True)
-class Restored:
+class Admitted:
     """The worker is in, with this state; it replaces whatever the worker had."""
 
     rank: int
@@ -52,7 +52,7 @@ class Committed:
     gradient: Float32
 
 
-Event = Restored | ShardAssignment | Committed | Shutdown
+Event = Admitted | ShardAssignment | Committed | Shutdown
 
 
 class Session:
@@ -192,7 +192,7 @@ class Session:
             return [], []
         proof = messages.StateLoaded(step=state.step, digest=self._state.digest)
         self._state = None
-        restored = Restored(self.rank, state, self.accepted.rounds)
+        restored = Admitted(self.rank, state, self.accepted.rounds)
         return [restored], [self.message(proof, state.step)]
 
     def _void(self, shard: int, blocks: tuple[int, ...]) -> None:

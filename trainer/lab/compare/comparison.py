@@ -158,7 +158,7 @@ class _Bench:
         """Return a backend's row."""
         sums, _ = self._run(name, trains=False)
         steps, loss = self._run(name, trains=True)
-        size, took = 4e-6 * self._elements, 1e3 * statistics.median(map(_span, sums[WARM_UP:]))
+        size, took = 4e-6 * self._elements, 1e3 * statistics.median(map(span, sums[WARM_UP:]))
         limit = None
         if self._rate is not None:
             limit = 1e3 * BACKENDS[name].limit(self._workers) * 8 * size / self._rate
@@ -169,9 +169,9 @@ class _Bench:
             rate=self._rate,
             sum_milliseconds=took,
             limit_milliseconds=limit,
-            sum_bytes=self._network and _moved(sums[WARM_UP - 1 :]),
+            sum_bytes=self._network and moved_bytes(sums[WARM_UP - 1 :]),
             step_milliseconds=1e3 * statistics.median(b - a for a, b in pairwise(ends)),
-            step_bytes=self._network and _moved(steps[WARM_UP - 1 :]),
+            step_bytes=self._network and moved_bytes(steps[WARM_UP - 1 :]),
             step_megabytes=4e-6 * self._trained,
             loss=loss,
         )
@@ -264,12 +264,12 @@ def run_ranks(
     return [json.loads(spec.result(rank).read_text("utf-8")) for rank in range(spec.world)]
 
 
-def _span(step: Sequence[Mapping[str, float]]) -> float:
+def span(step: Sequence[Mapping[str, float]]) -> float:
     """Return the seconds from the first worker's start to the last one's sum."""
     return max(one["last_average"] for one in step) - min(one["first_send"] for one in step)
 
 
-def _moved(steps: Stamps) -> int:
+def moved_bytes(steps: Stamps) -> int:
     """Return the bytes a step of the interface that moved most, in its busier direction."""
     totals = [
         last[way] - first[way]

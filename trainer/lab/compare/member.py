@@ -136,7 +136,7 @@ class Commands:
         os._exit(1)
 
 
-class PrintingKeeper:
+class PrintingRecorder:
     """A Recorder that prints events; with a store it saves in a thread, as a run's does."""
 
     def __init__(self, spec: Spec, of: GradientLayout) -> None:
@@ -193,7 +193,7 @@ def coordinate(spec: Spec) -> None:
     """Be the coordinator."""
     Commands()
     of = spec.layout()
-    keeper = PrintingKeeper(spec, of)
+    recorder = PrintingRecorder(spec, of)
     coordinator = Coordinator(
         config=spec.config(),
         job=synthetic.job(of),
@@ -206,7 +206,7 @@ def coordinate(spec: Spec) -> None:
         now=time.monotonic(),
     )
     folder = Path(spec.tls) / "coordinator" if spec.tls else None
-    code = GradientServer(coordinator, keeper, spec.address, folder).run()
+    code = GradientServer(coordinator, recorder, spec.address, folder).run()
     sys.exit(code)
 
 

@@ -32,7 +32,7 @@ from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.gathered import GatheredCheckpoints
 from trainer.run.distributed.loop import Checkpoints, DistributedRun
 from trainer.run.distributed.optimizer import ParallelAdamW
-from trainer.run.distributed.roll_call import Member, prepared
+from trainer.run.distributed.roll_call import RankReport, prepared
 from trainer.run.distributed.sharded import ShardedSaves
 from trainer.run.distributed.weight_audit import WeightAudit
 from trainer.run.inputs import RunInputs
@@ -47,7 +47,7 @@ def make_distributed(
     inputs: RunInputs,
     environment: Environment,
     store: Store,
-    members: Sequence[Member],
+    members: Sequence[RankReport],
     device: device,
     stop: Stop,
     explaining: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -71,10 +71,10 @@ def make_distributed(
     opened, told = prepared(
         store, rank, world, patience, partial(_open, inputs, world), _Opened.tell
     )
-    journal = opened and opened.journal
+    recorder = opened and opened.recorder
     resumed: Resumed | None = opened and opened.restored
     step, generation, parts_first, whole = told
-    with _closed_on_failure(journal), explaining():
+    with _closed_on_failure(recorder), explaining():
         replica = ParallelReplica(
             inputs.model_dir,
             config,
@@ -106,10 +106,10 @@ def make_distributed(
                 resumed = _restore(sharded, board, opened, inputs, optimizer, whole)
                 if resumed is not None:
                     step, generation = resumed.progress.step, resumed.progress.generation + 1
-    if journal is not None:
-        journal.go_on(resumed)
+    if recorder is not None:
+        recorder.go_on(resumed)
         for member in members:
-            journal.emit(
+            recorder.emit(
                 {
                     "event": "joined",
                     "rank": member.rank,
@@ -119,12 +119,12 @@ def make_distributed(
                     "backend_reason": "",
                 }
             )
-    checkpoints: Checkpoints = GatheredCheckpoints(replica, optimizer, journal, generation)
+    checkpoints: Checkpoints = GatheredCheckpoints(replica, optimizer, recorder, generation)
     if sharded is not None and config.checkpoint.sharded:
         progress = partial(
             progress_at, generation=generation, config=config, job=inputs.job, plan=plan
         )
-        checkpoints = ShardedSaves(sharded, checkpoints, whole, progress, journal)
+        checkpoints = ShardedSaves(sharded, checkpoints, whole, progress, recorder)
     elif sharded is not None:
         sharded.close()
     return DistributedRun(
@@ -136,7 +136,7 @@ def make_distributed(
         checkpoints=checkpoints,
         train=train,
         validation=inputs.validation,
-        journal=journal,
+        recorder=recorder,
         stop=stop,
         step=step,
         generation=generation,
@@ -144,13 +144,13 @@ def make_distributed(
 
 
 @contextmanager
-def _closed_on_failure(journal: RunRecorder | None) -> Iterator[None]:
+def _closed_on_failure(recorder: RunRecorder | None) -> Iterator[None]:
     """Record an error of the start as the end of the run."""
     try:
         yield
     except TrainerError as error:
-        if journal is not None:
-            journal.close(error.exit_code, str(error))
+        if recorder is not None:
+            recorder.close(error.exit_code, str(error))
         raise
 
 
@@ -158,7 +158,7 @@ def _closed_on_failure(journal: RunRecorder | None) -> Iterator[None]:
 class _Opened:
     """What rank 0 has opened and found in the output folder."""
 
-    journal: RunRecorder
+    recorder: RunRecorder
     store: CheckpointStore
     restored: Reopened | None
     """Nothing if a sharded one is newer, or as new."""
@@ -198,9 +198,9 @@ def _open(inputs: RunInputs, expect_workers: int) -> _Opened:
         every, total = config.checkpoint.every, inputs.plan.total_steps
         watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
         write_run_file(config, job.run_id)
-        journal = RunRecorder(output, store, config, job, inputs.plan, expect_workers, held, watch)
+        recorder = RunRecorder(output, store, config, job, inputs.plan, expect_workers, held, watch)
         until_made.pop_all()
-    return _Opened(journal, store, restored, sharded, whole)
+    return _Opened(recorder, store, restored, sharded, whole)
 
 
 def _restore(

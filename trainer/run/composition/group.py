@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from trainer.config.parallel import GroupStrategy
 from trainer.config.run import Backend
-from trainer.replica.backend import Choice
+from trainer.replica.backend import ReplicaChoice
 from trainer.run.distributed.group.member import serve
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import Setup
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 def start_group(
     backend: Backend, gpus: Sequence[str], strategy: GroupStrategy, threads: int | None
-) -> Callable[[RunInputs], Choice]:
+) -> Callable[[RunInputs], ReplicaChoice]:
     """Start the members of a group, and return what opens its replica over them.
 
     To be called while this process, the leader, has neither a device nor a thread.
@@ -35,7 +35,7 @@ def start_group(
     """
     members = Members(["cpu"] * len(gpus) if backend == "cpu" else gpus, serve)
 
-    def open_replica(inputs: RunInputs) -> Choice:
+    def open_replica(inputs: RunInputs) -> ReplicaChoice:
         setup = Setup(
             config=inputs.config,
             model_dir=inputs.model_dir,
@@ -51,6 +51,6 @@ def start_group(
 
             replica = GroupReplica(setup, members)
         log.info("replica on %s", replica.device)
-        return Choice(replica, backend, "")
+        return ReplicaChoice(replica, backend, "")
 
     return open_replica

@@ -28,7 +28,7 @@ from trainer.system.storage import lease
 
 if TYPE_CHECKING:
     from trainer.config.parallel import GroupStrategy
-    from trainer.replica.backend import Choice
+    from trainer.replica.backend import ReplicaChoice
     from trainer.run.distributed.environment import Environment
 
 log = logging.getLogger(__name__)
@@ -97,16 +97,16 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     lease.refuse_if_held(Path(config.output))
     inputs = _read_inputs(config, run_id, notes)
     choice = open_replica(inputs, place)
-    coordinator, journal = build.make_coordinator(inputs, 1, time.monotonic())
+    coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic())
     request = build.make_request(inputs, choice, 0)
     settings = config.exchange
     session = Session(request, inputs.layout, settings.codec, settings.may_have_rounds)
-    exchange = LocalExchange(coordinator, session, journal)
+    exchange = LocalExchange(coordinator, session, recorder)
     worker = build.make_worker(inputs, choice, lambda: exchange)
     on_signal(exchange.interrupt)
     end = worker.run()
     finish = exchange.finish or end  # the coordinator's code: a worker did what it was asked to
-    return journal.close(finish.exit_code, finish.reason)
+    return recorder.close(finish.exit_code, finish.reason)
 
 
 def run_coordinator(
@@ -127,10 +127,10 @@ def run_coordinator(
     lease.refuse_if_held(Path(config.output))
     expect = expect_workers or max(len(place.gpus), 1)
     inputs = _read_inputs(config, run_id, notes)
-    coordinator, journal = build.make_coordinator(inputs, expect, time.monotonic())
+    coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic())
     config = inputs.config
     del inputs  # a coordinator counts samples and keeps none
-    server = GradientServer(coordinator, journal, address, folder)
+    server = GradientServer(coordinator, recorder, address, folder)
     with tempfile.TemporaryFile() as run_file:  # unnamed: a kill leaves nothing
         run_file.write(config.to_yaml().encode())
         run_file.flush()
@@ -225,7 +225,7 @@ def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> RunInp
     return inputs
 
 
-def _opener(place: Placement) -> Callable[[RunInputs], Choice]:
+def _opener(place: Placement) -> Callable[[RunInputs], ReplicaChoice]:
     if place.strategy is None:
         return partial(open_replica, place=place)
     from trainer.run.composition.group import start_group
@@ -233,7 +233,7 @@ def _opener(place: Placement) -> Callable[[RunInputs], Choice]:
     return start_group(place.backend, place.gpus, place.strategy, place.threads)
 
 
-def open_replica(inputs: RunInputs, place: Placement, *, moments: bool = False) -> Choice:
+def open_replica(inputs: RunInputs, place: Placement, *, moments: bool = False) -> ReplicaChoice:
     """Return a replica; log its device and why no earlier backend was taken."""
     gpu = "".join(place.gpus)
     choice = build.make_choice(inputs, place.backend, gpu, place.threads, moments=moments)

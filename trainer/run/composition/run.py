@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from trainer.distill.student.prefetch import Batch
     from trainer.exchange.worker.base import Exchange
     from trainer.planning.budget.watch import BudgetWatch
-    from trainer.replica.backend import Choice
+    from trainer.replica.backend import ReplicaChoice
     from trainer.run.loop import Worker
     from trainer.system.process.stopping import Stop
     from trainer.system.storage.lease import Lease
@@ -77,9 +77,9 @@ def make_coordinator(
         every, total = config.checkpoint.every, plan.total_steps
         watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
         write_run_file(config, job.run_id)
-        journal = RunRecorder(output, store, config, job, plan, expect_workers, held, watch)
+        recorder = RunRecorder(output, store, config, job, plan, expect_workers, held, watch)
         until_told.pop_all()
-    journal.go_on(restored)
+    recorder.go_on(restored)
     coordinator = Coordinator(
         config=config,
         job=job,
@@ -92,12 +92,12 @@ def make_coordinator(
         now=now,
         generation=generation,
     )
-    return coordinator, journal
+    return coordinator, recorder
 
 
 def make_choice(
     inputs: RunInputs, wanted: Backend, gpu: str, threads: int | None, *, moments: bool = False
-) -> Choice:
+) -> ReplicaChoice:
     """Open a replica on the first backend that works; `moments` as for `choose`.
 
     Raises:
@@ -118,7 +118,7 @@ def make_choice(
     )
 
 
-def make_request(inputs: RunInputs, choice: Choice, rank: int | None) -> JoinRequest:
+def make_request(inputs: RunInputs, choice: ReplicaChoice, rank: int | None) -> JoinRequest:
     """Return a worker's request to join."""
     job = inputs.job
     return JoinRequest(
@@ -136,7 +136,9 @@ def make_request(inputs: RunInputs, choice: Choice, rank: int | None) -> JoinReq
     )
 
 
-def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchange]) -> Worker:
+def make_worker(
+    inputs: RunInputs, choice: ReplicaChoice, connect: Callable[[], Exchange]
+) -> Worker:
     """Return the loop around a replica and an exchange, with the data it works on.
 
     The data has been read when `connect` is called: a joined worker is assigned samples at once.
@@ -170,7 +172,7 @@ def make_worker(inputs: RunInputs, choice: Choice, connect: Callable[[], Exchang
 
 def make_student(
     inputs: RunInputs,
-    open_replica: Callable[[], Choice],
+    open_replica: Callable[[], ReplicaChoice],
     *,
     lease: Lease,
     stop: Stop,
@@ -221,10 +223,10 @@ def make_student(
         else:
             replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
         output = Path(config.output)
-        journal = RunRecorder(output, store, config, inputs.job, plan, 1, lease, budget)
+        recorder = RunRecorder(output, store, config, inputs.job, plan, 1, lease, budget)
         until_made.pop_all()
-    journal.go_on(restored)
-    journal.emit(
+    recorder.go_on(restored)
+    recorder.emit(
         {
             "event": "joined",
             "rank": 0,
@@ -253,7 +255,7 @@ def make_student(
         replica=replica,
         optimizer=optimizer,
         feed=Feed(source, stop),
-        journal=journal,
+        recorder=recorder,
         validation=inputs.validation,
         stop=stop,
         step=step,

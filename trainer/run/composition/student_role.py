@@ -91,11 +91,11 @@ def run_student(
                     done, reason = _await_scores(config, student, stopper)
             except TrainerError as error:
                 if isinstance(error, NonFiniteError):
-                    student.journal.emit({"event": "halted", "reason": str(error)})
-                code = student.journal.close(error.exit_code, str(error))
+                    student.recorder.emit({"event": "halted", "reason": str(error)})
+                code = student.recorder.close(error.exit_code, str(error))
                 raise
         code = BudgetError.exit_code if stopper.ending is not None and not done else 0
-        code = student.journal.close(code, reason)
+        code = student.recorder.close(code, reason)
         return code
     except TrainerError as error:
         code = error.exit_code
@@ -144,8 +144,8 @@ def _begin(
 
 def _await_scores(config: RunConfig, student: Student, stopper: BudgetStopper) -> tuple[bool, str]:
     """Wait for an eval runner; return whether the run is done, and how it ended."""
-    student.journal.settle()
-    student.journal.emit({"event": "waiting", "reason": "for the scores of its checkpoints"})
+    student.recorder.settle()
+    student.recorder.emit({"event": "waiting", "reason": "for the scores of its checkpoints"})
     watched = Path(config.checkpoint.folder or config.output)
     progressed = stopper.watch.progressed if stopper.watch else lambda: None
     await_scores(watched, lambda: bool(stopper.stop), progressed)

@@ -25,23 +25,23 @@ class GatheredCheckpoints:
 
     replica: ParallelReplica
     optimizer: ParallelAdamW
-    journal: RunRecorder | None
+    recorder: RunRecorder | None
     """On rank 0."""
     generation: int
 
     def save(self, step: int, scores: dict[str, Any] | None) -> None:
         """Gather the state on all ranks and write it on rank 0, in the background."""
         snapshot = self.optimizer.snapshot(step, self.replica)
-        if self.journal is not None:
+        if self.recorder is not None:
             assert snapshot is not None
-            self.journal.save(Save(snapshot, self.generation, scores))
+            self.recorder.save(Save(snapshot, self.generation, scores))
 
     def stream(self, step: int, scores: dict[str, Any] | None) -> None:
         """Write the same while it is gathered: rank 0 holds a few tensors at a time."""
         stream = None
-        if self.journal is not None:
+        if self.recorder is not None:
             stream = StreamedState(step)
-            self.journal.save(Save(stream, self.generation, scores))
+            self.recorder.save(Save(stream, self.generation, scores))
         try:
             for parts in self.optimizer.vectors().values():
                 for slot, piece in zip(
@@ -57,7 +57,7 @@ class GatheredCheckpoints:
             raise
 
     def finish(self, step: int) -> None:
-        """Nothing is left to do: the journal waits for what it writes."""
+        """Nothing is left to do: the recorder waits for what it writes."""
 
     def give_up(self, error: BaseException) -> None:
         """Nothing waits for another rank."""

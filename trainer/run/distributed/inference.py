@@ -128,7 +128,7 @@ class Ranks:
         model = trained.base_dir, trained.config, trained.layout, trained.weights
         return load_parallel_generator(*model, mesh["tensor"], device), ""
 
-    def evaluator(self, trained: Trained) -> tuple[Evaluator, str]:
+    def evaluator(self, trained: Trained) -> tuple[RankEvaluator, str]:
         """Return this rank's part of an evaluator, and nothing to say of its place.
 
         Raises:
@@ -140,7 +140,7 @@ class Ranks:
         replica = ParallelReplica(
             trained.base_dir, self._config(trained), trained.layout, mesh, device, trained.weights
         )
-        return Evaluator(replica, f"{self._environment.world_size} x {device.type}"), ""
+        return RankEvaluator(replica, f"{self._environment.world_size} x {device.type}"), ""
 
     def _config(self, trained: Trained) -> RunConfig:
         return trained.config.model_copy(update={"parallel": self.parallel})
@@ -154,7 +154,7 @@ class Ranks:
 
             from trainer.replica.torch.parallel.mesh import make_mesh
             from trainer.run.distributed.process_group import meet, own_device, process_group
-            from trainer.run.distributed.roll_call import Member, call_roll
+            from trainer.run.distributed.roll_call import RankReport, call_roll
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         device = own_device(environment, self._backend, "")
@@ -167,13 +167,13 @@ class Ranks:
         }
         with announced(f"waiting for all {environment.world_size} processes"):
             store = meet(environment, _PATIENCE)
-            me = Member(environment.rank, socket.gethostname(), str(device), facts)
+            me = RankReport(environment.rank, socket.gethostname(), str(device), facts)
             call_roll(store, me, environment.world_size, _PATIENCE)
         self._joined.enter_context(process_group(environment, store, device, self.parallel.timeout))
         return device, make_mesh(self.parallel, environment.world_size, device.type)
 
 
-class Evaluator:
+class RankEvaluator:
     """All ranks' parts of a model; each is given the same samples and returns the same sums."""
 
     def __init__(self, replica: ParallelReplica, device: str) -> None:

@@ -62,7 +62,7 @@ class DistributedRun:
     checkpoints: Checkpoints
     train: Dataset
     validation: Dataset | None
-    journal: RunRecorder | None
+    recorder: RunRecorder | None
     """On rank 0."""
     stop: Stop
     step: int
@@ -110,8 +110,8 @@ class DistributedRun:
         Raises:
             StorageError: rank 0 cannot save any more.
         """
-        failure = self.journal and self.journal.failure
-        ending = self.journal and self.journal.ending
+        failure = self.recorder and self.recorder.failure
+        ending = self.recorder and self.recorder.ending
         mine = _FAILED if failure else _SPENT if ending else _STOP if self.stop else _GO_ON
         worst = torch.tensor(mine)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
@@ -137,10 +137,10 @@ class DistributedRun:
             )
         norm = self.optimizer.apply(number, rate)
         self.step = number
-        if self.journal is None:
+        if self.recorder is None:
             return
         seconds = time.monotonic() - began
-        self.journal.emit(
+        self.recorder.emit(
             {
                 "event": "step",
                 "step": number,
@@ -167,8 +167,8 @@ class DistributedRun:
         due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
         if due and self.validation is not None:
             scores = self._evaluate(self.validation)
-            if self.journal is not None:
-                self.journal.emit({"event": "validation", "at": self.step, **scores})
+            if self.recorder is not None:
+                self.recorder.emit({"event": "validation", "at": self.step, **scores})
             self._save(scores)
         elif self.step % self.config.checkpoint.every == 0:
             self._save()
@@ -205,9 +205,9 @@ class DistributedRun:
         if self.step == self._proved:
             return
         digest, self._proved = self.audit.prove(self.step), self.step
-        if self.journal is not None and digest is not None:
+        if self.recorder is not None and digest is not None:
             ranks = list(range(dist.get_world_size()))
-            self.journal.emit(
+            self.recorder.emit(
                 {"event": "verified", "at": self.step, "digest": digest, "ranks": ranks}
             )
 

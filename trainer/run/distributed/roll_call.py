@@ -31,7 +31,7 @@ _PREPARED = "prepared"
 
 
 @dataclass(frozen=True)
-class Member:
+class RankReport:
     """A rank as it shows itself."""
 
     rank: int
@@ -41,7 +41,7 @@ class Member:
     """What all ranks must have in common, by names for people."""
 
 
-def call_roll(store: Store, me: Member, world_size: int, patience: float) -> list[Member]:
+def call_roll(store: Store, me: RankReport, world_size: int, patience: float) -> list[RankReport]:
     """Return all members by rank.
 
     Args:
@@ -61,7 +61,7 @@ def call_roll(store: Store, me: Member, world_size: int, patience: float) -> lis
             f"rank {me.rank} waited {patience:.0f} s for {_ranks(missing)} of {world_size}: start"
             " what is missing, and look at its log"
         ) from None
-    members = [Member(**json.loads(store.get(key))) for key in keys]
+    members = [RankReport(**json.loads(store.get(key))) for key in keys]
     _all_have_read(store, "roll", me.rank, world_size, patience)
     for other in members[1:]:
         for what, value in members[0].facts.items():

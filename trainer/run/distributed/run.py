@@ -19,7 +19,7 @@ from trainer.config.topology import RING_NOTE
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.loop import DistributedRun
 from trainer.run.distributed.process_group import meet, own_device, process_group
-from trainer.run.distributed.roll_call import Member, call_roll
+from trainer.run.distributed.roll_call import RankReport, call_roll
 from trainer.run.distributed.watch import Watch
 from trainer.system.errors import NonFiniteError, RefusedError, StorageError, TrainerError
 from trainer.system.process.stopping import Stop
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Explaining = Callable[[], AbstractContextManager[None]]
-Make = Callable[[Store, list[Member], torch.device, Stop, Explaining], DistributedRun]
+Make = Callable[[Store, list[RankReport], torch.device, Stop, Explaining], DistributedRun]
 _OF_ALL = (NonFiniteError, RefusedError, StorageError)
 """Errors that every rank raises alike: rank 0 prints them."""
 
@@ -64,7 +64,7 @@ def run(
     patience = exchange.join_deadline
     device = own_device(environment, backend, gpu)
     store = meet(environment, patience)
-    me = Member(environment.rank, socket.gethostname(), str(device), _facts(inputs, device))
+    me = RankReport(environment.rank, socket.gethostname(), str(device), _facts(inputs, device))
     members = call_roll(store, me, environment.world_size, patience)
     if exchange.in_ring and environment.rank == 0:
         log.info("%s", RING_NOTE)
@@ -77,15 +77,15 @@ def run(
             with watch.explaining():
                 reason, code = made.run()
         except TrainerError as error:
-            if made.journal is not None:
+            if made.recorder is not None:
                 if isinstance(error, NonFiniteError):
-                    made.journal.emit({"event": "halted", "reason": str(error)})
-                made.journal.close(error.exit_code, str(error))
+                    made.recorder.emit({"event": "halted", "reason": str(error)})
+                made.recorder.close(error.exit_code, str(error))
             if environment.rank > 0 and isinstance(error, _OF_ALL):
                 return error.exit_code
             raise
-        if made.journal is not None:
-            code = made.journal.close(code, reason)
+        if made.recorder is not None:
+            code = made.recorder.close(code, reason)
         # A rank that leaves ends the job's store, or under torchrun the others' grace.
         verdict = torch.tensor(code)
         dist.broadcast(verdict, 0)

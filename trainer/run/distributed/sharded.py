@@ -24,7 +24,7 @@ class ShardedSaves:
         gathered: takes the last step too, for the commands that read one process's form.
         written: the newest step that has that form; 0 if none has.
         progress: what a checkpoint of a step says of the run.
-        journal: on rank 0. One failed save is an alarm there, a second in a row ends the run.
+        recorder: on rank 0. One failed save is an alarm there, a second in a row ends the run.
     """
 
     def __init__(
@@ -33,22 +33,22 @@ class ShardedSaves:
         gathered: GatheredCheckpoints,
         written: int,
         progress: Callable[[int], RunProgress],
-        journal: RunRecorder | None,
+        recorder: RunRecorder | None,
     ) -> None:
         self._sharded, self._gathered, self._written = sharded, gathered, written
-        self._progress, self._journal = progress, journal
+        self._progress, self._recorder = progress, recorder
         self._scores: tuple[int, dict[str, Any] | None] = (0, None)
 
     def save(self, step: int, scores: dict[str, Any] | None) -> None:
         """Copy this rank's part and write it in the background, after an earlier save."""
         self._scores = step, scores
-        with suppress(StorageError):  # the journal has it
+        with suppress(StorageError):  # the recorder has it
             self._sharded.wait()
         try:
             saving = self._sharded.save(self._progress(step))
         except StorageError as error:
-            if self._journal is not None:
-                self._journal.not_saved(step, str(error))
+            if self._recorder is not None:
+                self._recorder.not_saved(step, str(error))
         else:
             began = time.monotonic()
             saving.add_done_callback(lambda done: self._record(step, began, done))
@@ -67,16 +67,16 @@ class ShardedSaves:
             with suppress(StorageError):
                 self._sharded.close()
             return
-        self._journal = None
+        self._recorder = None
         self._sharded.give_up()
 
     def _record(self, step: int, began: float, done: Future[None]) -> None:
         """Run in the writer's thread."""
-        journal, error = self._journal, done.exception()
-        if journal is None:
+        recorder, error = self._recorder, done.exception()
+        if recorder is None:
             return
         if error is None:
             path, seconds = self._sharded.folder / f"step-{step:06d}", time.monotonic() - began
-            journal.saved(step, path, seconds)
+            recorder.saved(step, path, seconds)
         else:
-            journal.not_saved(step, str(error))
+            recorder.not_saved(step, str(error))

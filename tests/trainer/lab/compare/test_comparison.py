@@ -54,7 +54,7 @@ def test_bytes_are_of_the_busiest_interface_and_direction() -> None:
         [{"sent": 10.0 + 5 * step, "received": 0.0}, {"sent": 7.0, "received": 70.0 * step}]
         for step in range(4)
     ]
-    assert comparison._moved(steps) == 70
+    assert comparison.moved_bytes(steps) == 70
 
 
 def test_a_time_is_from_the_first_start_to_the_last_end() -> None:
@@ -62,7 +62,7 @@ def test_a_time_is_from_the_first_start_to_the_last_end() -> None:
         {"first_send": 1.0, "last_average": 4.0},
         {"first_send": 0.5, "last_average": 3.0},
     ]
-    assert comparison._span(step) == 3.5
+    assert comparison.span(step) == 3.5
 
 
 def test_what_is_absent_is_named_with_the_way_to_install_it(
@@ -87,11 +87,11 @@ def test_what_is_absent_is_named_with_the_way_to_install_it(
 
 def test_nccl_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "NVIDIA devices" in (backends._no_nccl(2) or "")
+    assert "NVIDIA devices" in (BACKENDS["nccl"].missing(2) or "")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert "there are 1: --workers 1" in (backends._no_nccl(2) or "")
+    assert "there are 1: --workers 1" in (BACKENDS["nccl"].missing(2) or "")
 
 
 def test_rates_without_root_say_what_is_missing(

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.config.run import load
 from trainer.init_model import ModelSizes, init_model
-from trainer.replica.backend import Choice
+from trainer.replica.backend import ReplicaChoice
 from trainer.run.composition import run as build
 from trainer.run.inputs import read_inputs
 from trainer.system.errors import InputError
@@ -36,6 +36,6 @@ def test_a_worker_has_read_its_data_when_it_connects(tmp_path: Path) -> None:
         raise _ConnectedError
 
     with pytest.raises(_ConnectedError):  # and not for the data, which is another by now
-        build.make_worker(inputs, Choice(_Nothing(), "cpu", ""), connect)  # type: ignore[arg-type]
+        build.make_worker(inputs, ReplicaChoice(_Nothing(), "cpu", ""), connect)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"train\.jsonl:1"):
         read_inputs(load(None, settings), "run")

@@ -19,7 +19,7 @@ from trainer.config.run import RunConfig, load
 from trainer.data.tokens import Encoded
 from trainer.run.distributed.group import member as group_member
 from trainer.run.distributed.group import setup as group_setup
-from trainer.run.distributed.group.link import Link, unpack_samples
+from trainer.run.distributed.group.link import GroupLink, unpack_samples
 from trainer.run.distributed.group.member import serve
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import Setup
@@ -51,7 +51,7 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def serve_with_another_torch(link: Link, rank: int) -> int:
+def serve_with_another_torch(link: GroupLink, rank: int) -> int:
     """Be a member of another installation."""
     group_setup.version = lambda _: "1.0"
     return serve(link, rank)

@@ -13,7 +13,7 @@ from tests.trainer.replica.torch.parallel.one_process import device
 from trainer.config.run import RunConfig, load
 from trainer.run.composition import roles
 from trainer.run.distributed.environment import Environment
-from trainer.run.distributed.roll_call import Member
+from trainer.run.distributed.roll_call import RankReport
 from trainer.run.inputs import read_inputs
 from trainer.system.process.stopping import Stop
 
@@ -53,7 +53,7 @@ def together(
     config = run_config(folder, data, output, settings)
     rank, world = dist.get_rank(), dist.get_world_size()
     here = Environment(rank, world, rank, "127.0.0.1", 1, "a test")
-    members = [Member(number, "host", str(device()), {}) for number in range(world)]
+    members = [RankReport(number, "host", str(device()), {}) for number in range(world)]
     default = dist.distributed_c10d._get_default_store()
     store = PrefixStore(f"{output}-{until}", default)
     inputs = read_inputs(config, "test")
@@ -62,8 +62,8 @@ def together(
     if isinstance(stop, StopAt):
         stop.run = made
     reason, exit_code = made.run()
-    if made.journal is not None:
-        made.journal.close(exit_code, reason)
+    if made.recorder is not None:
+        made.recorder.close(exit_code, reason)
     dist.barrier()
     return reason
 

@@ -1,6 +1,6 @@
 """Text generation on a GPU with Vulkan, with the keys and values of all tokens cached.
 
-A call uses two recordings: one takes the prompts in pieces, one takes a token of each sample. Each
+A call uses two recordings: one takes the prompts in chunks, one takes a token of each sample. Each
 token needs one upload of a few words and one readback of logits `[B, V]`.
 """
 
@@ -25,15 +25,15 @@ from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.system.errors import InputError
 
 _WORDS = ALIGNMENT // 4
-_PIECES = (128, 64, 32, 16)
+_CHUNKS = (128, 64, 32, 16)
 
 
 @dataclass(frozen=True)
-class Shape:
+class StepShape:
     """The shape of recordings."""
 
     batch: int
-    piece: int
+    chunk: int
     """Tokens of each prompt that are taken together."""
     slots: int
     """Cached tokens of each sample."""
@@ -50,7 +50,7 @@ class _Recording:
 
 @dataclass(frozen=True)
 class _RecordedStep:
-    shape: Shape
+    shape: StepShape
     cache: Cache
     logits: Array
     """f32 `[B, V]`"""
@@ -59,8 +59,8 @@ class _RecordedStep:
 
 
 def slots_for(longest: int, max_new_tokens: int) -> int:
-    """Return the positions that a continued prompt takes: whole pieces, for their padding."""
-    return -(-(longest + max_new_tokens) // _PIECES[0]) * _PIECES[0]
+    """Return the positions that a continued prompt takes: whole chunks, for their padding."""
+    return -(-(longest + max_new_tokens) // _CHUNKS[0]) * _CHUNKS[0]
 
 
 class WgpuGenerator:
@@ -77,7 +77,7 @@ class WgpuGenerator:
         self._decoder = decoder
         self._batch = batch
         self._pool = Pool(device)
-        self._made: tuple[Shape, _RecordedStep] | None = None  # the requested and the fitting one
+        self._made: tuple[StepShape, _RecordedStep] | None = None  # the requested, the fitting one
 
     def generate(
         self,
@@ -93,7 +93,7 @@ class WgpuGenerator:
         """
         recorded = self._recorded(prompts, max_new_tokens)
         batch = recorded.shape.batch
-        # Prompts of similar length end in the same piece.
+        # Prompts of similar length end in the same chunk.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         made: dict[int, list[int]] = {}
         for first in range(0, len(order), batch):
@@ -107,15 +107,15 @@ class WgpuGenerator:
         longest = max(len(prompt) for prompt in prompts)
         slots = slots_for(longest, max_new_tokens)
         assert slots <= self._decoder.rope[0].shape[0], "the decoder has no such positions"
-        piece = min((piece for piece in _PIECES if piece >= longest), default=_PIECES[0])
-        wanted = Shape(min(self._batch, len(prompts)), piece, slots)
+        chunk = min((chunk for chunk in _CHUNKS if chunk >= longest), default=_CHUNKS[0])
+        wanted = StepShape(min(self._batch, len(prompts)), chunk, slots)
         if self._made is None or self._made[0] != wanted:
             self._made = None
             self._pool.release()
             self._made = wanted, self._record(wanted)
         return self._made[1]
 
-    def _record(self, wanted: Shape) -> _RecordedStep:
+    def _record(self, wanted: StepShape) -> _RecordedStep:
         """Return recordings of the largest shape that fits.
 
         Raises:
@@ -136,7 +136,7 @@ class WgpuGenerator:
             f" {problem}; shorten the prompts or ask for fewer new tokens"
         )
 
-    def _problem(self, shape: Shape) -> str:
+    def _problem(self, shape: StepShape) -> str:
         """Return why a shape cannot be recorded; empty if no reason is known."""
         limit = self._device.binding_limit
         if 4 * _widest(self._decoder, shape) > limit:
@@ -159,23 +159,23 @@ class _Run:
         self._recorded = recorded
         self._lengths = np.ones(recorded.shape.batch, np.int64)
         self._lengths[: len(prompts)] = [len(prompt) for prompt in prompts]
-        pieces = -(-self._lengths.max() // recorded.shape.piece)
-        self._ids = np.zeros((len(self._lengths), pieces * recorded.shape.piece), np.uint32)
+        chunks = -(-self._lengths.max() // recorded.shape.chunk)
+        self._ids = np.zeros((len(self._lengths), chunks * recorded.shape.chunk), np.uint32)
         for row, prompt in zip(self._ids, prompts, strict=False):
             row[: len(prompt)] = prompt
 
     def prefill(self) -> Logits:
         """Take the prompts into the cache; return the logits `[B, V]` after each."""
-        recorded, piece = self._recorded, self._recorded.shape.piece
+        recorded, chunk = self._recorded, self._recorded.shape.chunk
         # A slot after a sample has no weight in its attention, but NaN times 0 would be NaN.
         self._device.clear(recorded.cache.arrays)
         logits = np.zeros(recorded.logits.shape, np.float32)
         last = self._lengths - 1
-        for start in range(0, self._ids.shape[1], piece):
-            ids = self._ids[:, start : start + piece]
+        for start in range(0, self._ids.shape[1], chunk):
+            ids = self._ids[:, start : start + chunk]
             starts = np.full(len(last), start)
-            self._start(recorded.prefill, ids, starts, last % piece)
-            ending = last // piece == start // piece
+            self._start(recorded.prefill, ids, starts, last % chunk)
+            ending = last // chunk == start // chunk
             if ending.any():
                 logits[ending] = self._device.read(recorded.logits)[ending]
         return logits
@@ -231,26 +231,26 @@ def _continue(
     return made
 
 
-def _smaller(wanted: Shape) -> Iterator[Shape]:
+def _smaller(wanted: StepShape) -> Iterator[StepShape]:
     """Yield a shape and smaller and smaller ones; fewer samples at last."""
     batch = wanted.batch
     while batch:
-        for piece in _PIECES:
-            if piece <= wanted.piece:
-                yield Shape(batch, piece, wanted.slots)
+        for chunk in _CHUNKS:
+            if chunk <= wanted.chunk:
+                yield StepShape(batch, chunk, wanted.slots)
         batch //= 2
 
 
-def _widest(decoder: Decoder, shape: Shape) -> int:
+def _widest(decoder: Decoder, shape: StepShape) -> int:
     """Return the elements of the largest array that is one kernel argument."""
     model = decoder.architecture
     heads = model.num_heads * max(model.head_dim, shape.slots)
-    rows = shape.piece * max(heads, model.intermediate_size, model.hidden_size)
+    rows = shape.chunk * max(heads, model.intermediate_size, model.hidden_size)
     cached = model.num_kv_heads * shape.slots * model.head_dim
     return shape.batch * max(rows, cached, model.vocab_size)
 
 
-def _record(pool: Pool, decoder: Decoder, shape: Shape, limit: int) -> _RecordedStep:
+def _record(pool: Pool, decoder: Decoder, shape: StepShape, limit: int) -> _RecordedStep:
     """Record prompts and single tokens on the pool's device, or plan them without one."""
     model = decoder.architecture
     cache = Cache.take(pool, model, shape.batch, shape.slots)
@@ -268,7 +268,7 @@ def _record(pool: Pool, decoder: Decoder, shape: Shape, limit: int) -> _Recorded
         record_decoding(graph, pool, decoder, cache, StepInputs(ids, starts, last), logits)
         return _Recording(graph, vector)
 
-    return _RecordedStep(shape, cache, logits, part(shape.piece), part(1))
+    return _RecordedStep(shape, cache, logits, part(shape.chunk), part(1))
 
 
 def _padded(words: NDArray[Any]) -> NDArray[Any]:

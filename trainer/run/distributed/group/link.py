@@ -26,14 +26,14 @@ _SOFT = ("offsets", "ids", "weights", "rest", "entropy")
 Arrays = Mapping[str, np.ndarray]
 
 
-class Message(NamedTuple):
+class GroupMessage(NamedTuple):
     """What one side says."""
 
     body: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
-class Link:
+class GroupLink:
     """One end; any thread may send, and one receives."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -59,7 +59,7 @@ class Link:
         with self._sending:
             self._end.sendall(_SIZES.pack(len(text), len(data)) + text + data)
 
-    def receive(self) -> Message | None:
+    def receive(self) -> GroupMessage | None:
         """Wait for a message; None if the other end is closed."""
         sizes = self._read(_SIZES.size)
         if sizes is None:
@@ -68,7 +68,7 @@ class Link:
         text, data = self._read(first), self._read(second)
         if text is None or data is None:
             return None
-        return Message(json.loads(text), load(bytes(data)) if data else {})
+        return GroupMessage(json.loads(text), load(bytes(data)) if data else {})
 
     def _read(self, size: int) -> bytearray | None:
         data = bytearray(size)

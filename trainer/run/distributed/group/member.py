@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from trainer.model.layout import GradientLayout, build_layout
-from trainer.run.distributed.group.link import Link, Message, unpack_samples
+from trainer.run.distributed.group.link import GroupLink, GroupMessage, unpack_samples
 from trainer.run.distributed.group.processes import beat, first_line
 from trainer.run.distributed.group.setup import Setup, identity
 from trainer.system.errors import DoesNotFitError, TrainerError, is_out_of_memory
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def serve(link: Link, rank: int) -> int:
+def serve(link: GroupLink, rank: int) -> int:
     """Do as the leader says until it closes the link, and return the exit code."""
     beat(link)
     try:
@@ -54,7 +54,7 @@ def is_of_a_collective(error: Exception) -> bool:
     )
 
 
-def _serve(link: Link, rank: int) -> int:
+def _serve(link: GroupLink, rank: int) -> int:
     part: tuple[Part, GradientLayout] | None = None
     while (message := link.receive()) is not None:
         if message.body["do"] == "open":
@@ -66,7 +66,7 @@ def _serve(link: Link, rank: int) -> int:
     return 0
 
 
-def _open(link: Link, setup: Setup, rank: int) -> tuple[Part, GradientLayout]:
+def _open(link: GroupLink, setup: Setup, rank: int) -> tuple[Part, GradientLayout]:
     link.send(identity(setup))  # before the first collective, which may not fit
     from trainer.run.distributed.group.part import open_part
 
@@ -75,7 +75,7 @@ def _open(link: Link, setup: Setup, rank: int) -> tuple[Part, GradientLayout]:
     return part, build_layout(setup.model_dir, setup.config)
 
 
-def _obey(link: Link, part: Part, layout: GradientLayout, message: Message) -> None:
+def _obey(link: GroupLink, part: Part, layout: GradientLayout, message: GroupMessage) -> None:
     match message.body:
         case {"do": "train", "alpha": alpha}:
             link.send(asdict(part.train(unpack_samples(message.arrays), None, alpha)))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from trainer.run.distributed.group.link import Arrays, Link
+from trainer.run.distributed.group.link import Arrays, GroupLink
 from trainer.system.errors import InputError, UnreachableError
 
 BEAT = 0.5
@@ -34,7 +34,7 @@ _SETTLE = 0.5
 """Seconds in which others than the first member to end may turn out to be the cause."""
 _PR_SET_PDEATHSIG = 1
 
-Body = Callable[[Link, int], int]
+Body = Callable[[GroupLink, int], int]
 """What a member does: takes its link and its rank in the group, returns its exit code."""
 
 
@@ -42,7 +42,7 @@ Body = Callable[[Link, int], int]
 class _Member:
     rank: int
     pid: int
-    link: Link
+    link: GroupLink
     answers: queue.SimpleQueue[dict[str, Any]] = field(
         default_factory=queue.SimpleQueue[dict[str, Any]]
     )
@@ -133,7 +133,7 @@ class Members:
         pid = os.fork()
         if pid:
             theirs.close()
-            return _Member(rank, pid, Link(ours))
+            return _Member(rank, pid, GroupLink(ours))
         code = 1
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -144,7 +144,7 @@ class Members:
                 ours.close()
                 for other in self._members:
                     other.link.close()
-                code = body(Link(theirs), rank)
+                code = body(GroupLink(theirs), rank)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -230,7 +230,7 @@ def _is_lost(member: _Member) -> bool:
     return member.ended is not None or member.error is not None or member.silent > STALLED
 
 
-def beat(link: Link) -> None:
+def beat(link: GroupLink) -> None:
     """Send signs of life from a thread of its own, also while this process computes."""
 
     def run() -> None:

@@ -183,8 +183,8 @@ def test_the_coordinator_needs_neither_parquet_nor_torch(
         "from trainer.run.inputs import read_inputs\n"
         "settings = config.load(sys.argv[1])\n"
         "inputs = read_inputs(settings, 'run')\n"
-        "_, journal = build.make_coordinator(inputs, 1, 0.0)\n"
-        "journal.close(0, 'done')\n"
+        "_, recorder = build.make_coordinator(inputs, 1, 0.0)\n"
+        "recorder.close(0, 'done')\n"
         "assert not {'torch', 'pyarrow', 'transformers', 'wgpu'} & set(sys.modules)\n"
     )
     run_file = tmp_path / "run.yaml"

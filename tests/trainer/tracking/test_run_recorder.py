@@ -1,4 +1,4 @@
-"""What a journal does when the disk cannot keep up."""
+"""What a recorder does when the disk cannot keep up."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def store() -> StuckStore:
 
 
 @pytest.fixture
-def journal(store: StuckStore, tmp_path: Path) -> RunRecorder:
+def recorder(store: StuckStore, tmp_path: Path) -> RunRecorder:
     return journal_of(store, tmp_path)
 
 
@@ -90,98 +90,98 @@ def save_of(step: int, validation: dict[str, Any] | None = None) -> Save:
     return Save(tiny_state(step, tiny_layout()).snapshot(), 1, validation)
 
 
-def test_a_slow_disk_does_not_pile_up_snapshots(journal: RunRecorder, store: StuckStore) -> None:
+def test_a_slow_disk_does_not_pile_up_snapshots(recorder: RunRecorder, store: StuckStore) -> None:
     """A checkpoint that waits gives way to a newer one: each would keep three gradients alive."""
     saves = [save_of(step) for step in range(1, 6)]
-    journal.save(saves[0])
+    recorder.save(saves[0])
     assert store.begun.wait(30)
     for save in saves[1:]:
-        journal.save(save)
+        recorder.save(save)
     snapshots = [cast("Snapshot", save.snapshot) for save in saves]
     assert [snapshot.closed for snapshot in snapshots] == [False, True, True, True, False]
     store.free.set()
-    assert journal.close(0, "done") == 0
+    assert recorder.close(0, "done") == 0
     assert store.saved == [1, 5]
 
 
 def test_a_defect_in_the_last_save_is_no_success(tmp_path: Path) -> None:
-    journal = journal_of(BrokenStore(), tmp_path)
-    journal.save(save_of(1))
-    assert journal.close(0, "done") == 6
+    recorder = journal_of(BrokenStore(), tmp_path)
+    recorder.save(save_of(1))
+    assert recorder.close(0, "done") == 6
 
 
-def test_a_rated_checkpoint_does_not_give_way(journal: RunRecorder, store: StuckStore) -> None:
+def test_a_rated_checkpoint_does_not_give_way(recorder: RunRecorder, store: StuckStore) -> None:
     """It may be the best one."""
-    journal.save(save_of(1))
+    recorder.save(save_of(1))
     assert store.begun.wait(30)
-    journal.save(save_of(2, {"loss": 1.0, "accuracy": 0.5}))
-    journal.save(save_of(3))
-    journal.save(save_of(4))
+    recorder.save(save_of(2, {"loss": 1.0, "accuracy": 0.5}))
+    recorder.save(save_of(3))
+    recorder.save(save_of(4))
     store.free.set()
-    assert journal.close(0, "done") == 0
+    assert recorder.close(0, "done") == 0
     assert store.saved == [1, 2, 4]
 
 
-def saved_in_turn(journal: RunRecorder, mark: Path, *steps: int) -> None:
+def saved_in_turn(recorder: RunRecorder, mark: Path, *steps: int) -> None:
     """Save steps, each after the one before has come to its end."""
     for step in steps:
-        journal.save(save_of(step))
+        recorder.save(save_of(step))
         wait_for(lambda: not mark.exists(), f"step {step} is saved")
 
 
 def test_a_failed_save_is_an_alarm_and_a_second_one_in_a_row_halts(mark: Path) -> None:
-    journal = journal_of(FullStore(2), mark.parent)
-    saved_in_turn(journal, mark, 1)
-    assert journal.failure is None
-    saved_in_turn(journal, mark, 2)
-    assert isinstance(journal.failure, StorageError)
-    said = str(journal.failure)
+    recorder = journal_of(FullStore(2), mark.parent)
+    saved_in_turn(recorder, mark, 1)
+    assert recorder.failure is None
+    saved_in_turn(recorder, mark, 2)
+    assert isinstance(recorder.failure, StorageError)
+    said = str(recorder.failure)
     assert "step-000002: checkpoint not saved: disk full" in said
     assert "the second save in a row" in said
-    assert journal.close(journal.failure.exit_code, said) == 6
+    assert recorder.close(recorder.failure.exit_code, said) == 6
 
 
 def test_a_save_that_succeeds_in_between_forgives_the_first(mark: Path) -> None:
     store = FullStore(1)
-    journal = journal_of(store, mark.parent)
-    saved_in_turn(journal, mark, 1, 2)
+    recorder = journal_of(store, mark.parent)
+    saved_in_turn(recorder, mark, 1, 2)
     store.failures = 1
-    saved_in_turn(journal, mark, 3)
-    assert journal.failure is None
-    saved_in_turn(journal, mark, 4)
+    saved_in_turn(recorder, mark, 3)
+    assert recorder.failure is None
+    saved_in_turn(recorder, mark, 4)
     assert store.saved == [2, 4]
-    assert journal.close(0, "done") == 0
+    assert recorder.close(0, "done") == 0
 
 
 def test_a_defect_counts_like_a_full_disk(mark: Path) -> None:
-    journal = journal_of(BrokenStore(), mark.parent)
-    saved_in_turn(journal, mark, 1, 2)
-    assert isinstance(journal.failure, StorageError)
-    journal.close(6, "")
+    recorder = journal_of(BrokenStore(), mark.parent)
+    saved_in_turn(recorder, mark, 1, 2)
+    assert isinstance(recorder.failure, StorageError)
+    recorder.close(6, "")
 
 
 def test_an_unproved_end_whose_checkpoint_failed_is_the_disks_fault(mark: Path) -> None:
-    journal = journal_of(FullStore(1), mark.parent)
-    saved_in_turn(journal, mark, 1)
-    assert journal.close(UnprovedError.exit_code, "not proved") == StorageError.exit_code
+    recorder = journal_of(FullStore(1), mark.parent)
+    saved_in_turn(recorder, mark, 1)
+    assert recorder.close(UnprovedError.exit_code, "not proved") == StorageError.exit_code
 
 
 def test_a_mark_says_while_something_is_being_saved(store: StuckStore, mark: Path) -> None:
     """A supervisor gives a process that saves more time to end."""
-    journal = journal_of(store, mark.parent)
+    recorder = journal_of(store, mark.parent)
     assert not mark.exists()
-    journal.save(save_of(1))
+    recorder.save(save_of(1))
     assert mark.exists(), "from the moment that it is asked for"
     assert store.begun.wait(30)
-    journal.save(save_of(2))
+    recorder.save(save_of(2))
     store.free.set()
     wait_for(lambda: not mark.exists(), "both are saved")
     assert store.saved == [1, 2]
     store.free.clear()
-    journal.save(save_of(3))
+    recorder.save(save_of(3))
     assert mark.exists()
     store.free.set()
-    assert journal.close(0, "done") == 0
+    assert recorder.close(0, "done") == 0
     assert not mark.exists()
 
 
@@ -191,24 +191,24 @@ def test_a_mark_that_cannot_be_made_is_no_reason_not_to_save(
     monkeypatch.setenv(SAVING_VARIABLE, str(tmp_path / "gone" / "saving"))
     job: Any = SimpleNamespace(run_id="run", data="d" * 64)
     stands: Any = store
-    journal = RunRecorder(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+    recorder = RunRecorder(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
     store.free.set()
-    journal.save(save_of(1))
-    assert journal.close(0, "done") == 0
+    recorder.save(save_of(1))
+    assert recorder.close(0, "done") == 0
     assert store.saved == [1]
 
 
-def test_a_run_that_waits_says_so_until_it_goes_on(journal: RunRecorder, tmp_path: Path) -> None:
+def test_a_run_that_waits_says_so_until_it_goes_on(recorder: RunRecorder, tmp_path: Path) -> None:
     def state() -> tuple[str, str | None]:
         status = read_status(tmp_path / "status.json")
         return status["state"], status["reason"]
 
     student = {"rank": 0, "host": "here", "device": "cpu", "backend": "cpu", "backend_reason": ""}
-    journal.emit({"event": "joined", **student})
+    recorder.emit({"event": "joined", **student})
     assert state() == ("running", None)
-    journal.emit({"event": "waiting", "reason": "for shard 3"})
+    recorder.emit({"event": "waiting", "reason": "for shard 3"})
     assert state() == ("waiting", "for shard 3")
-    journal.emit(
+    recorder.emit(
         {
             "event": "step", "step": 1, "epoch": 0, "generation": 0, "loss": 2.0, "ce": 3.0,
             "kl": 1.0, "alpha": 0.5, "learning_rate": 1e-3, "grad_norm": 1.0, "seconds": 0.1,
@@ -224,20 +224,20 @@ def test_a_run_that_waits_says_so_until_it_goes_on(journal: RunRecorder, tmp_pat
     assert "waited_seconds" not in record, "what is not known is not recorded"
     status = read_status(tmp_path / "status.json")
     assert (status["exchange_ms"], status["exchange_exposed_ms"]) == (40.0, 8.0)
-    journal.close(0, "done")
+    recorder.close(0, "done")
 
 
 def test_an_idle_worker_is_active_again_when_it_has_a_share(
-    journal: RunRecorder, tmp_path: Path
+    recorder: RunRecorder, tmp_path: Path
 ) -> None:
     who = {"host": "a", "device": "cpu", "backend": "cpu", "backend_reason": ""}
-    journal.emit({"event": "joined", "rank": 0, **who})
+    recorder.emit({"event": "joined", "rank": 0, **who})
     states = [read_status(tmp_path / "status.json")["workers"][0]["state"]]
     for event in ({"event": "idle", "reason": "would slow the step"}, {"event": "active"}):
-        journal.emit({**event, "rank": 0})
+        recorder.emit({**event, "rank": 0})
         states.append(read_status(tmp_path / "status.json")["workers"][0]["state"])
     assert states == ["active", "idle", "active"]
-    journal.close(0, "done")
+    recorder.close(0, "done")
 
 
 def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: Path) -> None:
@@ -248,20 +248,20 @@ def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: 
     elsewhere = config.checkpoint.model_copy(update={"folder": str(share.folder)})
     config = config.model_copy(update={"checkpoint": elsewhere})
     job: Any = SimpleNamespace(run_id="run", data="d" * 64)
-    journal = RunRecorder(tmp_path / "output", share, config, job, StepPlan(100, 10, 1), 1)
+    recorder = RunRecorder(tmp_path / "output", share, config, job, StepPlan(100, 10, 1), 1)
     assert not (share.folder / "status.json").exists()
-    assert journal.close(5, "NaN in the loss") == 5
+    assert recorder.close(5, "NaN in the loss") == 5
     said = read_status(share.folder / "status.json")
     assert (said["state"], said["exit_code"]) == ("failed", 5)
     assert read_status(tmp_path / "output" / "status.json")["exit_code"] == 5
 
 
-def test_a_run_that_goes_over_to_rounds_has_fewer_steps(journal: RunRecorder) -> None:
+def test_a_run_that_goes_over_to_rounds_has_fewer_steps(recorder: RunRecorder) -> None:
     """100 samples in 10 steps: four of them, and two rounds of three."""
-    assert journal._status["total_steps"] == 10
-    journal.emit({"event": "schedule", "schedule": "steps", "reason": "too short"})
-    assert journal._status["total_steps"] == 10
+    assert recorder._status["total_steps"] == 10
+    recorder.emit({"event": "schedule", "schedule": "steps", "reason": "too short"})
+    assert recorder._status["total_steps"] == 10
     decided = {"schedule": "rounds", "rounds_after": 4, "inner_steps": 3}
-    journal.emit({"event": "schedule", **decided})
-    assert journal._status["total_steps"] == 6
-    assert journal.close(2, "halted") == 2
+    recorder.emit({"event": "schedule", **decided})
+    assert recorder._status["total_steps"] == 6
+    assert recorder.close(2, "halted") == 2
