@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cluster
 
 SLOW = ("--seconds", "0.005")
 IDLE = 20
-"""Seconds of a hanging run: more than a busy host takes from a coordinator's start to its third step."""
+"""Seconds: more than a busy host takes from a coordinator's start to its third step."""
 
 
 def assert_same_end(interrupted: Cluster, straight: Cluster) -> None:
