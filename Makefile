@@ -55,10 +55,10 @@ demo-distill: setup
 	@bash scripts/demo_distill.sh
 
 test: setup
-	@bash scripts/test.sh lint fast vulkan cluster
+	@bash scripts/test.sh lint fast+cluster vulkan
 
 test-all: setup
-	@bash scripts/test.sh lint fast vulkan cluster exhaustive
+	@bash scripts/test.sh lint fast+cluster vulkan exhaustive
 
 testbed: setup
 	@bash scripts/test.sh testbed

@@ -26,12 +26,15 @@ def fork_server(package: str) -> ForkServer:
 
     One for each: where torch is imported, every end of an interpreter costs a third of a second.
     """
-    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    if session is None:
-        return ForkServer(package)
-    folder = Path(tempfile.gettempdir(), f"motley-{session}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return ForkServer(package, meeting=folder / package)
+    meeting = meeting_of(package)
+    meeting.parent.mkdir(mode=0o700, exist_ok=True)
+    return ForkServer(package, meeting=meeting)
+
+
+def meeting_of(package: str) -> Path:
+    """Return where this test session meets the server of a package."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    return Path(tempfile.gettempdir(), f"motley-{session}", package)
 
 
 def signal_aside(pid: int, number: signal.Signals) -> None:

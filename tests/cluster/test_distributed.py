@@ -273,7 +273,7 @@ def test_saving_in_parts_without_ranks_is_refused(hands: Hands) -> None:
 def test_the_documents_torchrun_restarts_what_crashes(hands: Hands) -> None:
     """As a reader types it, on less data; a process is killed on the way."""
     text = command_block("docs/strategies.md", "Two processes of one machine").text
-    torchrun = typed(hands, text, "--max-steps 60 --set checkpoint.every=1")
+    torchrun = typed(hands, text, "--max-steps 25 --set checkpoint.every=1")
     hands.output = hands.folder / "outputs/two"
     wait_for(lambda: (hands.status.get("checkpoint") or {}).get("step", 0) >= 2, "a checkpoint")
     workers = [
@@ -284,7 +284,7 @@ def test_the_documents_torchrun_restarts_what_crashes(hands: Hands) -> None:
     assert len(workers) == 2
     workers[1].kill()
     assert torchrun.wait() == 0, torchrun.text
-    assert (hands.status["state"], hands.status["step"]) == ("completed", 60)
+    assert (hands.status["state"], hands.status["step"]) == ("completed", 25)
     metrics = (hands.output / "metrics.jsonl").read_text()
     assert metrics.count('"event": "resumed"') == 1
     assert (hands.output / "checkpoints/latest/adapter_model.safetensors").exists()

@@ -161,8 +161,14 @@ def test_from_up_to_the_last_score(distillation: Distillation) -> None:
 
 
 def test_whatever_ends_them_they_go_on(distillation: Distillation) -> None:
-    """A killed teacher and a killed student by themselves, all of them after `down`."""
-    run_id = distillation.up(max_steps=1_000_000, epochs=100_000)["run_id"]  # until `down`
+    """A killed teacher and a killed student by themselves, all of them after `down` or the budget.
+
+    A euro a second: what a student keeps back for an end in order is 30 euros.
+    """
+    prices = ("-e", "motley_price_hour=3600", "-e", "motley_currency=EUR")
+    distillation.tree["budget"] = {"ceiling": 1e6, "currency": "EUR"}
+    # Until `down`:
+    run_id = distillation.up(*prices, max_steps=1_000_000, epochs=100_000)["run_id"]
     os.kill(distillation.process("teacher-0")["pid"], signal.SIGKILL)
     distillation.wait(lambda: len(distillation.steps()) > 60, "a checkpoint")
     os.kill(distillation.process("student")["pid"], signal.SIGKILL)
@@ -181,25 +187,8 @@ def test_whatever_ends_them_they_go_on(distillation: Distillation) -> None:
     told = distillation.launch("cluster", "down").stdout
     assert "no process is left" in told
     assert find_run(run_id) == []
-    total = len(distillation.steps()) + 25
     wrong = distillation.launch("cluster", "up", "--resume", run_id, check=False)
     assert (wrong.returncode, f"launch distill up --resume {run_id}" in wrong.stderr) == (2, True)
-    short = ["--set", f"student.training.max_steps={total}"]
-    again = distillation.launch("distill", "up", "--resume", run_id, *short, "--json").stdout
-    assert json.loads(again)["run_id"] == run_id
-    assert distillation.wait_end()["state"] == "completed"
-    distillation.check_whole(run_id, total)
-
-
-def test_the_budget_ends_all_three_and_a_higher_ceiling_goes_on(
-    distillation: Distillation,
-) -> None:
-    """A euro a second: what a student keeps back for an end in order is 30 euros."""
-    prices = ("-e", "motley_price_hour=3600", "-e", "motley_currency=EUR")
-    distillation.tree["budget"] = {"ceiling": 1e6, "currency": "EUR"}
-    run_id = distillation.up(*prices, max_steps=1_000_000, epochs=100_000)["run_id"]
-    distillation.wait(lambda: len(distillation.steps()) > 60, "a checkpoint")
-    distillation.launch("cluster", "down")
     spent = distillation.status["training"]["budget"]["spent"]
     up = ("distill", "up", "--resume", run_id, *prices)
 
@@ -222,7 +211,8 @@ def test_the_budget_ends_all_three_and_a_higher_ceiling_goes_on(
 
     total = len(distillation.steps()) + 25
     more = ("--set", "budget.ceiling=1e6", "--set", f"student.training.max_steps={total}")
-    distillation.launch(*up, *more)
+    again = distillation.launch(*up, *more, "--json").stdout
+    assert json.loads(again)["run_id"] == run_id
     assert distillation.wait_end()["state"] == "completed"
     distillation.check_whole(run_id, total)
     listed = json.loads(distillation.launch("spend", "--by", "run", "--json").stdout)

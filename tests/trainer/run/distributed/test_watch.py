@@ -14,6 +14,7 @@ import pytest
 
 from tests.trainer.run.distributed.faulty_ranks import CASES, HOLDER, HOLDER_REFUSED
 
+pytestmark = pytest.mark.cluster
 SIGNALLED = -9
 
 
