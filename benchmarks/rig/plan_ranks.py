@@ -18,12 +18,12 @@ ROWS, TOKENS = 4, 256
 """Of a step, over all ranks."""
 SMALL = {
     "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 256,
+    "intermediate_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "head_dim": 16,
+    "head_dim": 64,
     "vocab_size": 512,
     "tie_word_embeddings": True,
 }
@@ -109,7 +109,9 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
                 replica.accumulate(batch)
                 optimizer.step()
         spread = strategy_of(config.parallel, RANKS)
-        rows = ROWS // spread.replicas // (spread.microbatches if spread.stages > 1 else 1)
+        if spread.stages == 1:
+            spread = replace(spread, microbatches=1)
+        rows = ROWS // spread.replicas // spread.microbatches
         training = training_of(config, accelerator=False, recompute=False)
         parts = plan_memory_by_part(
             shape_of(read_architecture(folder)), replace(training, rows=rows), spread
