@@ -31,7 +31,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plan import EXACT
 from rig.parallel_files import report_files, weigh_files
 from rig.parallel_generation import report_generation, time_generation
 from rig.parallel_memory import report_memory, weigh
@@ -39,6 +38,7 @@ from rig.parallel_models import RANKS, ROWS, encoded, meshes, ours, rows, write_
 from rig.parallel_steps import report_steps, time_steps
 from rig.picture import picture
 from rig.report import Ratio, Report, skip
+from rig.resident import EXACT
 
 from trainer.lab.compare.picture import FIRST, SECOND, TEXT
 

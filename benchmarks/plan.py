@@ -1,8 +1,11 @@
-"""Planned memory against the peak of real steps: the torch replica and the wgpu engine.
+"""Planned memory against the peak of real steps: the torch replica, ranks, and the wgpu engine.
+
+    python benchmarks/plan.py [--engine torch|ranks|wgpu] [--shape NAME] [--method lora|qlora|full]
 
 Each case runs in a process of its own. Of the torch replica the peak is that of the process's own
 resident pages above what its libraries took before the model was loaded; large
-blocks go back to the kernel when they are freed, so that pages are tensors. JSON:
+blocks go back to the kernel when they are freed, so that pages are tensors. `ranks` are two
+processes with gloo under each strategy, of which the one that takes most counts. JSON:
 benchmarks/results/plan-ENGINE.json.
 """
 
@@ -14,12 +17,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rig.parallel_models import STRATEGIES
+from rig.plan_ranks import be_rank, weigh_ranks
 from rig.report import Ratio, Report
+from rig.resident import EXACT, Peak, own_bytes
 
 from trainer.lab.compare.random_model import write_model
 
@@ -65,40 +71,52 @@ METHODS: dict[str, dict[str, Any]] = {
 ROWS = 2
 LENGTHS = {"torch": 512, "wgpu": 128}
 """Tokens of a row; a software device computes fewer in the same time."""
-EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 WITHIN = 1.10
+ENGINES = ("torch", "ranks", "wgpu")
 
 
 def main() -> int:
     """Run every case, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=["torch", "wgpu"], action="append")
+    parser.add_argument("--engine", choices=ENGINES, action="append")
     parser.add_argument("--shape", choices=list(SHAPES), action="append")
+    parser.add_argument("--method", choices=list(METHODS), action="append")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         print(json.dumps(measure(**json.loads(arguments.case))))
         return 0
     missed = 0
-    for engine in arguments.engine or ["torch", "wgpu"]:
+    for engine in arguments.engine or ENGINES:
         report = Report(f"plan-{engine}")
         for shape in arguments.shape or SHAPES:
-            for method in METHODS:
-                case = json.dumps({"engine": engine, "shape": shape, "method": method})
-                done = subprocess.run(
-                    [sys.executable, __file__, "--case", case],
-                    stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **EXACT},
-                )  # fmt: skip
-                found = json.loads(done.stdout.splitlines()[-1])
-                worse = max(found["planned"] / found["peak"], found["peak"] / found["planned"])
-                name = f"{engine}, {shape}, {method}: planned and measured"
-                report.add(Ratio(name, worse, "the lesser of both", target=WITHIN), **found)
+            for method in arguments.method or METHODS:
+                for name, found in weigh(engine, shape, method):
+                    worse = max(found["planned"] / found["peak"], found["peak"] / found["planned"])
+                    title = f"{name}, {shape}, {method}: planned and measured"
+                    report.add(Ratio(title, worse, "the lesser of both", target=WITHIN), **found)
         missed |= report.write()
     return missed
 
 
-def measure(engine: str, shape: str, method: str) -> dict[str, Any]:
+def weigh(engine: str, shape: str, method: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the cases of an engine with planned and peak bytes."""
+    case = {"engine": engine, "shape": shape, "method": method}
+    if engine == "ranks":
+        for strategy in STRATEGIES:
+            yield strategy, weigh_ranks({**case, "strategy": strategy})
+        return
+    done = subprocess.run(
+        [sys.executable, __file__, "--case", json.dumps(case)],
+        stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **EXACT},
+    )  # fmt: skip
+    yield engine, json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(engine: str, shape: str, method: str, **rank: Any) -> dict[str, Any]:
     """Return planned and peak bytes of a step."""
+    if engine == "ranks":
+        return be_rank(SHAPES[shape], METHODS[method], **rank)
     from trainer.config.run import load
     from trainer.model.layout import build_layout
 
@@ -181,32 +199,6 @@ def on_vulkan(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
         "peak": device.allocated - before - staging,
         "parts": planned.parts,
     }
-
-
-def own_bytes() -> int:
-    """Return this process's resident bytes; frozen weights may be pages of their file."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
-
-
-class Peak:
-    """The highest `own_bytes` while it is entered."""
-
-    def __enter__(self) -> Peak:
-        """Start to watch."""
-        self.bytes = own_bytes()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop."""
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._done.wait(0.001):
-            self.bytes = max(self.bytes, own_bytes())
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from plan import Peak, own_bytes
-
 from rig.parallel_models import STRATEGIES, meshes, settings, write_model
 from rig.report import Ratio, Report
+from rig.resident import Peak, own_bytes
 
 WIDE = {"hidden_size": 768, "head_dim": 128, "intermediate_size": 2048, "num_hidden_layers": 12}
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from plan import Peak, own_bytes
-
 from rig.parallel_models import (
     MICROBATCHES,
     RANKS,
@@ -23,6 +21,7 @@ from rig.parallel_models import (
     write_model,
 )
 from rig.report import Ratio, Report
+from rig.resident import Peak, own_bytes
 
 WITHIN = 0.1
 
