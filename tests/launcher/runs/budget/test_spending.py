@@ -24,12 +24,12 @@ from launcher.plan.placement import place
 from launcher.plan.setting import Setting
 from launcher.runs.budget.authorise import authorise
 from launcher.runs.budget.spending import Total, idle_hosts, read_spend, totals
+from tests import ROOT
 from tests.trainer.small_model import write_data, write_model
 from trainer.budget.ledger import SpendLedger, SpendRecord
 from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load
 
-ROOT = Path(__file__).parents[3]
 DAY = 86400.0
 HOUR = ("--ceiling", "5", "--currency", "EUR", "--price-hour")
 
