@@ -132,7 +132,7 @@ class YamlText:
         except yaml.YAMLError as error:
             raise ConfigError(f"{self._where}: not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(found, yaml.MappingNode):
-            raise ConfigError(f"{self._where}: not an inventory, its top level is not a mapping")
+            raise ConfigError(f"{self._where}: not a YAML inventory, its top is not a mapping")
         return found
 
 

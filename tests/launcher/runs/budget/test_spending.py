@@ -26,12 +26,12 @@ from launcher.plan.setting import Setting
 from launcher.runs.budget.authorise import authorise
 from launcher.runs.budget.spending import Total, idle_hosts, read_spend, totals
 from launcher.runs.estimate import estimate
+from tests import ROOT
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load
 from trainer.planning.budget.ledger import SpendLedger, SpendRecord
 
-ROOT = Path(__file__).parents[4]
 DAY = 86400.0
 HOUR = ("--ceiling", "5", "--currency", "EUR", "--price-hour")
 
