@@ -80,10 +80,16 @@ def answers(
         program.end()
     found = {name: dict(np.load(folder / f"{name}.npz")) for name in CASES}
     code, said = json.loads((folder / "starved.json").read_text())
+    hung, why, records = json.loads((folder / "hung.json").read_text())
     return {
         **found,
         "refused": {"text": np.array((folder / "refused").read_text())},
         "starved": {"code": np.array(code), "text": np.array(said)},
+        "hung": {
+            "code": np.array(hung),
+            "text": np.array(why),
+            "kinds": np.array([[e["profiling_name"] for e in r["entries"]][-1] for r in records]),
+        },
     }
 
 
@@ -124,6 +130,21 @@ def test_a_member_without_memory_ends_the_group_in_one_line(answers: Answers) ->
     assert "lower training.micro_batch_size" in text
     assert text.count("\n") == 1
     assert answers["starved"]["code"] == 2
+
+
+@pytest.mark.cluster
+def test_a_hanging_collective_ends_in_time_with_the_absent_member_and_the_last_ones_kept(
+    answers: Answers,
+) -> None:
+    """A member that lives, so that nothing but the timeout ends the others' wait for it."""
+    found, name = answers["hung"], f"rank 1 of the group of 3 (cpu on {os.uname().nodename})"
+    text = str(found["text"])
+    assert text.startswith(f"trainer: {name} did not take part in a collective operation in time: ")
+    assert text.count("\n") == 1
+    assert "its last collectives are in " in text
+    assert "flight-recorder/group-" in text
+    assert found["code"] == 3
+    assert found["kinds"].tolist() == ["gloo:broadcast"]
 
 
 @pytest.mark.parametrize("allocate", [partial(torch.empty, dtype=torch.uint8), np.empty])
