@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,10 @@ from tests.trainer.replica.test_torch_distillation import taught
 from trainer.data.tokens import Encoded
 from trainer.distributed.group.link import pack_samples, unpack_samples
 from trainer.distributed.group.member import as_known
-from trainer.distributed.group.replica import divide
-from trainer.distributed.group.setup import Setup
+from trainer.distributed.group.replica import check_identities, divide
+from trainer.distributed.group.setup import Setup, identity
 from trainer.distributed.group.strategy import Strategy
-from trainer.errors import DoesNotFitError, InputError
+from trainer.errors import DoesNotFitError, InputError, RefusedError
 
 CASES: dict[str, dict[str, Any]] = {
     "ddp-full-classify": {"strategy": "ddp", "processes": 3, "method": "full"},
@@ -181,6 +183,22 @@ def test_what_a_strategy_cannot_do_is_refused(
     with pytest.raises(InputError, match=message) if message else nullcontext():
         setup.check()
     assert Setup.from_json(json.loads(json.dumps(setup.to_json()))) == setup
+
+
+@pytest.mark.parametrize("what", ["config", "layout", "model", "torch"])
+def test_a_member_with_another_of_these_is_named(
+    tiny_model: TinyModel, make_config: MakeConfig, what: str
+) -> None:
+    """A real member with another torch is above."""
+    model = tiny_model()
+    own = identity(Setup(make_config(model), model, "cpu", "ddp", ("cpu",) * 3, 1, "store"))
+    members: Any = SimpleNamespace(name=lambda rank: f"rank {rank}")
+    check_identities(own, [own, own], members)
+    message = (
+        rf"^rank 2 has another {what} than the leader on .*\(other, not {re.escape(own[what])}\)"
+    )
+    with pytest.raises(RefusedError, match=message):
+        check_identities(own, [own, own | {what: "other"}], members)
 
 
 def test_samples_arrive_as_they_were_sent(make_batch: MakeBatch) -> None:
