@@ -289,7 +289,7 @@ def draw(shown: dict[str, Step]) -> None:
                         at = left + width / 2, rank
                         axes.annotate(
                             str(action.microbatch), at, ha="center", va="center",
-                            fontsize=5, color=GROUND, clip_on=True,
+                            fontsize=7, color=GROUND, clip_on=True,
                         )  # fmt: skip
             axes.set_yticks(range(len(step)), [f"rank {rank}" for rank in range(len(step))])
             axes.set_ylim(len(step) - 0.5, -0.5)

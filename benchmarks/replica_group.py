@@ -1,6 +1,6 @@
 """A replica group of two beside a single worker in the exchange, over the sum of each alone.
 
-    python benchmarks/replica_group.py [--steps 12] [--cost 0.05] [--strategy ddp]
+    python benchmarks/replica_group.py [--steps 12] [--cost 0.05]
 
 Real coordinators and workers on loopback train a small model, full fine-tuning. Computing takes
 little of a step: every process, the members of the group too, sleeps for each sample, so that

@@ -73,8 +73,8 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
     """Return planned and peak bytes of two steps of a model with random weights."""
     import torch
 
-    from trainer.compare.random_model import write_model
     from trainer.config.run import load
+    from trainer.lab.compare.random_model import write_model
     from trainer.model.architecture import read_architecture
     from trainer.model.initialization import initial_weights
     from trainer.model.layout import build_layout

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -101,6 +103,9 @@ def test_a_lost_member_is_one_lost_worker_which_comes_back(cluster: Cluster) -> 
         (line,) = (line for line in group.text.splitlines() if line.startswith("trainer: "))
         assert line.startswith(f"trainer: rank 1 of the group of 2 (cpu on {os.uname().nodename})")
         assert reason in line
+        record = Path(line.rpartition(" its last collectives are in ")[2])
+        kinds = {entry["profiling_name"] for entry in json.loads(record.read_bytes())["entries"]}
+        assert "gloo:broadcast" in kinds, kinds  # of weights
         assert not is_alive(member)
         wait_for(lambda n=lost: len(cluster.events("lost", rank=1)) > n, "it is lost", cluster)
         cluster.wait_step(cluster.step + 2)  # the run goes on

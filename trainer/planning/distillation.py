@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.planning.devices import Device
+from trainer.planning.devices import DeviceModel
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Training
 from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of
@@ -28,7 +28,7 @@ class Scoring:
 
 def scoring_seconds(
     scoring: Scoring,
-    teachers: Sequence[Device],
+    teachers: Sequence[DeviceModel],
     *,
     seen: float = 1.0,
     wide: bool = False,

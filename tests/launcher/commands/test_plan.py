@@ -110,7 +110,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["--shape", "7b", *CARDS, "--price-kwh", "-1", "--currency", "EUR"], "x>=0"),
         (["--shape", "7b", *CARDS, "--tokens", "many"], "is not a number of tokens"),
         (["--shape", "7b", *CARDS, "-i", "hosts.yml"], "not both"),
-        (["--shape", "7b", "--link", "fast"], "is no rate"),
+        (["--shape", "7b", "--link", "fast"], "is not a rate"),
     ],
 )
 def test_mistakes(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

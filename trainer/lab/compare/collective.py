@@ -94,6 +94,8 @@ class TorchGroup:
         torch.set_num_threads(1)
         self._torch, self._dist = torch, dist
         self._device = torch.device("cuda", spec.rank) if spec.kind == "nccl" else None
+        # By address: gloo's threads must not be the last to hold an array of Python's.
+        self._lent: dict[int, Any] = {}
         if self._device is not None:
             torch.cuda.set_device(self._device)
         dist.init_process_group(
@@ -110,7 +112,7 @@ class TorchGroup:
 
     def begin(self, vector: Vector) -> Callable[[], object]:
         """See `Group.begin`."""
-        host = self._torch.from_numpy(vector)
+        host = self._lent[vector.ctypes.data] = self._torch.from_numpy(vector)
         if vector.dtype == np.int16:
             host = host.view(self._torch.bfloat16)
         there = host if self._device is None else host.to(self._device)

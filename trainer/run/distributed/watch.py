@@ -2,14 +2,13 @@
 
 Every rank leaves a sign of life in the rendezvous' store while its process runs. After an error the
 others read there which rank failed and why, and which is silent (killed, stopped, or cut off).
-torch's flight recorder, the last collectives of this rank, is kept beside the run's metrics.
+The last collectives of this rank are kept, see `flight_recorder`.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.run.distributed import flight_recorder
 from trainer.system.errors import (
     DoesNotFitError,
     InputError,
@@ -29,8 +29,6 @@ from trainer.system.errors import (
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-FOLDER = "flight-recorder"
-"""Below a run's output folder: one JSON file a rank."""
 _INTERVAL = 0.5
 _SILENT = 5.0
 """Seconds without a sign of life after which a rank is silent: ten intervals."""
@@ -45,7 +43,6 @@ _STAYS = 30.0
 _LOST = "lost others: "
 """The beginning of a reason that is no cause of one's own."""
 _GONE = UnreachableError.exit_code
-_COLLECTIVES = "2000"
 _OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL")
 
 
@@ -62,7 +59,7 @@ class Watch:
         self, store: Store, rank: int, hosts: Sequence[str], device: str, output: Path
     ) -> None:
         self._store, self._rank, self._hosts = _connection(store), rank, hosts
-        self._device, self._folder = device, output / FOLDER
+        self._device, self._output = device, output
         self._ended = threading.Event()
         self._told = False
         self._silent: set[int] = set()
@@ -75,8 +72,7 @@ class Watch:
 
         Open it before the process group, whose collectives are then recorded.
         """
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _COLLECTIVES)
-        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{self._folder}/nccl-rank-")
+        flight_recorder.record(self._output)
         threading.Thread(target=self._beat, name="signs-of-life", daemon=True).start()
         try:
             with self.explaining():
@@ -157,7 +153,8 @@ class Watch:
 
     def _lost(self, error: RuntimeError) -> UnreachableError:
         """Return the cause of a collective's failure."""
-        record = self._keep_record()
+        folder = flight_recorder.record(self._output)
+        record = flight_recorder.keep(folder / f"rank-{self._rank}.json")
         found: list[tuple[str, int]] = []
         answers = _in_time(lambda: self._read(f"alive/{self._rank}"), _ANSWERS)
         if not answers or not _in_time(lambda: found.extend(self._causes()), _KNOWS):
@@ -203,19 +200,6 @@ class Watch:
 
     def _read(self, key: str) -> bytes:
         return self._store.get(key) if self._store.check([key]) else b""
-
-    def _keep_record(self) -> str:
-        """Write the flight recorder; return what to say of it."""
-        from torch._C import _distributed_c10d
-
-        path = self._folder / f"rank-{self._rank}.json"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            record: bytes = _distributed_c10d._dump_fr_trace_json()  # pyright: ignore  # not in the stubs
-            path.write_bytes(record)
-        except (OSError, RuntimeError) as error:
-            return f"; the last collectives could not be written: {_first_line(error)}"
-        return f"; its last collectives are in {path}"
 
 
 def _is_of_peers(error: RuntimeError) -> bool:

@@ -2,7 +2,8 @@
 
 Each case is `NAME.json` (model folder, strategy, processes), `NAME.yaml` (config) and
 `NAME.safetensors` (samples); the answer is `NAME.npz`. `refused` is what a group says of a member
-with another torch, `starved` how one ends whose member runs out of memory.
+with another torch, `starved` how one ends whose member runs out of memory, `hung` how one ends
+whose member no longer takes part.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,10 @@ from trainer.run.distributed.group.link import GroupLink, unpack_samples
 from trainer.run.distributed.group.member import serve
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import Setup
-from trainer.system.errors import RefusedError
+from trainer.system.errors import RefusedError, UnreachableError
+
+HANGS = 15.0
+"""Seconds: healthy collectives take less on a busy machine, the first of them too."""
 
 
 def main(folder: Path) -> None:
@@ -34,6 +39,7 @@ def main(folder: Path) -> None:
     groups = [Members(["cpu"] * task["processes"], serve) for task in tasks]
     odd_group = Members(["cpu", "cpu"], serve_with_another_torch)
     starved = start_starved_group(folder)
+    hung = start_hung_group(folder, tasks[0], load(cases[0].with_suffix(".yaml")))
     for case, task, members in zip(cases, tasks, groups, strict=True):
         batch = unpack_samples(load_file(case.with_suffix(".safetensors")))
         config = load(case.with_suffix(".yaml"))
@@ -44,6 +50,7 @@ def main(folder: Path) -> None:
     (folder / "refused").write_text(refusal(setup, odd_group))
     code = os.waitstatus_to_exitcode(os.waitpid(starved, 0)[1])
     (folder / "starved.json").write_text(json.dumps([code, (folder / "starved").read_text()]))
+    assert os.waitstatus_to_exitcode(os.waitpid(hung, 0)[1]) == 0
 
 
 def is_running(pid: int) -> bool:
@@ -66,6 +73,50 @@ def start_starved_group(folder: Path) -> int:
     group_member._serve = lambda *_: int(np.empty(1 << 50)[0])
     Members(["cpu", "cpu"], serve).answers()  # until the leader's watch ends it
     os._exit(0)
+
+
+def start_hung_group(folder: Path, task: dict, config: RunConfig) -> int:
+    """Start a group of three of which one lives and does nothing; return its leader's process id.
+
+    Why it ends, its exit code and its last collectives are in `hung.json`.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    tree = config.model_dump() | {"output": str(folder / "hung"), "parallel": {"timeout": HANGS}}
+    config = RunConfig.model_validate(tree)
+    said = os.open(folder / "hung-said", os.O_RDWR | os.O_CREAT, 0o644)
+    os.dup2(said, 2)
+    pid = os.fork()
+    if pid:  # the leader's watch may end it
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        records = [json.loads(path.read_bytes()) for path in folder.glob("hung/*/*.json")]
+        text = (folder / "hung-said").read_text()
+        (folder / "hung.json").write_text(json.dumps([code, text, records]))
+        os._exit(0)
+    members = Members(["cpu"] * 3, serve_and_hang)
+    from trainer.run.distributed.group.part import broadcast
+    from trainer.run.distributed.group.replica import GroupReplica
+
+    group = GroupReplica(make_setup(task, config, members), members)
+    try:
+        for _ in range(100):
+            members.tell_all({"do": "weights"})
+            group._collectively(
+                lambda: broadcast(group.layout, np.zeros(group.layout.size, np.float32))
+            )
+    except UnreachableError as error:
+        sys.stderr.write(f"trainer: {error}\n")
+        sys.stderr.flush()
+        os._exit(error.exit_code)
+    os._exit(1)
+
+
+def serve_and_hang(link: GroupLink, rank: int) -> int:
+    """Be a member; rank 1 gives signs of life and takes part in nothing but the start."""
+    if rank == 1:
+        group_member._obey = lambda *_: time.sleep(3600)
+    return serve(link, rank)
 
 
 def refusal(setup: Setup, members: Members) -> str:

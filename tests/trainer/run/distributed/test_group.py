@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,9 @@ from trainer.config.parallel import GroupStrategy
 from trainer.data.tokens import Encoded
 from trainer.run.distributed.group.link import pack_samples, unpack_samples
 from trainer.run.distributed.group.member import as_known
-from trainer.run.distributed.group.replica import divide
-from trainer.run.distributed.group.setup import Setup
-from trainer.system.errors import DoesNotFitError, InputError
+from trainer.run.distributed.group.replica import check_identities, divide
+from trainer.run.distributed.group.setup import Setup, identity
+from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
 CASES: dict[str, dict[str, Any]] = {
     "ddp-full-classify": {"strategy": "ddp", "processes": 3, "method": "full"},
@@ -80,10 +82,16 @@ def answers(
         program.end()
     found = {name: dict(np.load(folder / f"{name}.npz")) for name in CASES}
     code, said = json.loads((folder / "starved.json").read_text())
+    hung, why, records = json.loads((folder / "hung.json").read_text())
     return {
         **found,
         "refused": {"text": np.array((folder / "refused").read_text())},
         "starved": {"code": np.array(code), "text": np.array(said)},
+        "hung": {
+            "code": np.array(hung),
+            "text": np.array(why),
+            "kinds": np.array([[e["profiling_name"] for e in r["entries"]][-1] for r in records]),
+        },
     }
 
 
@@ -126,6 +134,21 @@ def test_a_member_without_memory_ends_the_group_in_one_line(answers: Answers) ->
     assert answers["starved"]["code"] == 2
 
 
+@pytest.mark.cluster
+def test_a_hanging_collective_ends_in_time_with_the_absent_member_and_the_last_ones_kept(
+    answers: Answers,
+) -> None:
+    """A member that lives, so that nothing but the timeout ends the others' wait for it."""
+    found, name = answers["hung"], f"rank 1 of the group of 3 (cpu on {os.uname().nodename})"
+    text = str(found["text"])
+    assert text.startswith(f"trainer: {name} did not take part in a collective operation in time: ")
+    assert text.count("\n") == 1
+    assert "its last collectives are in " in text
+    assert "flight-recorder/group-" in text
+    assert found["code"] == 3
+    assert found["kinds"].tolist() == ["gloo:broadcast"]
+
+
 @pytest.mark.parametrize("allocate", [partial(torch.empty, dtype=torch.uint8), np.empty])
 def test_memory_that_runs_out_is_an_error_for_people(allocate: Callable[[int], object]) -> None:
     """By torch's allocator on the CPU, by NumPy and on a GPU."""
@@ -160,6 +183,22 @@ def test_what_a_strategy_cannot_do_is_refused(
     with pytest.raises(InputError, match=message) if message else nullcontext():
         setup.check()
     assert Setup.from_json(json.loads(json.dumps(setup.to_json()))) == setup
+
+
+@pytest.mark.parametrize("what", ["config", "layout", "model", "torch"])
+def test_a_member_with_another_of_these_is_named(
+    tiny_model: TinyModel, make_config: MakeConfig, what: str
+) -> None:
+    """A real member with another torch is above."""
+    model = tiny_model()
+    own = identity(Setup(make_config(model), model, "cpu", "ddp", ("cpu",) * 3, 1, "store"))
+    members: Any = SimpleNamespace(name=lambda rank: f"rank {rank}")
+    check_identities(own, [own, own], members)
+    message = (
+        rf"^rank 2 has another {what} than the leader on .*\(other, not {re.escape(own[what])}\)"
+    )
+    with pytest.raises(RefusedError, match=message):
+        check_identities(own, [own, own | {what: "other"}], members)
 
 
 def test_samples_arrive_as_they_were_sent(make_batch: MakeBatch) -> None:

@@ -15,6 +15,8 @@ from safetensors.numpy import load_file
 from tests.covering import covering
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
 from tests.trainer.run.distributed.training import losses
+from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.trained_model import load_trained
 
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
@@ -31,9 +33,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "pp-x-ddp": {"parallel.pipeline.stages": 2},
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "full": {"method": "full", "optimizer.learning_rate": 1e-4},
+    # First, as most strategies then have it in the part that `make test` runs.
     "lora": {"task": "causal-lm", "lora.lora_rank": 4},
     "qlora": {"lora.lora_rank": 4, "model.quantization": "nf4"},
+    "full": {"method": "full", "optimizer.learning_rate": 1e-4},
 }
 FAMILIES = {"full": "qwen3", "lora": "qwen2", "qlora": "llama"}
 
@@ -94,7 +97,7 @@ def data_of(method: str, data: Path) -> str:
     ("method", "strategy"),
     covering(product(METHODS, STRATEGIES)),
 )
-def test_curve_and_saved_files_are_those_of_one_process(
+def test_curve_saved_files_and_their_use_are_those_of_one_process(
     ranks: Ranks,
     spoken: Spoken,
     data: Path,
@@ -132,6 +135,27 @@ def test_curve_and_saved_files_are_those_of_one_process(
         # A few weights whose gradients are nearly zero, which AdamW divides by themselves.
         assert max(distance(found[k], right[k]) for k in right) < 1e-4
 
+    if method != "full":
+        found, right = (
+            merged_weights(path, tmp_path / f"{number}-merged")
+            for number, path in enumerate((output, alone))
+        )
+        base = load_file(Path(folder, "model.safetensors"))
+        assert found.keys() == right.keys() >= base.keys()
+        learned = [name for name in base if not np.array_equal(right[name], base[name])]
+        assert learned
+        for name in base:
+            if name in learned:  # by the adapter's part alone, a small one of the weights
+                assert distance(found[name] - base[name], right[name] - base[name]) < 1e-3, name
+            else:
+                assert np.array_equal(found[name], base[name]), name
+    scores = ranks.run(f"{HERE}:evaluated", str(output), settings, world=world)
+    (score,) = ranks.run(f"{HERE}:evaluated", str(alone), METHODS[method], world=1)
+    assert scores == [pytest.approx(score, rel=1e-5)] * world
+    if METHODS[method].get("task") == "causal-lm":
+        tokens = ranks.run(f"{HERE}:continued", str(output))
+        assert tokens == ranks.run(f"{HERE}:continued", str(alone), world=1) * 2
+
 
 def test_a_run_resumes_under_another_strategy_and_alone(
     ranks: Ranks, spoken: Spoken, data: Path, reference: Callable[[str], Path], tmp_path: Path
@@ -153,6 +177,11 @@ def test_a_run_resumes_under_another_strategy_and_alone(
     curve, wanted = losses(output), losses(reference("full"))
     assert len(curve) == STEPS
     assert np.max(np.abs(np.array(curve) / wanted - 1)) < 1e-4
+
+
+def merged_weights(output: Path, folder: Path) -> dict[str, np.ndarray]:
+    """Return the weights of base and adapter as one model."""
+    return load_file(merge(load_trained(output), folder) / "model.safetensors")
 
 
 def distance(mine: np.ndarray, wanted: np.ndarray) -> float:

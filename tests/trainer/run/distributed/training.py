@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from tests.trainer.replica.torch.parallel.one_process import device
+from tests.trainer.replica.torch.parallel.one_process import device, mesh_of, samples
+from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
+from trainer.replica.sampling import Sampling
+from trainer.replica.torch.generator import load_generator
+from trainer.replica.torch.replica import TorchReplica
 from trainer.run.composition import roles
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.roll_call import RankReport
@@ -93,6 +97,42 @@ def alone(folder: str, data: str, output: str, settings: dict[str, Any]) -> int:
     """Run in this process as `trainer finetune` does."""
     config = run_config(folder, data, output, settings)
     return roles.run_local(config, "test", roles.Placement([], "cpu", 1, None, None))
+
+
+def evaluated(output: str, settings: dict[str, Any]) -> float:
+    """Return the mean loss of a trained model, by this world's strategy or by one process."""
+    trained = load_trained(Path(output))
+    chosen = run_config(str(trained.base_dir), "-", "-", settings).parallel
+    config = trained.config.model_copy(update={"parallel": chosen})
+    batch = samples(config, 8, 300)
+    if config.num_classes is not None:
+        batch = [sample for sample in batch if sample.labels < config.num_classes]
+    if dist.get_world_size() == 1:
+        replica = TorchReplica(trained.base_dir, config, trained.layout, str(device()), threads=1)
+        replica.write_trainable(trained.weights)
+        found = replica.evaluate(batch)
+    else:
+        from trainer.replica.torch.parallel.replica import ParallelReplica
+
+        mesh = mesh_of(chosen.pipeline.stages, chosen.tensor)
+        model = trained.base_dir, config, trained.layout
+        parallel = ParallelReplica(*model, mesh, device(), trained.weights)
+        found = parallel.evaluate([batch[index] for index in parallel.share(len(batch))])
+    return found.loss_sum / found.weight
+
+
+def continued(output: str) -> list[list[int]]:
+    """Return what a trained model makes of prompts, in ranks that share each layer, or in one."""
+    trained = load_trained(Path(output))
+    model = trained.base_dir, trained.config, trained.layout, trained.weights
+    if dist.get_world_size() == 1:
+        generator = load_generator(*model, str(device()), threads=1)
+    else:
+        from trainer.replica.torch.parallel.generator import load_parallel_generator
+
+        generator = load_parallel_generator(*model, mesh_of(1, 2)["tensor"], device())
+    prompts = [[7, 8, 9, 10, 11], [75], [200, 3]]
+    return generator.generate(prompts, max_new_tokens=6, sampling=Sampling())
 
 
 def losses(output: Path) -> list[float]:

@@ -63,6 +63,7 @@ def _serve(link: GroupLink, rank: int) -> int:
         else:
             assert part is not None
             _obey(link, *part, message)
+        link.send({"done": True})
     return 0
 
 

@@ -18,6 +18,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -29,15 +30,13 @@ from trainer.replica.backend import UnusableError, cuda_device
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.torch.recomputation import recomputes_together
 from trainer.replica.torch.replica import TorchReplica
+from trainer.run.distributed import flight_recorder
 from trainer.run.distributed.group.setup import Setup
 from trainer.run.distributed.process_group import collectives
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
-
-COLLECTIVE_TIMEOUT = 600.0
-"""Seconds after which a collective fails; a stalled process is noticed long before."""
 
 
 class Part(Protocol):
@@ -71,6 +70,7 @@ def open_part(setup: Setup, rank: int) -> Part:
         InputError: the device is not available, or the model cannot be used or does not fit.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    flight_recorder.record(Path(setup.config.output))
     layout, device = build_layout(setup.model_dir, setup.config), _device(setup, rank)
     if device != "cpu":
         torch.cuda.set_device(device)
@@ -79,7 +79,7 @@ def open_part(setup: Setup, rank: int) -> Part:
         store=dist.FileStore(setup.store, len(setup.devices)),  # pyright: ignore[reportPrivateImportUsage]  # documented
         rank=rank,
         world_size=len(setup.devices),
-        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT),
+        timeout=timedelta(seconds=setup.config.parallel.timeout),
     )
     if setup.strategy == "ddp":
         return CopiedPart(setup, layout, device)
@@ -88,9 +88,11 @@ def open_part(setup: Setup, rank: int) -> Part:
 
 def broadcast(layout: GradientLayout, flat: np.ndarray | None) -> np.ndarray:
     """Return the leader's weights, fp32 `[layout.size]`; the others pass None."""
-    weights = np.empty(layout.size, dtype=np.float32) if flat is None else flat.copy()
-    dist.broadcast(torch.from_numpy(weights), 0)
-    return weights
+    weights = torch.empty(layout.size)  # torch's memory: gloo's threads may free it last
+    if flat is not None:
+        weights.numpy()[:] = flat
+    dist.broadcast(weights, 0)
+    return weights.numpy()
 
 
 class CopiedPart:
@@ -98,6 +100,9 @@ class CopiedPart:
 
     def __init__(self, setup: Setup, layout: GradientLayout, device: str) -> None:
         self._replica = TorchReplica(setup.model_dir, setup.config, layout, device, setup.threads)
+        # By block, until the next step: gloo's threads may let go of a tensor after its collective
+        # has ended, and must not be the last to hold an array of Python's.
+        self._lent: dict[int, torch.Tensor] = {}
 
     def train(
         self, samples: Sequence[Encoded], on_block: OnBlock | None, alpha: float | None
@@ -106,7 +111,8 @@ class CopiedPart:
         failed: list[BaseException] = []
 
         def summed(index: int, gradient: np.ndarray) -> None:
-            dist.reduce(torch.from_numpy(gradient), 0)
+            self._lent[index] = torch.from_numpy(gradient)
+            dist.reduce(self._lent[index], 0)
             if on_block is not None and not failed:
                 try:
                     on_block(index, gradient)

@@ -46,6 +46,8 @@ class _Member:
     answers: queue.SimpleQueue[dict[str, Any]] = field(
         default_factory=queue.SimpleQueue[dict[str, Any]]
     )
+    owed: int = 0
+    """Commands that it has not done yet."""
     silent: float = 0.0
     """Seconds since its last sign of life in which the leader ran too."""
     error: dict[str, Any] | None = None
@@ -73,10 +75,13 @@ class Members:
         # A file without a name: a group that is killed leaves none.
         self.store = f"/dev/fd/{os.memfd_create('group')}"
         """A file that all processes of the group have open."""
+        self.keep_record: Callable[[], str] = str
+        """Keeps the last collectives when a member is lost; returns what to say of them."""
         self._members: list[_Member] = []
         self._closing = False
         for rank in range(1, self.world_size):
             self._members.append(self._fork(rank, body))
+        atexit.register(_leave)  # after the next one
         atexit.register(self.end)
         threading.Thread(target=self._watch, name="group", daemon=True).start()
 
@@ -87,6 +92,7 @@ class Members:
 
     def tell(self, rank: int, body: Mapping[str, Any], arrays: Arrays | None = None) -> None:
         """Send a member its next command."""
+        self._members[rank - 1].owed += 1
         with contextlib.suppress(OSError):  # it has ended, which `_watch` reports
             self._members[rank - 1].link.send(body, arrays)
 
@@ -107,10 +113,17 @@ class Members:
     def collective_failed(self, error: Exception) -> NoReturn:
         """Raise what made a collective fail, unless the watch ends this process with it first."""
         time.sleep(STALLED + 4 * _SETTLE)
+        who = self._absent() or f"the group's processes on {socket.gethostname()} lost each other"
         raise UnreachableError(
-            f"the group's processes on {socket.gethostname()} lost contact with each other: "
-            f"{first_line(error)}; the group ends, and its supervisor starts it again"
+            f"{who}: {first_line(error)}; the group ends, and its supervisor starts it again"
+            + self.keep_record()
         )
+
+    def _absent(self) -> str:
+        """Return which members are still at it, when others have failed in a collective."""
+        absent = [m for m in self._members if m.owed and m.error is None and m.ended is None]
+        names = ", ".join(self.name(member.rank) for member in absent)
+        return names and f"{names} did not take part in a collective operation in time"
 
     def end(self) -> None:
         """End all members, which then hold no memory of a device any more."""
@@ -157,23 +170,32 @@ class Members:
                 selector.register(member.link, selectors.EVENT_READ, member)
             last = time.monotonic()
             while not (self._closing or any(map(_is_lost, self._members))):
-                for key, _ in selector.select(BEAT):
-                    self._take(key.data)
+                self._hear(selector, BEAT)
                 now = time.monotonic()
                 for member in self._members:
                     # A group that was stopped as a whole goes on.
                     member.silent += min(now - last, 2 * BEAT)
                 last = now
+            while not self._closing and time.monotonic() < last + _SETTLE:
+                self._hear(selector, _SETTLE / 5)
         if not self._closing:
-            time.sleep(_SETTLE)
             for member in self._members:
                 self._collect(member)
         if not self._closing:
             line, code = self._cause()
+            if code == UnreachableError.exit_code:
+                line += self.keep_record()
             self.end()
             sys.stderr.write(f"trainer: {line}\n")
             sys.stderr.flush()
             os._exit(code)  # the main thread may be in a collective that never returns
+
+    def _hear(self, selector: selectors.BaseSelector, seconds: float) -> None:
+        """Take what members say within so many seconds, or by the first that says something."""
+        for key, _ in selector.select(seconds):
+            self._take(key.data)
+            if key.data.ended is not None:
+                selector.unregister(key.fileobj)
 
     def _take(self, member: _Member) -> None:
         message = member.link.receive()
@@ -183,6 +205,8 @@ class Members:
                 member.ended = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
         elif "error" in message.body:
             member.error = message.body
+        elif "done" in message.body:
+            member.owed -= 1
         elif "beat" not in message.body:
             member.answers.put(message.body)
 
@@ -221,13 +245,21 @@ class Members:
                 return line, lost
         for member in self._members:
             if member.error is not None:
-                return f"{self.name(member.rank)}: {member.error['error']}: {again}", lost
+                who = self._absent() or self.name(member.rank)
+                return f"{who}: {member.error['error']}: {again}", lost
         member = next(member for member in self._members if member.ended is not None)
         return f"{self.name(member.rank)} ended with {member.ended}: {again}", lost
 
 
 def _is_lost(member: _Member) -> bool:
     return member.ended is not None or member.error is not None or member.silent > STALLED
+
+
+def _leave() -> None:
+    """End gloo's threads, which must not outlive the interpreter; NCCL may wait for members."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized() and distributed.get_backend() == "gloo":
+        distributed.destroy_process_group()
 
 
 def beat(link: GroupLink) -> None:

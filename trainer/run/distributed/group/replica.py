@@ -7,15 +7,19 @@ weights after a commit come from the leader, and their gradients go to it.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from trainer.model.layout import build_layout
 from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.run.distributed import flight_recorder
 from trainer.run.distributed.group.link import pack_samples
 from trainer.run.distributed.group.member import as_known, is_of_a_collective
 from trainer.run.distributed.group.part import broadcast, open_part
@@ -47,6 +51,8 @@ class GroupReplica:
         members.tell_all({"do": "open", **setup.to_json()})
         check_identities(identity(setup), members.answers(), members)
         self._part = self._collectively(lambda: open_part(setup, 0))
+        folder = flight_recorder.record(Path(setup.config.output))
+        members.keep_record = partial(flight_recorder.keep, folder / f"group-{os.getpid()}.json")
         self.layout = build_layout(setup.model_dir, setup.config)
         self.device = f"{'+'.join(members.devices)} ({setup.strategy})"
 
