@@ -34,7 +34,7 @@ def test_a_port_in_use_names_its_owner_and_a_way_out() -> None:
 
 def test_an_address_of_another_machine_is_said() -> None:
     finding = check_port("192.0.2.1", 9000)  # TEST-NET-1, RFC 5737
-    assert "no address of this host" in finding.detail
+    assert "not an address of this host" in finding.detail
 
 
 def test_folders(tmp_path: Path) -> None:
