@@ -232,9 +232,10 @@ def _folders(parent: Path) -> list[Path]:
 
 def _check_import(folder: Path) -> None:
     """Check that a version starts, before `current` is switched to it."""
-    # Both modules exist in every version: the new `current` may be an older one.
-    modules = "launcher.session, trainer.commands.finetune"
-    command = [str(folder / "bin/python"), "-P", "-c", f"import {modules}"]
+    # Both exist in every version; the new `current` may be an older one, with a module session.py.
+    trial = "runpy.run_module('launcher.session', run_name='trial')"
+    code = f"import runpy, trainer.commands.finetune; {trial}"
+    command = [str(folder / "bin/python"), "-P", "-c", code]
     result = environments.call(command, 120.0)
     if result.returncode != 0:
         words = result.stdout.strip().splitlines()[-5:]

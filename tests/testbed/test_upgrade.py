@@ -168,7 +168,9 @@ def test_push_brings_this_version_to_hosts_of_the_earlier_recipe(upgrade: Upgrad
     for host in cluster.hosts:
         assert before[host.name] == named_modules(host) == {"launcher.agent", "launcher.session"}
         for module in (*named_modules(host), "launcher.installation"):
-            host.exec([f"{CURRENT}/bin/python", "-P", "-c", f"import {module}"], user="motley")
+            host.exec(
+                [f"{CURRENT}/bin/python", "-P", "-c", f"import {module}.__main__"], user="motley"
+            )
 
 
 def test_the_run_of_the_earlier_version_is_resumed(upgrade: Upgrade) -> None:

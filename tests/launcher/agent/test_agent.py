@@ -225,7 +225,7 @@ def test_uploads_under_way_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("program", ["launcher.agent.__main__", "launcher.session.__main__"])
 def test_what_runs_on_hosts_loads_nothing_but_the_standard_library(program: str) -> None:
     code = (
-        f"import sys, {program}\n"
+        f"import sys, {program}.__main__\n"
         "roots = {name.partition('.')[0] for name in sys.modules}\n"
         "print(*sorted(roots - set(sys.stdlib_module_names) - {'__main__', '__mp_main__'}))"
     )

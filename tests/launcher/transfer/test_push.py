@@ -65,7 +65,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 def _sources() -> list[Path]:
     """Return what a host is asked by, and checked with: to compile all of it takes seconds."""
     code = (
-        "import sys, launcher.installation, launcher.session\n"
+        "import sys, launcher.installation.__main__, launcher.session.__main__\n"
         "for name, module in sorted(sys.modules.items()):\n"
         "    if name.partition('.')[0] in ('launcher', 'trainer'): print(module.__file__)"
     )
