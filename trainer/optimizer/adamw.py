@@ -303,10 +303,14 @@ def power(base: float, exponent: int) -> float:
 
 
 def _chunks(layout: GradientLayout) -> Iterator[tuple[int, int, tuple[tuple[int, int], ...]]]:
-    """Yield (start, stop, spans that decay) for each chunk of the flat vector."""
+    """Yield (start, stop, spans that decay) for each chunk; a gradient may lie in blocks."""
     spans = decaying_spans(layout)
-    for start in range(0, layout.size, CHUNK):
-        stop = min(start + CHUNK, layout.size)
+    starts = (
+        (start, min(start + CHUNK, block.stop))
+        for block in layout.blocks
+        for start in range(block.start, block.stop, CHUNK)
+    )
+    for start, stop in starts:
         inside = (
             (max(first, start), min(last, stop))
             for first, last in spans

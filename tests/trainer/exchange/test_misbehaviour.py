@@ -9,7 +9,7 @@ from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 pytestmark = pytest.mark.usefixtures("small_frames")
 
 REASONS = {
-    "an old generation": "HEARTBEAT of generation 2, the member is of 3",
+    "an old generation": "HEARTBEAT of generation 2, not 3",
     "another's shard": "shard 0 is not with rank 2 now",
     "an unknown shard": "shard 2147483648 is not with rank 2 now",
     "another step": "a gradient of step 1, which is not under way",

@@ -94,7 +94,9 @@ class Coordinator:
                 self._join(link, frame, now)
             elif member := self.membership.by_link(link):
                 self._handle(member, frame, now)
-                self._move_on(now)
+                round_ = self.training.round
+                if frame.type not in _GRADIENTS or (round_ and round_.complete):
+                    self._move_on(now)
         except ProtocolError as error:
             self._expel(link, str(error), now)
         except GradientError as error:
@@ -214,11 +216,8 @@ class Coordinator:
         self.training.catch_up(member)
 
     def _handle(self, member: Member, frame: Frame, now: float) -> None:
-        if frame.generation != member.generation:
-            raise ProtocolError(
-                f"{frame.type.name} of generation {frame.generation}, "
-                f"the member is of {member.generation}"
-            )
+        if frame.generation != (due := member.generation):
+            raise ProtocolError(f"{frame.type.name} of generation {frame.generation}, not {due}")
         if self.phase == "finishing" and frame.type in (*_GRADIENTS, *_WORK):
             return  # what a stop cut short: a validation, or a step that all workers left
         if frame.type in _GRADIENTS:
