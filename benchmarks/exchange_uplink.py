@@ -3,10 +3,11 @@
     python benchmarks/exchange_uplink.py [--megabytes 5.3] [--codec fp32] [--rate 1000] [--steps 40]
 
 The coordinator and the workers run in two network namespaces, as real processes with mutual TLS.
-Counted are the bytes that the remote host's interface sends and receives in so many steps, with all
-headers, acknowledgements and heartbeats: of one worker, and of two with and without
-`exchange.sum_on_host`. Averages still go to each worker. The last step, which is settled, and so in
-bf16 with a lossy codec, is not counted. Needs root.
+Counted are the bytes that the remote host sends and receives in so many steps, with the headers of
+every packet, acknowledgements and heartbeats: of one worker, and of two with and without
+`exchange.sum_on_host`. Averages still go to each worker. It is counted while all workers wait
+before they send, and not after the last step, which is settled, and so in bf16 with a lossy codec.
+Needs root.
 JSON: benchmarks/results/exchange_uplink.json.
 """
 
@@ -25,8 +26,13 @@ from rig.report import Ratio, Report, skip
 from trainer.lab.compare.cluster import COORDINATOR, Cluster, end_on_terminate
 from trainer.lab.compare.member import Spec
 from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.member import Spec
+from trainer.lab.compare.network import Network, missing
 
 WARM_UP = 5
+REST = 2
+"""Steps that are not counted at the end: the one that all wait in, and the last."""
 TARGET = 1.02
 OVERHEAD = 1.06
 NEAR, FAR = 0, 1
@@ -54,7 +60,8 @@ def main() -> int:
                 elements=elements_of(options.megabytes),
                 workers=1,
                 batch=2,
-                steps=WARM_UP + options.steps + 1,
+                steps=WARM_UP + options.steps + REST,
+                gated=WARM_UP + options.steps + 1,
                 address=(network.address(NEAR), 0),
                 tls=scratch,
                 settings={"exchange.codec": codec, "exchange.shares": "equal"},
@@ -85,24 +92,33 @@ def main() -> int:
 
 def due(spec: Spec, codec: str) -> int:
     """Return the bytes of the gradients of all steps that are counted."""
-    return (spec.steps - WARM_UP - 1) * encoded_bytes(codec, spec.elements)
+    return (spec.steps - WARM_UP - REST) * encoded_bytes(codec, spec.elements)
 
 
 def traffic(network: Network, spec: Spec, workers: int, *, together: bool) -> tuple[int, int]:
     """Return the bytes that the remote host sent and received, of all steps that are counted."""
     settings = spec.settings | {"exchange.sum_on_host": together}
     spec = replace(spec, workers=workers, settings=settings)
-    before = after = (0, 0)
+    before, done, waiting = (0, 0), 0, set[int]()
     with Cluster() as cluster:
         port = cluster.start_coordinator(spec.as_coordinator(), network.inside(NEAR))
         for rank in range(workers):
             cluster.start_worker(spec.as_worker(rank, port), network.inside(FAR))
-        for name, event in cluster.events(timeout=120):
-            if name == COORDINATOR and event["event"] == "step":
-                if event["step"] == WARM_UP:
-                    before = network.counted(FAR)
-                elif event["step"] == spec.steps - 1:
-                    after = network.counted(FAR)
+        for _, event in cluster.events(timeout=120):
+            if event["event"] != "ready":
+                continue
+            waiting.add(event["rank"])
+            if len(waiting) < workers:
+                continue
+            if done == WARM_UP:
+                before = network.counted(FAR)
+            elif done == spec.gated - 1:
+                break
+            for rank in waiting:
+                cluster.tell(f"worker {rank}", "go")
+            waiting.clear()
+            done += 1
+        after = network.counted(FAR)
     return after[0] - before[0], after[1] - before[1]
 
 

@@ -12,7 +12,7 @@ tokens. `post-local SGD` averages weights as torch's PostLocalSGDOptimizer does:
 rate of 1 without momentum.
 
 Finished runs are kept in --work and not repeated. Writes benchmarks/results/rounds.json, and
-docs/rounds.svg with --picture.
+docs/rounds.svg with --picture; of the longer runs docs/rounds-1000.svg.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ from trainer.run.inputs import RunInputs
 
 GOALS = {20: 1.0, 50: 2.0}
 """Percent of the loss that rounds of so many steps may cost at most."""
+OUTER = ((0.7, 0.9), (1.0, 0.0))
+"""Outer learning rate and momentum: as published, and the mean of weights, Motley's default."""
+SHORT, LONG = 420, 1000
+"""Inner steps of the runs: the preset's, and as many as rounds of 50 need."""
 COLOURS = {1: TEXT, 20: "#68a0b3", 50: "#f0c674"}
 AFTER = "#b5bd68"
 """The colour of rounds after ordinary steps."""
@@ -94,10 +98,10 @@ def cases(seeds: Sequence[int]) -> list[Case]:
     found: list[Case] = []
     for seed in seeds:
         first = [
-            *(Case(1, 420), Case(20, 420, 1.0, 0.0, after=100), Case(20, 420, after=100)),
-            *(Case(20, 420, 1.0, 0.0), Case(20, 420), Case(50, 420)),
-            *(Case(20, 420, 0.7, 0.5), Case(20, 420, settle=1), Case(50, 420, 1.0, 0.0)),
-            *(Case(1, 1000), Case(50, 1000, 1.0, 0.0), Case(50, 1000), Case(20, 1000)),
+            *(Case(1, SHORT), Case(20, SHORT, 1.0, 0.0, after=100), Case(20, SHORT, after=100)),
+            *(Case(20, SHORT, 1.0, 0.0), Case(20, SHORT), Case(50, SHORT)),
+            *(Case(20, SHORT, 0.7, 0.5), Case(20, SHORT, settle=1), Case(50, SHORT, 1.0, 0.0)),
+            *(Case(1, LONG), Case(50, LONG, 1.0, 0.0), Case(50, LONG), Case(20, LONG)),
         ]
         found += [replace(case, seed=seed) for case in first]
     return found
@@ -110,9 +114,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="default: rounds in the demo's folder")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--steps", type=int, help="train runs of this length alone: 420 or 1000")
+    parser.add_argument("--steps", type=int, choices=(SHORT, LONG), help="train such runs alone")
     parser.add_argument("--limit", type=int, help="train at most so many of the missing runs")
-    parser.add_argument("--picture", action="store_true", help="draw docs/rounds.svg")
+    parser.add_argument("--picture", action="store_true", help="draw the curves into docs/")
     options = parser.parse_args()
     require_demo(options.demo)
     work: Path = options.work or options.demo / "rounds"
@@ -136,7 +140,8 @@ def main() -> int:
         if (work / case.file).exists()
     }
     if options.picture:
-        draw(done)
+        for steps in {case.steps for case in done if case.inner_steps > 1}:
+            draw(done, steps)
     return report(done)
 
 
@@ -254,7 +259,7 @@ def report(runs: dict[Case, dict[str, Any]]) -> int:
             groups.setdefault(replace(case, seed=0), []).append(case)
     for group, members in groups.items():
         gaps = [100 * (runs[c]["loss"] / exact[c.steps, c.seed] - 1) for c in members]
-        judged = (group.rate, group.momentum, group.settle, group.after) == (0.7, 0.9, 0, 0)
+        judged = (group.rate, group.momentum) in OUTER and not (group.settle or group.after)
         allowed = group.inner_steps <= group.steps / 20
         goal = GOALS.get(group.inner_steps) if judged and allowed else None
         every = runs[members[0]]["fp32_bytes_an_inner_step"]
@@ -271,13 +276,13 @@ def report(runs: dict[Case, dict[str, Any]]) -> int:
     return written.write()
 
 
-def draw(runs: dict[Case, dict[str, Any]]) -> None:
-    """Draw the training losses over samples of the longest runs of seed 0."""
-    longest = max(case.steps for case in runs if case.inner_steps > 1)
-    with picture("rounds", "Loss over samples by schedule") as axes:
+def draw(runs: dict[Case, dict[str, Any]], steps: int) -> None:
+    """Draw the training losses over samples of the runs of so many steps with seed 0."""
+    name = "rounds" if steps == SHORT else f"rounds-{steps}"
+    with picture(name, "Loss over samples by schedule") as axes:
         for case, run in runs.items():
-            plain = (case.rate, case.momentum) in ((0.7, 0.9), (1.0, 0.0)) and not case.settle
-            if case.steps != longest or case.seed or not plain:
+            plain = (case.rate, case.momentum) in OUTER and not case.settle
+            if case.steps != steps or case.seed or not plain:
                 continue
             losses, samples = np.array(run["training_losses"]), np.array(run["samples"])
             ordinary = len(losses) if case.inner_steps == 1 else case.after

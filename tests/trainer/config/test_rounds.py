@@ -6,6 +6,8 @@ import pytest
 
 from trainer.config.run import RunConfig, load
 from trainer.system.errors import InputError
+from trainer.system.errors import InputError
+from trainer.exchange.protocol.schedule import StepPlan
 
 
 def rounds(**settings: object) -> RunConfig:
@@ -65,6 +67,16 @@ def test_a_run_of_too_few_rounds_is_refused(total: int, remedy: str):
     assert remedy in str(refused.value)
     exchange.check_length(400)
     load("quickstart").exchange.check_length(1)
+
+
+def test_published_rounds_of_500_steps_need_a_run_of_10000():
+    exchange = rounds(exchange__inner_steps=500).exchange
+    exchange.check_length(10_000)
+    plan = StepPlan(32 * 10_000, 32, 1, 10_000, 500, ())
+    assert plan.total_steps == 20
+    assert len(range(plan.at(7).start, plan.at(7).stop)) == 500 * 32
+    with pytest.raises(InputError, match=r"500 of the run's 9999 steps .*give at most 499"):
+        exchange.check_length(9_999)
 
 
 def test_what_rounds_do_not_go_with():

@@ -7,6 +7,7 @@ them away, and the machine's own network is never touched.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from trainer.lab.compare.interface import INTERFACE, counted
+from trainer.lab.compare.interface import INTERFACE
 
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 _HOLD = ("sh", "-c", "echo here; exec cat >/dev/null")
@@ -51,7 +53,7 @@ class Network:
 
     def __enter__(self) -> Self:
         try:
-            switch = self._hold()
+            self._switch = switch = self._hold()
             self._run(switch, "ip link add name bridge0 type bridge")
             self._run(switch, "ip link set bridge0 up")
             for index in range(self._count):
@@ -87,9 +89,12 @@ class Network:
         return _entering(self._holders[host])
 
     def counted(self, host: int) -> tuple[int, int]:
-        """Return the bytes that a host's interface has sent and received so far."""
-        bytes_so_far = counted(self._holders[host])
-        return bytes_so_far["sent"], bytes_so_far["received"]
+        """Return the bytes that a host has sent and received so far, as a cable would carry them.
+
+        The shaping counts the headers of every packet; an interface counts those of a large segment
+        once, which a card cuts into packets later.
+        """
+        return _passed(self._holders[host], INTERFACE), _passed(self._switch, f"port{host}")
 
     def _hold(self) -> int:
         """Return the process id of a new namespace's holder."""
@@ -130,6 +135,13 @@ class Network:
 
 def _entering(holder: int) -> list[str]:
     return [_path("nsenter"), f"--net=/proc/{holder}/ns/net", "--"]
+
+
+def _passed(holder: int, device: str) -> int:
+    """Return the bytes that left a device through its shaping."""
+    command = [*_entering(holder), "tc", "-s", "-j", "qdisc", "show", "dev", device]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return next(each["bytes"] for each in json.loads(shown) if each["kind"] == "tbf")
 
 
 def _path(tool: str) -> str:
