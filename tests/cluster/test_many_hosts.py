@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, tiny_model: Callable[..., Path]) -> Iterator[Cluster]:
-    result = Cluster(tmp_path, tiny_model())
+def cluster(tmp_path: Path, small_model: Path) -> Iterator[Cluster]:
+    result = Cluster(tmp_path, small_model)
     yield result
     result.become(**dict.fromkeys(HOSTS, "up"))
     result.launch("cluster", "down", "--all")
