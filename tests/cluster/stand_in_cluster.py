@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, tiny_model: Callable[..., Path]) -> Iterator[Cluster]:
-    result = Cluster(tmp_path, tiny_model())
+def cluster(tmp_path: Path, small_model: Path) -> Iterator[Cluster]:
+    result = Cluster(tmp_path, small_model)
     yield result
     result.launch("cluster", "down", "--all")
     assert result.living() == []

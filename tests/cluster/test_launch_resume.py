@@ -49,7 +49,7 @@ def test_a_run_comes_back_with_the_workers_and_the_port_that_it_was_started_with
     port = free_port()
     assert port != cluster.port  # which the inventory says
     words = ["--set", "data.validation=null", "--set", "training.max_steps=100000"]
-    words += ["--set", "checkpoint.every=2", "--model", str(model), "--data", str(cluster.data)]
+    words += ["--set", "checkpoint.every=20", "--model", str(model), "--data", str(cluster.data)]
     words += ["--output", str(cluster.output), "-e", f"motley_port={port}", "--expect-workers", "2"]
     started = cluster.launch("cluster", "up", *words)
     assert started.returncode == 0, started.stderr

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, tiny_model: Callable[..., Path]) -> Iterator[Cluster]:
-    result = Cluster(tmp_path, tiny_model())
+def cluster(tmp_path: Path, small_model: Path) -> Iterator[Cluster]:
+    result = Cluster(tmp_path, small_model)
     yield result
     result.become(**dict.fromkeys(HOSTS, "up"))
     result.launch("cluster", "down", "--all")
@@ -162,7 +162,8 @@ def test_up_status_logs_and_down_from_two_laptops(cluster: Cluster) -> None:
     seen, _ = cluster.see(laptop="other-laptop", **RUNNING)
     assert (seen["run_id"], seen["state"]) == (tree["run_id"], "running")
     assert seen["unreachable"] == {}
-    assert cluster.launch("logs", "worker-2", laptop="other").stdout == "worker-2 here, work \n"
+    logs = cluster.launch("logs", "worker-2", laptop="other")
+    assert logs.stdout == "worker-2 here, work \n", logs.stderr
     (listed,) = json.loads(cluster.launch("runs", "--json", laptop="other").stdout)["runs"]
     assert (listed["run_id"], listed["live"]) == (tree["run_id"], True)
     assert abs(listed["started"] - tree["started"]) < 1e-6

@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import safetensors.numpy
+
 from tests.trainer import small_model
 from trainer.data.documents import Documents
 from trainer.distill.logits.scores import Scheme
@@ -42,13 +45,12 @@ def write_corpus(path: Path, documents: int = 24) -> Path:
 
 def write_teacher(folder: Path, corpus: Path, seed: int = 0, head_scale: float = 20.0) -> Path:
     """Make a teacher; larger embeddings let it expect something of the next token."""
-    import safetensors.torch
-
     model = init_model(corpus, folder, SIZES, seed)
     file = model / "model.safetensors"
-    weights = safetensors.torch.load_file(file)
-    weights["model.embed_tokens.weight"] *= head_scale
-    safetensors.torch.save_file(weights, file, {"format": "pt"})
+    weights = safetensors.numpy.load_file(file)
+    table = "model.embed_tokens.weight"
+    weights[table] = weights[table] * np.float32(head_scale)
+    safetensors.numpy.save_file(weights, file, {"format": "pt"})
     return model
 
 
