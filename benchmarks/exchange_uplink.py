@@ -23,9 +23,6 @@ from exchange import CODECS, USUAL, elements_of, encoded_bytes
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.lab.compare.cluster import COORDINATOR, Cluster, end_on_terminate
-from trainer.lab.compare.member import Spec
-from trainer.lab.compare.network import Network, missing
 from trainer.lab.compare.cluster import Cluster, end_on_terminate
 from trainer.lab.compare.member import Spec
 from trainer.lab.compare.network import Network, missing

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainer.config.run import RunConfig, load
-from trainer.system.errors import InputError
-from trainer.system.errors import InputError
 from trainer.exchange.protocol.schedule import StepPlan
+from trainer.system.errors import InputError
 
 
 def rounds(**settings: object) -> RunConfig:

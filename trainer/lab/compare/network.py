@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from trainer.lab.compare.interface import INTERFACE, counted
 from trainer.lab.compare.interface import INTERFACE
 
 TOOLS = ("ip", "tc", "unshare", "nsenter")
