@@ -27,8 +27,8 @@ def write_commands(folder: Path) -> Path:
         program = folder / name
         program.write_text(
             f"#!{sys.executable} -I\n"
-            "import sys\n"
-            f"sys.path.insert(0, {str(ROOT)!r})\n"
+            "import site\n"
+            f"site.addsitedir({str(ROOT)!r})\n"
             "from tests.cluster.forked_command import main\n"
             f"main({package!r}, {str(meeting_of(package))!r}, {module!r})\n"
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.recipes.plugins import load
 
-RECORDED = Path(__file__).parents[1] / "launcher" / "facts" / "recorded"
+RECORDED = Path(__file__).parents[1] / "launcher" / "inventory" / "facts" / "recorded"
 filters = load("filter_plugins/motley_devices.py").FilterModule().filters()
 NOT_FOUND = {"rc": 2, "msg": "[Errno 2] No such file or directory: b'vulkaninfo'"}
 

@@ -17,7 +17,7 @@ from tests.ports import free_port
 from tests.recipes.plugins import PLAYBOOKS, load
 
 MEASURE = PLAYBOOKS / "roles/verify/files/measure.py"
-RECORDED = Path(__file__).parents[1] / "launcher" / "facts" / "recorded"
+RECORDED = Path(__file__).parents[1] / "launcher" / "inventory" / "facts" / "recorded"
 measure = load("roles/verify/files/measure.py")
 verify = load("filter_plugins/motley_verify.py")
 

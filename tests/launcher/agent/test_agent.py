@@ -222,7 +222,7 @@ def test_uploads_under_way_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyP
     thread.join(20.0)
 
 
-@pytest.mark.parametrize("program", ["launcher.agent.__main__", "launcher.session.__main__"])
+@pytest.mark.parametrize("program", ["launcher.agent", "launcher.session"])
 def test_what_runs_on_hosts_loads_nothing_but_the_standard_library(program: str) -> None:
     code = (
         f"import sys, {program}.__main__\n"

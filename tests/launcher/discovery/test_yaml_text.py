@@ -85,9 +85,9 @@ def test_a_comment_cannot_begin_a_line() -> None:
     ("content", "said"),
     [
         ("a: [", "f.yml:2: not YAML: "),
-        ("- a\n", "f.yml: not an inventory"),
+        ("- a\n", "f.yml: not a YAML inventory"),
         ("[gpus]\nlambda ansible_host=1\n", "f.yml:2: not YAML"),
-        ("", "f.yml: not an inventory"),
+        ("", "f.yml: not a YAML inventory"),
     ],
 )
 def test_what_is_no_inventory(content: str, said: str) -> None:

@@ -76,7 +76,7 @@ def test_equal_sources_give_equal_bytes_whatever_an_earlier_build_left(
 
 
 def test_other_sources_give_another_hash(built: WheelFacts, clone: Path, tmp_path: Path) -> None:
-    changed = clone / "trainer" / "errors.py"
+    changed = clone / "trainer" / "system" / "errors.py"
     text = changed.read_text()
     changed.write_text(f"{text}# changed\n")
     try:

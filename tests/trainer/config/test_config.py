@@ -165,10 +165,10 @@ def test_what_excludes_a_held_out_share(settings: dict[str, object], message: st
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"exchange.codec": "int16"}, "exchange.codec: codec int16: there is none of that name"),
+        ({"exchange.codec": "int16"}, "exchange.codec: codec int16: unknown; use one of"),
         (
             {"exchange.codec": "topk:2"},
-            r"codec topk:2: there .*; use one of auto, fp32, .*topk:0\.1",
+            r"codec topk:2: unknown; use one of auto, fp32, .*topk:0\.1",
         ),
         ({"exchange.codec": "powersgd:4"}, "rank 16 already.*use int8 or topk:0.1, or method full"),
         ({"exchange.settle_every": 0}, "exchange.settle_every"),

@@ -204,7 +204,7 @@ def test_what_was_not_held_out_cannot_be_scored(
     (adapter / "run.json").unlink()
     for folder, message in (
         (whole, f"{whole}: its run held nothing out"),
-        (adapter, f"{adapter}: is no checkpoint"),
+        (adapter, f"{adapter}: is not a checkpoint"),
         (checkpoint, f"{data}: is not the file that the run was trained on"),
     ):
         arguments = [str(folder), "--data", str(data), "--held-out"]

@@ -39,8 +39,8 @@ pytestmark = pytest.mark.filterwarnings(
         (generate, ["--parallel", "tensor=[2"], TORCHRUN, "give KEY=VALUE"),
         (generate, ["--parallel", "tensors=2"], TORCHRUN, "tensors"),
         (generate, ["--parallel", "tensor=3"], TORCHRUN, "does not divide the world of 2"),
-        (generate, ["--parallel", "tensor=1"], TORCHRUN, "generate with tensor=2 alone"),
-        (generate, ["--parallel", "tensor=2,sequence=true"], TORCHRUN, "tensor=2 alone"),
+        (generate, ["--parallel", "tensor=1"], TORCHRUN, "generate only with tensor=2"),
+        (generate, ["--parallel", "tensor=2,sequence=true"], TORCHRUN, "only with tensor=2"),
         (generate, ["--parallel", "tensor=2", "--gpu", "0"], TORCHRUN, "--gpu 0: with --parallel"),
         (
             generate,
