@@ -21,9 +21,9 @@ from trainer.planning.shapes import ModelShape
 from trainer.system.errors import InputError
 
 _MEASURED = 16
-"""Shards of the default size to tokenise, a few seconds; of more an even part is."""
+"""Shards of the default size to tokenise, in seconds; of a larger corpus an even part is read."""
 MOST = 4 << 30
-"""Bytes of a corpus that is counted before a start: all of it is read, at tens of MB a second."""
+"""Bytes of the largest corpus that is counted before a start: tens of MB a second are read."""
 
 
 def read_scoring(
@@ -52,7 +52,7 @@ def read_scoring(
     length = window_length(model_dir, max_seq_len)
     windows = Windows(Documents(data), Encoder(tokenizer_dir), length)
     ranges = windows.ranges(SHARD_BYTES)
-    # The last one may be short: it would stand for many.
+    # Without the last one, which may be short and would stand for many.
     part = ranges if len(ranges) <= _MEASURED else ranges[: -1 : -(-len(ranges) // _MEASURED)]
     plans, scale = windows.plan(part), len(ranges) / len(part)
     shards = len(windows.ranges(shard_bytes) if shard_bytes else ranges)

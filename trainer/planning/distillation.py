@@ -63,7 +63,7 @@ def scoring_seconds(
 def distillation_seconds(scoring: float, learning: float, first: float) -> float:
     """Return the seconds of a run whose student reads windows as they are scored.
 
-    Whoever is slower decides the first pass over the corpus: `max(scoring, first * learning) +
+    The slower of the two decides the first pass over the corpus: `max(scoring, first * learning) +
     (1 - first) * learning`.
 
     Args:
