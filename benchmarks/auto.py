@@ -23,9 +23,9 @@ from typing import Any
 
 from rig.report import Ratio, Report, skip
 
-from trainer.lab.compare.cluster import COORDINATOR, Cluster, end_on_terminate
-from trainer.lab.compare.member import Spec
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.cluster import COORDINATOR, LocalCluster, end_on_terminate
+from trainer.lab.compare.member import MemberSpec
+from trainer.lab.compare.network import ShapedNetwork, missing
 from trainer.planning.exchange_choice import FREE, MOST_EXPOSED
 
 TARGET = 1.10
@@ -48,7 +48,7 @@ WORKERS = 2
 class Cell:
     """A link and a step time."""
 
-    network: Network
+    network: ShapedNetwork
     rate: int
     step: float
     megabytes: float
@@ -60,7 +60,7 @@ class Cell:
 
     def events(self, count: int, **settings: str) -> list[dict[str, Any]]:
         """Run until so many steps were committed, and return their events."""
-        spec = Spec(
+        spec = MemberSpec(
             role="worker",
             elements=int(self.megabytes * 1e6 / 4),
             workers=WORKERS,
@@ -73,7 +73,7 @@ class Cell:
             },
         )
         found: list[dict[str, Any]] = []
-        with Cluster() as cluster:
+        with LocalCluster() as cluster:
             port = cluster.start_coordinator(spec.as_coordinator(), self.network.inside(0))
             for rank in range(WORKERS):
                 worker = spec.as_worker(rank, port, cost=self.step)
@@ -114,7 +114,7 @@ def main() -> int:
         skip(reason)
     report = Report(options.result)
     for rate in options.rate or RATES:
-        with Network(WORKERS, rate * 10**6) as network:
+        with ShapedNetwork(WORKERS, rate * 10**6) as network:
             for step in options.step or STEPS:
                 measure(report, Cell(network, rate, step, options.megabytes), options.rounds)
     table(report)

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from rig.report import Ratio, Report
 
 from trainer.exchange.coordinator.shares import Speed, slowest, split
-from trainer.lab.compare.cluster import Cluster, end_on_terminate
-from trainer.lab.compare.member import Spec
+from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
+from trainer.lab.compare.member import MemberSpec
 
 UNIT = 0.005
 """Seconds a sample of a worker of factor 1."""
@@ -139,7 +139,7 @@ def train(
     mix: Sequence[int], batch: int, steps: int, change_after: int | None = None
 ) -> list[Step]:
     """Run a cluster of one worker a factor and return its steps."""
-    spec = Spec(
+    spec = MemberSpec(
         role="worker",
         elements=ELEMENTS,
         workers=len(mix),
@@ -148,7 +148,7 @@ def train(
         batch=batch,
     )
     done: list[Step] = []
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         port = cluster.start_coordinator(spec.as_coordinator())
         for rank, factor in enumerate(mix):
             cluster.start_worker(spec.as_worker(rank, port, cost=UNIT * factor))

@@ -27,8 +27,8 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.lab.compare.cluster import Cluster, end_on_terminate
-from trainer.lab.compare.member import Spec
+from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
+from trainer.lab.compare.member import MemberSpec
 
 WORKERS = 3
 CHECKPOINT_EVERY = 4
@@ -65,9 +65,9 @@ def measure(
     report: Report, elements: int, codec: str, steps: int, *, shared_memory: bool, late: float
 ) -> None:
     """Run a cluster through all that costs memory and report the peaks."""
-    with tempfile.TemporaryDirectory() as scratch, Cluster(patience=PATIENCE) as cluster:
+    with tempfile.TemporaryDirectory() as scratch, LocalCluster(patience=PATIENCE) as cluster:
         write_certificates(Path(scratch) / "tls", WORKERS, ["127.0.0.1"])
-        spec = Spec(
+        spec = MemberSpec(
             role="worker",
             elements=elements,
             workers=WORKERS,

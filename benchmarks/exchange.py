@@ -35,10 +35,10 @@ from rig.report import Ratio, Report, skip
 from trainer.config.codec import NAMES
 from trainer.exchange.protocol.compression.choice import codecs_for
 from trainer.lab.compare import collective, synthetic
-from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
 from trainer.lab.compare.comparison import run_ranks
-from trainer.lab.compare.member import Spec
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.member import MemberSpec
+from trainer.lab.compare.network import ShapedNetwork, missing
 
 HOSTS = 3
 WORKERS = 3
@@ -77,7 +77,7 @@ def main() -> int:
     codecs: list[str] = options.codec or list(USUAL)
     for rate in options.rate or [200, 1000]:
         with (
-            Network(HOSTS, rate * 10**6) as network,
+            ShapedNetwork(HOSTS, rate * 10**6) as network,
             tempfile.TemporaryDirectory() as scratch,
             busy_loops(os.cpu_count() or 1 if options.busy else 0),
         ):
@@ -102,7 +102,7 @@ class Star:
 
     def __init__(
         self,
-        network: Network,
+        network: ShapedNetwork,
         rate: int,
         megabytes: float,
         codec: str,
@@ -115,7 +115,7 @@ class Star:
         self._codec = codec
         self._hosts = PLACEMENTS[placement]
         self._steps = steps
-        self._spec = Spec(
+        self._spec = MemberSpec(
             role="worker",
             elements=elements_of(megabytes),
             workers=WORKERS,
@@ -142,7 +142,7 @@ class Star:
     def measure(self, report: Report, certificates: Path | None) -> float:
         """Run all steps once, report the ratio, and return the median seconds."""
         spec = replace(self._spec, tls=str(certificates) if certificates else None)
-        with Cluster() as cluster:
+        with LocalCluster() as cluster:
             inside = self._network.inside(0)
             port = cluster.start_coordinator(spec.as_coordinator(), inside)
             for rank, host in enumerate(self._hosts):
@@ -217,7 +217,7 @@ def cpu_a_step(readings: list[float]) -> float:
 
 
 def measure_ring(
-    report: Report, network: Network, rate: int, megabytes: float, codec: str, steps: int
+    report: Report, network: ShapedNetwork, rate: int, megabytes: float, codec: str, steps: int
 ) -> None:
     """Run gloo's ring on all hosts and report its ratio."""
     try:
@@ -226,8 +226,8 @@ def measure_ring(
         print("gloo's ring: skipped: no torch here")
         return
     elements = elements_of(megabytes)
-    with Cluster() as cluster, tempfile.TemporaryDirectory() as results:
-        spec = collective.Spec(
+    with LocalCluster() as cluster, tempfile.TemporaryDirectory() as results:
+        spec = collective.CollectiveSpec(
             kind="gloo",
             world=HOSTS,
             address=f"{network.address(0)}:29611",

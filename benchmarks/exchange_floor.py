@@ -25,7 +25,7 @@ from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
 from trainer.exchange.transport import tls
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.network import ShapedNetwork, missing
 
 PORT = 7777
 PIECE = 256 * 1024
@@ -48,7 +48,10 @@ def main() -> int:
     if reason := missing():
         skip(reason)
     report = Report("exchange_floor")
-    with Network(2, options.rate * 10**6) as network, tempfile.TemporaryDirectory() as scratch:
+    with (
+        ShapedNetwork(2, options.rate * 10**6) as network,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         write_certificates(Path(scratch), 1, [network.address(0)])
         found = {
             way: measure(network, scratch if way == "TLS" else "", options)
@@ -64,7 +67,7 @@ def main() -> int:
     return report.write()
 
 
-def measure(network: Network, folder: str, options: argparse.Namespace) -> dict[str, float]:
+def measure(network: ShapedNetwork, folder: str, options: argparse.Namespace) -> dict[str, float]:
     """Return the processor seconds a GB of both ends."""
     seconds: dict[str, list[float]] = {"receive": [], "send": []}
     for _ in range(options.rounds):

@@ -23,9 +23,9 @@ from exchange import CODECS, USUAL, elements_of, encoded_bytes
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.lab.compare.cluster import Cluster, end_on_terminate
-from trainer.lab.compare.member import Spec
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
+from trainer.lab.compare.member import MemberSpec
+from trainer.lab.compare.network import ShapedNetwork, missing
 
 WARM_UP = 5
 REST = 2
@@ -49,10 +49,13 @@ def main() -> int:
     if reason := missing():
         skip(reason)
     report = Report(options.result)
-    with Network(2, options.rate * 10**6) as network, tempfile.TemporaryDirectory() as scratch:
+    with (
+        ShapedNetwork(2, options.rate * 10**6) as network,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         write_certificates(Path(scratch), 2, [network.address(NEAR), network.address(FAR)])
         for codec in options.codec or list(USUAL):
-            spec = Spec(
+            spec = MemberSpec(
                 role="worker",
                 elements=elements_of(options.megabytes),
                 workers=1,
@@ -87,17 +90,19 @@ def main() -> int:
     return report.write()
 
 
-def due(spec: Spec, codec: str) -> int:
+def due(spec: MemberSpec, codec: str) -> int:
     """Return the bytes of the gradients of all steps that are counted."""
     return (spec.steps - WARM_UP - REST) * encoded_bytes(codec, spec.elements)
 
 
-def traffic(network: Network, spec: Spec, workers: int, *, together: bool) -> tuple[int, int]:
+def traffic(
+    network: ShapedNetwork, spec: MemberSpec, workers: int, *, together: bool
+) -> tuple[int, int]:
     """Return the bytes that the remote host sent and received, of all steps that are counted."""
     settings = spec.settings | {"exchange.sum_on_host": together}
     spec = replace(spec, workers=workers, settings=settings)
     before, done, waiting = (0, 0), 0, set[int]()
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         port = cluster.start_coordinator(spec.as_coordinator(), network.inside(NEAR))
         for rank in range(workers):
             cluster.start_worker(spec.as_worker(rank, port), network.inside(FAR))

@@ -18,8 +18,8 @@ import sys
 from exchange import FREE, REST, WARM_UP, elements_of, span
 from rig.report import Ratio, Report
 
-from trainer.lab.compare.cluster import Cluster, end_on_terminate
-from trainer.lab.compare.member import Spec
+from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
+from trainer.lab.compare.member import MemberSpec
 
 WORKERS = (1, 2, 4, 8, 16)
 TARGET_WORKERS = 16
@@ -46,7 +46,7 @@ def measure(
     report: Report, workers: int, megabytes: float, steps: int, *, shared_memory: bool
 ) -> None:
     """Run one number of workers over one transport and report its MB/s."""
-    spec = Spec(
+    spec = MemberSpec(
         role="worker",
         elements=elements_of(megabytes),
         workers=workers,
@@ -57,7 +57,7 @@ def measure(
         gated=WARM_UP + steps,
         rest=REST,
     )
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         port = cluster.start_coordinator(spec.as_coordinator())
         for rank in range(workers):
             cluster.start_worker(spec.as_worker(rank, port))

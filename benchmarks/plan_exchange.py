@@ -23,11 +23,11 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from trainer.lab.compare.cluster import Cluster, end_on_terminate
-from trainer.lab.compare.member import Spec
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
+from trainer.lab.compare.member import MemberSpec
+from trainer.lab.compare.network import ShapedNetwork, missing
 from trainer.lab.compare.synthetic import BLOCKS
-from trainer.planning.devices import Link
+from trainer.planning.devices import LinkRates
 from trainer.planning.exchange_choice import ExchangeLoad, element_bytes, exposed
 
 WORKERS = 2
@@ -51,7 +51,7 @@ def main() -> int:
     report = Report("plan_exchange")
     for rate in options.rate or [50, 200]:
         with (
-            Network(WORKERS, rate * 10**6) as network,
+            ShapedNetwork(WORKERS, rate * 10**6) as network,
             tempfile.TemporaryDirectory() as scratch,
         ):
             names = [network.address(host) for host in range(WORKERS)]
@@ -72,7 +72,7 @@ def compare(report: Report, bench: Bench, rate: int) -> None:
         elements, cost = elements_of(megabytes), share * wire
         alone = empty + cost
         asked = ExchangeLoad(
-            link=Link(up=goodput, down=goodput), elements=elements, blocks=BLOCKS,
+            link=LinkRates(up=goodput, down=goodput), elements=elements, blocks=BLOCKS,
             step_seconds=alone, total_steps=10**6,
         )  # fmt: skip
         planned = alone + exposed(asked, codec).value
@@ -91,14 +91,14 @@ def compare(report: Report, bench: Bench, rate: int) -> None:
 class Bench:
     """A network of one rate."""
 
-    def __init__(self, network: Network, certificates: Path, steps: int) -> None:
+    def __init__(self, network: ShapedNetwork, certificates: Path, steps: int) -> None:
         self._network = network
         self._certificates = certificates
         self._steps = steps
 
     def step_seconds(self, elements: int, codec: str, cost: float) -> float:
         """Return the median seconds from commit to commit if each worker computes for `cost`."""
-        spec = Spec(
+        spec = MemberSpec(
             role="worker",
             elements=elements,
             workers=WORKERS,
@@ -109,7 +109,7 @@ class Bench:
             settings={"exchange.codec": codec, "exchange.shares": "equal"},
         )
         commits: list[float] = []
-        with Cluster() as cluster:
+        with LocalCluster() as cluster:
             port = cluster.start_coordinator(spec.as_coordinator(), self._network.inside(0))
             for rank in range(WORKERS):
                 worker = spec.as_worker(rank, port, cost)

@@ -23,16 +23,16 @@ from rig.ring_rank import BucketSpec
 
 from trainer.config.topology import FEWEST
 from trainer.lab.compare import collective
-from trainer.lab.compare.cluster import Cluster, end_on_terminate
+from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
 from trainer.lab.compare.comparison import run_ranks
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.network import ShapedNetwork, missing
 
 WARM_UP = 3
 """Steps; DDP rebuilds its buckets after the first."""
 TARGET = 1.05
 TARGET_RATE = 200
-KINDS: dict[str, type[collective.Spec]] = {
-    "one flat buffer": collective.Spec,
+KINDS: dict[str, type[collective.CollectiveSpec]] = {
+    "one flat buffer": collective.CollectiveSpec,
     "DDP's buckets": BucketSpec,
 }
 
@@ -51,18 +51,19 @@ def main() -> int:
     report = Report("ring")
     sizes: list[float] = options.megabytes or [5.3, 23.6]
     for rate in options.rate or [200, 1000]:
-        with Network(options.ranks, rate * 10**6) as network:
+        with ShapedNetwork(options.ranks, rate * 10**6) as network:
             for megabytes, kind in product(sizes, KINDS):
                 measure(report, network, options.ranks, rate, megabytes, kind, options.steps)
     return report.write()
 
 
 def measure(
-    report: Report, network: Network, ranks: int, rate: int, megabytes: float, kind: str, steps: int
-) -> None:
+    report: Report, network: ShapedNetwork, ranks: int, rate: int, megabytes: float, kind: str,
+    steps: int,
+) -> None:  # fmt: skip
     """Sum so many times and report the median's ratio."""
     elements = round(megabytes * 1e6 / 4) // 72 * 72  # whole layers of `synthetic.layout`
-    with Cluster(patience=300.0) as cluster, tempfile.TemporaryDirectory() as results:
+    with LocalCluster(patience=300.0) as cluster, tempfile.TemporaryDirectory() as results:
         spec = KINDS[kind](
             kind="gloo",
             world=ranks,

@@ -25,8 +25,8 @@ from rig.certificates import write_certificates
 from rig.crowd import Crowd, resident
 from rig.report import Ratio, Report, skip
 
-from trainer.lab.compare.cluster import COORDINATOR, Cluster, end_on_terminate
-from trainer.lab.compare.member import Spec
+from trainer.lab.compare.cluster import COORDINATOR, LocalCluster, end_on_terminate
+from trainer.lab.compare.member import MemberSpec
 
 WORKERS = 3
 ELEMENTS = 100_000
@@ -66,7 +66,7 @@ def main() -> int:
     report = Report(options.result)
     alone: list[Spell] = []
     beside: list[Spell] = []
-    with tempfile.TemporaryDirectory() as scratch, Cluster() as cluster:
+    with tempfile.TemporaryDirectory() as scratch, LocalCluster() as cluster:
         port = start(cluster, Path(scratch))
         watch(cluster, Spell(), WARM_UP)
         share = 2 * options.connections // options.parts
@@ -115,10 +115,10 @@ def main() -> int:
     return report.write()
 
 
-def start(cluster: Cluster, scratch: Path) -> int:
+def start(cluster: LocalCluster, scratch: Path) -> int:
     """Start the members and return the coordinator's port."""
     write_certificates(scratch / "tls", WORKERS, ["127.0.0.1"])
-    spec = Spec(
+    spec = MemberSpec(
         role="worker",
         elements=ELEMENTS,
         workers=WORKERS,
@@ -135,7 +135,7 @@ def start(cluster: Cluster, scratch: Path) -> int:
     return port
 
 
-def watch(cluster: Cluster, spell: Spell, seconds: float, crowd: Crowd | None = None) -> Spell:
+def watch(cluster: LocalCluster, spell: Spell, seconds: float, crowd: Crowd | None = None) -> Spell:
     """Measure for `seconds`, or until the crowd has connected."""
     pid = cluster.pid(COORDINATOR)
     end = time.monotonic() + seconds

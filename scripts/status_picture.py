@@ -19,7 +19,7 @@ from rich.console import Console
 from launcher.runs.records.registry import Registry
 from launcher.runs.status import OVER, RunMonitor, find_run
 from launcher.views.live import live_view
-from launcher.views.telemetry import Snapshot, Telemetry
+from launcher.views.telemetry import Telemetry, TelemetrySnapshot
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 80
@@ -53,7 +53,7 @@ def main() -> int:
     return 0
 
 
-def picture(snapshot: Snapshot) -> str:
+def picture(snapshot: TelemetrySnapshot) -> str:
     """Return what a terminal shows as SVG, in the reader's own fonts: none is fetched."""
     console = Console(
         file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, highlight=False

@@ -32,7 +32,7 @@ def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
     from trainer.model.architecture import read_architecture
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.shapes import shape_of
-    from trainer.planning.strategy import FP32, Strategy, Training
+    from trainer.planning.strategy import FP32, Strategy, TrainingSetup
 
     path, found = write_model(folder), dict[str, Any]()
     shape = shape_of(read_architecture(path))
@@ -42,7 +42,9 @@ def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
         parts = MICROBATCHES if stages > 1 else 1
         planned = plan_memory_by_part(
             shape,
-            Training(length=TOKENS, rows=ROWS * tensor * stages // parts // RANKS, precision=FP32),
+            TrainingSetup(
+                length=TOKENS, rows=ROWS * tensor * stages // parts // RANKS, precision=FP32
+            ),
             Strategy(
                 world=RANKS,
                 data="fsdp" if strategy == "fsdp" else "ddp",
@@ -79,7 +81,7 @@ def weigh_group(path: Path) -> dict[str, Any]:
     from trainer.model.layout import build_layout
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.shapes import shape_of
-    from trainer.planning.strategy import FP32, Strategy, Training
+    from trainer.planning.strategy import FP32, Strategy, TrainingSetup
     from trainer.run.distributed.group.part import CopiedPart
     from trainer.run.distributed.group.setup import Setup
 
@@ -96,7 +98,7 @@ def weigh_group(path: Path) -> dict[str, Any]:
             part.train(batch, None, None)
     planned = plan_memory_by_part(
         shape_of(read_architecture(path)),
-        Training(length=TOKENS, rows=each, precision=FP32),
+        TrainingSetup(length=TOKENS, rows=each, precision=FP32),
         Strategy(world=RANKS, data="motley"),
     )
     return {"peak": peak.bytes - before, "plan": planned.total, "parts": planned.bytes()}

@@ -24,7 +24,7 @@ from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.parallelize import ddp
 
 
-class BucketSpec(collective.Spec):
+class BucketSpec(collective.CollectiveSpec):
     """What a rank is told; it runs this file."""
 
     def of_rank(self, rank: int) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.discovery.asking import Found
-from launcher.discovery.links import Link
+from launcher.discovery.links import MeasuredLink
 from launcher.discovery.proposal import Proposal, size_text
 from launcher.discovery.yaml_text import YamlText
 from launcher.errors import ConfigError
@@ -54,7 +54,7 @@ def rewrite(
     path: Path,
     known: Sequence[Host],
     found: Sequence[Found],
-    links: Sequence[Link],
+    links: Sequence[MeasuredLink],
     proposal: Proposal,
 ) -> Written:
     """Return a file with what was found; writes nothing.

@@ -37,7 +37,7 @@ _FAILURES = {
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """The way between two machines. Rates in bit/s, times in s; None: not measured."""
 
     one: str
@@ -76,7 +76,7 @@ def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
     return found
 
 
-def measure(found: Sequence[Found], port: int) -> list[Link]:
+def measure(found: Sequence[Found], port: int) -> list[MeasuredLink]:
     """Return the link of every pair; needs a free TCP port on all machines."""
     if len(found) < 2:
         return []
@@ -84,7 +84,7 @@ def measure(found: Sequence[Found], port: int) -> list[Link]:
     targets = [entry.address for one in found for entry in one.machine.network.addresses]
     asked = {one.name: partial(_routes, one, targets) for one in found}
     routes = at_once(asked, _DEADLINE).found
-    links: dict[tuple[str, str], Link] = {}
+    links: dict[tuple[str, str], MeasuredLink] = {}
     for pairs in rounds([one.name for one in found]):
         tasks = {
             f"{a}\0{b}": partial(_cross, machines[a], machines[b], routes.get(b, {}), port)
@@ -92,7 +92,7 @@ def measure(found: Sequence[Found], port: int) -> list[Link]:
         }
         answers = at_once(tasks, _DEADLINE + 2 * _MARGIN)
         for a, b in pairs:
-            late = Link(a, b, problem=f"no answer within {_DEADLINE + 2 * _MARGIN:.0f} s")
+            late = MeasuredLink(a, b, problem=f"no answer within {_DEADLINE + 2 * _MARGIN:.0f} s")
             links[a, b] = answers.found.get(f"{a}\0{b}", late)
     order = [one.name for one in found]
     return sorted(links.values(), key=lambda link: (order.index(link.one), order.index(link.other)))
@@ -102,9 +102,9 @@ def _routes(one: Found, targets: Sequence[str]) -> dict[str, Route]:
     return routes_of(one.connection.call("routes", {"targets": list(targets)}, _DEADLINE))
 
 
-def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) -> Link:
+def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) -> MeasuredLink:
     """Let one machine listen and the other connect, and return the link."""
-    link = partial(Link, here.name, there.name)
+    link = partial(MeasuredLink, here.name, there.name)
     own = {entry.address for entry in here.machine.network.addresses}
     ways = {target: route for target, route in routes.items() if target in own}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.discovery.links import Link
+from launcher.discovery.links import MeasuredLink
 from launcher.inventory.facts.network import speed
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import student_host, teacher_hosts
@@ -32,7 +32,9 @@ class Proposal:
     student: Role
 
 
-def propose(hosts: Sequence[Host], disks: Mapping[str, int], links: Sequence[Link]) -> Proposal:
+def propose(
+    hosts: Sequence[Host], disks: Mapping[str, int], links: Sequence[MeasuredLink]
+) -> Proposal:
     """Return the roles of surveyed hosts; at least one.
 
     Teacher and student are those that a distillation without roles would choose.
@@ -50,7 +52,7 @@ def propose(hosts: Sequence[Host], disks: Mapping[str, int], links: Sequence[Lin
     )
 
 
-def _coordinator(hosts: Sequence[Host], links: Sequence[Link]) -> Role:
+def _coordinator(hosts: Sequence[Host], links: Sequence[MeasuredLink]) -> Role:
     """Every exchange goes through it: the most hosts reached, by the fastest slowest link."""
     own = {
         host.name: [link for link in links if host.name in (link.one, link.other)] for host in hosts

@@ -17,7 +17,7 @@ from launcher.discovery.candidates import (
     ssh_config_hosts,
 )
 from launcher.discovery.inventory_file import Written, rewrite, save
-from launcher.discovery.links import Link, measure
+from launcher.discovery.links import MeasuredLink, measure
 from launcher.discovery.mdns import Announced, browse
 from launcher.discovery.proposal import Proposal, propose
 from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
@@ -56,7 +56,7 @@ class Discovery:
 
     found: tuple[Found, ...]
     refused: tuple[Refused, ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[MeasuredLink, ...] = ()
     proposal: Proposal | None = None
     written: Written | None = None
     problems: tuple[LauncherError, ...] = ()
@@ -94,7 +94,7 @@ def discover(search: Search) -> Discovery:
     found, refused = _recognised(found, refused, known)
     problems: list[LauncherError] = [PreflightError(line) for line in shared_keys(found)]
     alike = bool(problems)
-    links: list[Link] = []
+    links: list[MeasuredLink] = []
     if search.links and not alike:
         with working("measuring the links"):
             links = measure(found, search.port)

@@ -26,7 +26,7 @@ from launcher.export.job import (
     REQUIREMENTS,
     SETUP,
     TORCH,
-    Job,
+    ExportedJob,
     Rendered,
     setup_script,
 )
@@ -40,7 +40,7 @@ SCHEMA = "motley.export/1"
 RECORD = "export.json"
 INPUTS = "inputs"
 METRICS = "metrics.jsonl"
-Render = Callable[[Job], Rendered]
+Render = Callable[[ExportedJob], Rendered]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def _write(
     saved = inside.checkpoint.model_copy(update={"folder": None})
     budget = inside.budget and inside.budget.model_copy(update={"ledger": None})
     inside = inside.model_copy(update={"checkpoint": saved, "budget": budget})
-    job = Job(
+    job = ExportedJob(
         run_id=run_id, config=inside, target=target, version=facts.version, wheel=facts.path.name
     )
     rendered = render(job)

@@ -26,7 +26,7 @@ GRACE = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ExportedJob:
     """A run as another system starts it, in the folder that holds its files."""
 
     run_id: str
@@ -65,7 +65,7 @@ class Rendered:
     """What to do next, a line each; commands start in the exported folder."""
 
 
-def installs(job: Job) -> tuple[str, ...]:
+def installs(job: ExportedJob) -> tuple[str, ...]:
     """Return the arguments of the calls of pip that install the locked packages and Motley."""
     locked = "install --require-hashes --no-deps --only-binary :all:"
     index = "" if job.target.device else f" --extra-index-url {TORCH_CPU_INDEX}"
@@ -77,7 +77,7 @@ def installs(job: Job) -> tuple[str, ...]:
     )
 
 
-def setup_script(job: Job) -> str:
+def setup_script(job: ExportedJob) -> str:
     """Return the script that makes `.venv` with the locked packages and this Motley."""
     lines = "\n".join(f".venv/bin/python -P -m pip {arguments}" for arguments in installs(job))
     return f"""\

@@ -13,7 +13,15 @@ from typing import Any
 import yaml
 
 from launcher.errors import ConfigError
-from launcher.export.job import GRACE, REQUIREMENTS, RESTARTS, TORCH, Job, Rendered, installs
+from launcher.export.job import (
+    GRACE,
+    REQUIREMENTS,
+    RESTARTS,
+    TORCH,
+    ExportedJob,
+    Rendered,
+    installs,
+)
 from launcher.export.torchrun import PORT, SCRIPT, torchrun_script
 
 OBJECTS, VOLUME, IMAGE = "jobset.yaml", "files.yaml", "Containerfile"
@@ -24,7 +32,7 @@ _LONGEST = 63
 """Characters of a pod's host name (RFC 1123)."""
 
 
-def render_kubernetes(job: Job) -> Rendered:
+def render_kubernetes(job: ExportedJob) -> Rendered:
     """Return the objects and the image's file.
 
     Raises:
@@ -56,7 +64,7 @@ def render_kubernetes(job: Job) -> Rendered:
     return Rendered(files=files, steps=steps)
 
 
-def _jobset(job: Job, name: str, image: str) -> dict[str, Any]:
+def _jobset(job: ExportedJob, name: str, image: str) -> dict[str, Any]:
     target = job.target
     devices: dict[str, Any] = {"cpu": str(target.devices)}
     if target.device is not None:
@@ -136,7 +144,7 @@ def _loader(name: str, image: str) -> dict[str, Any]:
     }
 
 
-def _containerfile(job: Job) -> str:
+def _containerfile(job: ExportedJob) -> str:
     lines = " \\\n    && ".join(f"pip --no-cache-dir {arguments}" for arguments in installs(job))
     return f"""\
 # Motley {job.version} with its locked packages; the run's files are on the volume.
@@ -148,5 +156,5 @@ WORKDIR {_MOUNT}
 """
 
 
-def _text(job: Job, *objects: dict[str, Any]) -> str:
+def _text(job: ExportedJob, *objects: dict[str, Any]) -> str:
     return f"# Run {job.run_id}: {job.target.text}\n" + yaml.safe_dump_all(objects, sort_keys=False)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import ConfigError
-from launcher.export.job import SETUP, Job, Rendered
+from launcher.export.job import SETUP, ExportedJob, Rendered
 from launcher.export.torchrun import SCRIPT, torchrun_script
 
 TASK = "task.yaml"
@@ -22,7 +22,7 @@ _NAMES = {
 """SkyPilot's name of a card, if it is another than ours."""
 
 
-def render_skypilot(job: Job) -> Rendered:
+def render_skypilot(job: ExportedJob) -> Rendered:
     """Return the task, and the script that it runs on each node.
 
     Raises:

@@ -6,12 +6,12 @@ that Slurm queues again, or that is submitted again, resumes.
 
 from __future__ import annotations
 
-from launcher.export.job import CONFIG, GRACE, SETUP, Job, Rendered
+from launcher.export.job import CONFIG, GRACE, SETUP, ExportedJob, Rendered
 
 SCRIPT = "job.sbatch"
 
 
-def render_slurm(job: Job) -> Rendered:
+def render_slurm(job: ExportedJob) -> Rendered:
     """Return the batch script; partition, account and time are sbatch's options."""
     target = job.target
     options = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from launcher.export.job import RESTARTS, SETUP, Job, Rendered
+from launcher.export.job import RESTARTS, SETUP, ExportedJob, Rendered
 
 SCRIPT = "torchrun.sh"
 PORT = 29500
 
 
-def torchrun_script(job: Job, restarts: int = RESTARTS) -> str:
+def torchrun_script(job: ExportedJob, restarts: int = RESTARTS) -> str:
     """Return the script; its arguments are the node's number and the address of node 0."""
     target = job.target
     sizes = shlex.join(
@@ -35,7 +35,7 @@ exec torchrun {sizes} --node-rank "${{1:-0}}" --master-addr "${{2:-127.0.0.1}}" 
 """
 
 
-def render_torchrun(job: Job) -> Rendered:
+def render_torchrun(job: ExportedJob) -> Rendered:
     """Return the script, and what to run on which node."""
     hosts = job.target.hosts
     if job.target.nodes == 1:

@@ -234,7 +234,7 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _ReportedError:
     """An error as `frames.error_frame` describes it."""
 
     kind: str
@@ -247,7 +247,7 @@ class _Failure:
 def to_error(answer: object, host: str) -> Exception:
     """Return the error that an agent reported; one for users names its host."""
     try:
-        failure = receive(_Failure, answer, "error")
+        failure = receive(_ReportedError, answer, "error")
     except ValueError:
         return UnreachableError(f"host {host}: invalid error of its agent")
     kind, text = failure.kind, str(failure.text)

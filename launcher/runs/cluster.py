@@ -22,7 +22,7 @@ from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts, read_spend
 from launcher.runs.doctor import diagnose
-from launcher.runs.down import Ending, tear_down
+from launcher.runs.down import TeardownResult, tear_down
 from launcher.runs.preflight.own_settings import follow_data
 from launcher.runs.records.kept_configs import Start, config_of, differences, start_of
 from launcher.runs.records.registry import Registry
@@ -218,7 +218,7 @@ class Cluster:
         budget = command_budget(hosts, rate, ceiling, currency, os.environ)
         return run_guarded(argv, budget, name, grace)
 
-    def down(self, run_id: str | None, everything: bool) -> list[Ending]:
+    def down(self, run_id: str | None, everything: bool) -> list[TeardownResult]:
         """Stop a run, or all of them; each ending says what may be left of it."""
         registry = self.known(REACH)
         run = None if everything else find_run(registry, run_id)

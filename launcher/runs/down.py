@@ -27,7 +27,7 @@ _SWEEP_DEADLINE = 10.0
 
 
 @dataclass(frozen=True)
-class Ending:
+class TeardownResult:
     """What `tear_down` did."""
 
     run_id: str
@@ -53,7 +53,7 @@ class Ending:
             )
 
 
-def tear_down(run: Run, grace: float = GRACE, why: str = "") -> Ending:
+def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
     """Stop all processes of a run on all hosts at once; if nothing runs, do nothing.
 
     The leader stops first: it finishes its step and saves, and a coordinator ends its workers. An
@@ -79,7 +79,7 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> Ending:
         stopped |= {name for names in ended.found.values() for name in names}
     sweep = partial(_sweep, run)
     swept = ask_hosts(hosts, sweep, REACH + _SWEEP_DEADLINE)
-    return Ending(
+    return TeardownResult(
         run.run_id,
         tuple(process.name for process in run.plan.processes if process.name in stopped),
         tuple(straggler for found in swept.found.values() for straggler in found),

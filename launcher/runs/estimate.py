@@ -21,7 +21,7 @@ from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob, is_file_name
 from trainer.config.run import RunConfig
 from trainer.planning.cost import Cost, Prices, plan_cost
-from trainer.planning.devices import Cluster, Link
+from trainer.planning.devices import ClusterShape, LinkRates
 from trainer.planning.distillation import Scoring, distillation_seconds, scoring_seconds
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategies import Request
@@ -30,7 +30,7 @@ from trainer.planning.strategy import Method, Strategy
 from trainer.system.errors import InputError
 
 T = TypeVar("T")
-_USUAL_LINK = Link(up=125e6, down=125e6)
+_USUAL_LINK = LinkRates(up=125e6, down=125e6)
 """Between hosts of a run without a measured rate: 1 Gbit/s."""
 
 
@@ -67,7 +67,7 @@ def _of_fine_tune(
     left = _left(config, done, work.samples)
     hosts = _at_work(plan)
     rate = slowest_link(hosts)
-    cluster = cluster_of(hosts, Link(up=rate, down=rate) if rate else _USUAL_LINK)
+    cluster = cluster_of(hosts, LinkRates(up=rate, down=rate) if rate else _USUAL_LINK)
     strategy = Strategy(world=cluster.world, data="motley", codec=config.exchange.codec)
     if config.exchange.in_ring:
         strategy = Strategy(world=cluster.world, data="ddp")
@@ -105,8 +105,8 @@ def _of_distillation(
 
 
 def _cost(
-    config: RunConfig, budget: BudgetConfig, shape: ModelShape, cluster: Cluster, tokens: float,
-    strategy: Strategy,
+    config: RunConfig, budget: BudgetConfig, shape: ModelShape, cluster: ClusterShape,
+    tokens: float, strategy: Strategy,
 ) -> Cost | None:  # fmt: skip
     method: Method = "qlora" if config.model.quantization == "nf4" else config.method
     training = config.training
@@ -188,7 +188,7 @@ def _devices(plan: LaunchPlan, process: ProcessPlan) -> list[Device]:
     ]
 
 
-def _seat(plan: LaunchPlan, process: ProcessPlan) -> Cluster:
+def _seat(plan: LaunchPlan, process: ProcessPlan) -> ClusterShape:
     """Return what a process of a distillation computes on, with its part of a shared device."""
     (device,) = _devices(plan, process)
     if device.backend == "cpu":

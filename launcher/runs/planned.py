@@ -19,7 +19,7 @@ from launcher.runs.up import look_around
 from launcher.terminal import working
 from trainer.planning import devices as known
 from trainer.planning.cost import Prices
-from trainer.planning.devices import CORE_FLOPS, PCIE, Cluster, HostGroup, Link
+from trainer.planning.devices import CORE_FLOPS, PCIE, ClusterShape, HostPool, LinkRates
 from trainer.planning.model_config import named_shape, parse_shape, read_shape
 from trainer.planning.shapes import ModelShape
 from trainer.planning.workers import MAIN_MEMORY
@@ -75,7 +75,7 @@ def _from_hub(name: str) -> ModelShape:
     return parse_shape(cast("dict[str, Any]", tree), address, name)
 
 
-def cluster_of(hosts: Sequence[Host], between: Link | None) -> Cluster:
+def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape:
     """Return surveyed hosts as groups of equal ones.
 
     Args:
@@ -90,12 +90,12 @@ def cluster_of(hosts: Sequence[Host], between: Link | None) -> Cluster:
         for device, count in _devices(host, remarks).items():
             counted[count, device] += 1
     groups = tuple(
-        HostGroup(hosts=hosts_of, devices=count, device=device, inside=device.nvlink or PCIE)
+        HostPool(hosts=hosts_of, devices=count, device=device, inside=device.nvlink or PCIE)
         for (count, device), hosts_of in counted.items()
     )
     if not groups:
         raise ConfigError("no host of the inventory has a device to train on")
-    cluster = Cluster(groups=groups, between=between, remarks=tuple(dict.fromkeys(remarks)))
+    cluster = ClusterShape(groups=groups, between=between, remarks=tuple(dict.fromkeys(remarks)))
     try:
         return known.linked(cluster) if len(hosts) > 1 else cluster
     except InputError as error:
@@ -137,7 +137,7 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
     return found
 
 
-def described_cluster(text: str) -> Cluster:
+def described_cluster(text: str) -> ClusterShape:
     """Return the devices of a line such as `8xA100-80G nvlink, 2 hosts, 200gbit`.
 
     Raises:
@@ -149,7 +149,7 @@ def described_cluster(text: str) -> Cluster:
         raise ConfigError(str(error)) from None
 
 
-def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[Cluster, Prices]:
+def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[ClusterShape, Prices]:
     """Return the devices of an inventory's hosts, which are asked, and the hosts' prices.
 
     Without an inventory they are this machine's.
@@ -170,7 +170,7 @@ def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[Cluster
         currency=currency_of(found.hosts, None) or "",
     )
     if between is None and (rate := slowest_link(found.hosts)) is not None:
-        between = Link(up=rate, down=rate)
+        between = LinkRates(up=rate, down=rate)
     return cluster_of(found.hosts, between), prices
 
 

@@ -37,7 +37,7 @@ Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Update:
+class HostUpdate:
     """The change on one host, made or planned."""
 
     host: str
@@ -70,7 +70,7 @@ class Fleet:
 
     def push(
         self, wheel: WheelFacts | None, *, quick: bool, force: bool, dry_run: bool
-    ) -> list[Update]:
+    ) -> list[HostUpdate]:
         """Update every host, or none; with `dry_run` only return what that would change.
 
         Raises:
@@ -98,7 +98,7 @@ class Fleet:
         if not self._hosts:
             raise ConfigError(f"no host has Motley installed; first: {RECIPE}")
 
-    def examine(self, wheel: WheelFacts | None) -> list[Update]:
+    def examine(self, wheel: WheelFacts | None) -> list[HostUpdate]:
         """Copy the wheel to every host and ask what it would change; no wheel: plan a rollback.
 
         Raises:
@@ -113,7 +113,7 @@ class Fleet:
         trees = self._run(wheel, arguments, _CHECK_DEADLINE).require()
         return [_update(name, tree, wheel is None) for name, tree in trees.items()]
 
-    def apply(self, updates: Sequence[Update], wheel: WheelFacts | None, force: bool) -> None:
+    def apply(self, updates: Sequence[HostUpdate], wheel: WheelFacts | None, force: bool) -> None:
         """Install or roll back on every host at once.
 
         Raises:
@@ -155,7 +155,7 @@ class Fleet:
         return ask_hosts(chosen, run, deadline + REACH)
 
 
-def refuse(updates: Sequence[Update], quick: bool, force: bool) -> None:
+def refuse(updates: Sequence[HostUpdate], quick: bool, force: bool) -> None:
     """Raise PreflightError when these updates should not begin now."""
     changing = [update for update in updates if update.before != update.after]
     used = [update for update in changing if update.used_by]
@@ -173,7 +173,7 @@ def refuse(updates: Sequence[Update], quick: bool, force: bool) -> None:
         )
 
 
-def update_tree(update: Update) -> Tree:
+def update_tree(update: HostUpdate) -> Tree:
     """Return an update for programs."""
     return {
         "host": update.host,
@@ -204,7 +204,7 @@ class _Answer:
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _InstallFailure:
     """Why nothing was installed."""
 
     error: str
@@ -238,7 +238,7 @@ class _Job:
         self._connection.remove(log)
         if tree["schema"] == RESULT_SCHEMA:
             return receive(_Answer, tree, "installation")
-        failure = receive(_Failure, tree, "installation")
+        failure = receive(_InstallFailure, tree, "installation")
         kinds = {kind.exit_code: kind for kind in (ConfigError, PreflightError)}
         raise kinds.get(failure.exit_code, LauncherError)(failure.error, failure.details)
 
@@ -296,9 +296,9 @@ def _object(line: str) -> Tree | None:
     return tree
 
 
-def _update(name: str, said: _Answer, back: bool) -> Update:
+def _update(name: str, said: _Answer, back: bool) -> HostUpdate:
     if not back:
-        return Update(name, said.previous, said.version, said.steps, said.used_by)
+        return HostUpdate(name, said.previous, said.version, said.steps, said.used_by)
     if said.previous in (None, said.version):
         raise PreflightError(f"{name}: no previous version to go back to; nothing was changed")
-    return Update(name, said.version, said.previous, (), said.used_by)
+    return HostUpdate(name, said.version, said.previous, (), said.used_by)

@@ -66,7 +66,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Moved:
+class TransferStats:
     """What one transfer did."""
 
     files: int = 0
@@ -77,8 +77,8 @@ class Moved:
     names: tuple[str, ...] = ()
     """Files that were moved, or would be."""
 
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(
+    def __add__(self, other: TransferStats) -> TransferStats:
+        return TransferStats(
             self.files + other.files,
             self.size + other.size,
             self.sent + other.sent,
@@ -93,7 +93,7 @@ def transfer(
     options: Sequence[str],
     report: Report | None = None,
     names: Sequence[str] | None = None,
-) -> Moved:
+) -> TransferStats:
     """Run rsync to its end; `names`, relative to the one source, replace what it would find.
 
     Raises:
@@ -211,12 +211,12 @@ def _pieces(stream: IO[bytes]) -> Iterator[str]:
     yield rest.decode(errors="surrogateescape")
 
 
-def _read_stats(output: str) -> Moved:
+def _read_stats(output: str) -> TransferStats:
     def number(label: str) -> int:
         found = re.search(rf"^{label}: ([\d,]+)", output, re.MULTILINE)
         return int(found[1].replace(",", "")) if found else 0
 
-    return Moved(
+    return TransferStats(
         number("Number of regular files transferred"),
         number("Total transferred file size"),
         number("Total bytes sent") + number("Total bytes received"),

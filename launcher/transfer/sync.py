@@ -23,7 +23,7 @@ from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.runs.records.kept_configs import SHARE
-from launcher.transfer.rsync import Endpoint, Moved, Report, transfer
+from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
 
 Kind = Literal["inputs", "logits", "checkpoints"]
 
@@ -45,7 +45,7 @@ class Synced:
 
     host: str
     folder: str
-    moved: Moved
+    moved: TransferStats
     note: str = ""
     """Why nothing was done, where nothing had to be."""
     complete: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def push_inputs(hosts: Sequence[Host], paths: Sequence[Path], report: Report) ->
 
     def push(host: Host, there: Connection) -> Synced:
         place = find_place(host, there, "inputs")
-        moved = Moved()
+        moved = TransferStats()
         for name, path in names.items():
             if path.is_dir():
                 moved += push_folder(path, place, name, there, report, delete=True)
@@ -105,7 +105,7 @@ def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[Syn
     def push(host: Host, there: Connection) -> Synced:
         place = find_place(host, there, "logits")
         if mounted := there.call("share_source", {"path": place.folder}):
-            return Synced(host.name, place.folder, Moved(), f"has them from {mounted}")
+            return Synced(host.name, place.folder, TransferStats(), f"has them from {mounted}")
         return Synced(host.name, place.folder, push_folder(source, place, "", there, report))
 
     return _everywhere(hosts, push)
@@ -140,7 +140,7 @@ def push_folder(
     there: Connection,
     report: Report,
     delete: bool = False,
-) -> Moved:
+) -> TransferStats:
     """Bring one folder to a place, its vouchers last; `delete`: nothing else stays in it there."""
     sources, target = [f"{source}/"], place.address(f"{name}/" if name else "")
     options = [*place.options, *_COPY, _READABLE]
@@ -202,7 +202,9 @@ def _everywhere(hosts: Sequence[Host], task: Callable[[Host, Connection], Synced
     raise kind(lines[0], lines[1:])
 
 
-def _pull(place: Endpoint, name: str, target: Path, report: Report) -> tuple[Moved, list[str]]:
+def _pull(
+    place: Endpoint, name: str, target: Path, report: Report
+) -> tuple[TransferStats, list[str]]:
     source = place.address(f"{name}/" if name else "")
     fetched = target / _FETCHED
     shutil.rmtree(fetched, ignore_errors=True)
@@ -222,7 +224,7 @@ def _pull(place: Endpoint, name: str, target: Path, report: Report) -> tuple[Mov
             if own.read_bytes() != manifest.read_bytes():
                 own.unlink()  # another one of the same name: it vouches for nothing from now on
     names = [str(folder / file) for folder, m in manifests.items() for file in _sizes(m)]
-    moved = Moved()
+    moved = TransferStats()
     if names:
         moved = transfer(place.host, [source], f"{target}/", place.options, report, sorted(names))
     complete: list[str] = []

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from launcher.discovery.asking import Found
-from launcher.discovery.links import Link
+from launcher.discovery.links import MeasuredLink
 from launcher.discovery.proposal import size_text
 from launcher.discovery.search import Discovery
 from launcher.inventory.facts.network import speed
@@ -69,7 +69,7 @@ def _row(one: Found) -> list[str]:
     ]
 
 
-def _link(link: Link) -> list[str]:
+def _link(link: MeasuredLink) -> list[str]:
     if link.problem:
         return [link.one, link.other, f"none: {link.problem}", "", ""]
     rates = [speed(rate) if rate is not None else "?" for rate in (link.forth, link.back)]

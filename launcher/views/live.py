@@ -17,7 +17,7 @@ from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import shards
 from launcher.views.render import exchanged
 from launcher.views.tables import COLOURS, Column, table
-from launcher.views.telemetry import Snapshot
+from launcher.views.telemetry import TelemetrySnapshot
 
 _HOT = 85.0
 _FULL = 0.95
@@ -39,7 +39,7 @@ _COLUMNS = (
 """Columns after a process's name. A device's readings are shown once, at its first process."""
 
 
-def live_view(snapshot: Snapshot, width: int) -> RenderableType:
+def live_view(snapshot: TelemetrySnapshot, width: int) -> RenderableType:
     """Return one picture, `width` columns wide."""
     view = snapshot.view
     parts: list[RenderableType] = [_title(snapshot), *_progress(snapshot, width), Text("")]
@@ -75,7 +75,7 @@ def curve(values: Sequence[float], width: int) -> str:
     )
 
 
-def _title(snapshot: Snapshot) -> Text:
+def _title(snapshot: TelemetrySnapshot) -> Text:
     view = snapshot.view
     title = Text.assemble(
         (view.run.run_id, "bold"), "  ", (view.outcome, COLOURS.get(view.state, ""))
@@ -89,7 +89,7 @@ def _title(snapshot: Snapshot) -> Text:
     return title
 
 
-def _progress(snapshot: Snapshot, width: int) -> list[RenderableType]:
+def _progress(snapshot: TelemetrySnapshot, width: int) -> list[RenderableType]:
     training: Mapping[str, Any] = snapshot.view.training or {}
     total, step = training.get("total_steps"), training.get("step")
     if not isinstance(total, int) or not isinstance(step, int) or total <= 0:
@@ -136,7 +136,7 @@ def _line(figures: Sequence[str]) -> Text:
     return Text("  ".join(figure for figure in figures if figure))
 
 
-def _workers(snapshot: Snapshot, width: int) -> Table:
+def _workers(snapshot: TelemetrySnapshot, width: int) -> Table:
     view, wide = snapshot.view, width >= _WIDE
     samples = sum(_int(member.get("samples")) for member in view.members)
     ranked = bool(view.run.plan.workers)
@@ -181,7 +181,7 @@ def _state(state: ProcessState, member: Mapping[str, Any]) -> Text:
     return Text(word, COLOURS.get(word, ""))
 
 
-def _device(snapshot: Snapshot, process: ProcessPlan, wide: bool) -> str:
+def _device(snapshot: TelemetrySnapshot, process: ProcessPlan, wide: bool) -> str:
     if process.role == "coordinator":
         return "coordinator"
     if process.backend == "cpu" and not wide:
@@ -206,7 +206,7 @@ def _short(name: str) -> str:
     return name
 
 
-def _gauge(snapshot: Snapshot, process: ProcessPlan) -> Gauge:
+def _gauge(snapshot: TelemetrySnapshot, process: ProcessPlan) -> Gauge:
     gauges = snapshot.gauges.get(process.host, {})
     device = _first(process)
     return gauges.get(device) or gauges.get(device.lower()) or Gauge()

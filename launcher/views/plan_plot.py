@@ -13,7 +13,7 @@ from launcher.errors import ConfigError
 from launcher.files import write_atomically
 from trainer.planning.scaling import Point, scaling
 from trainer.planning.schedules import idle_share, timeline
-from trainer.planning.strategies import Option, Request
+from trainer.planning.strategies import Request, StrategyOption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def check_plot(path: Path) -> None:
     del mpl
 
 
-def plot(path: Path, request: Request, found: Sequence[Option]) -> None:
+def plot(path: Path, request: Request, found: Sequence[StrategyOption]) -> None:
     """Draw a plan; panels without figures are left out.
 
     Raises:
@@ -88,7 +88,7 @@ def plot(path: Path, request: Request, found: Sequence[Option]) -> None:
         raise ConfigError(f"--plot {path}: {error.strerror}") from None
 
 
-def draw(request: Request, found: Sequence[Option]) -> Figure:
+def draw(request: Request, found: Sequence[StrategyOption]) -> Figure:
     """Return the picture of a plan."""
     from matplotlib.figure import Figure
 
@@ -116,7 +116,7 @@ def draw(request: Request, found: Sequence[Option]) -> Figure:
     return figure
 
 
-def _memory(axes: Axes, request: Request, found: Sequence[Option]) -> None:
+def _memory(axes: Axes, request: Request, found: Sequence[StrategyOption]) -> None:
     names = [option.title for option in found]
     left = [0.0] * len(found)
     for part, colour in zip(found[0].memory.bytes(), _COLOURS, strict=True):
@@ -151,7 +151,7 @@ def _curves(speed: Axes, time: Axes, points: dict[str, list[Point]]) -> None:
     speed.legend(loc="upper left")
 
 
-def _pipeline(axes: Axes, option: Option) -> None:
+def _pipeline(axes: Axes, option: StrategyOption) -> None:
     strategy = option.strategy
     made = timeline(strategy.schedule, strategy.stages, strategy.microbatches, strategy.chunks)
     colours = dict(zip(_KINDS, _COLOURS, strict=False))

@@ -11,8 +11,8 @@ from rich.table import Table
 from launcher.views.tables import Column, table
 from trainer.config.topology import FEWEST
 from trainer.planning.decision import Pick
-from trainer.planning.exchange_choice import ExchangeChoice
-from trainer.planning.strategies import ROWS_EACH, Option, Request
+from trainer.planning.exchange_choice import ChosenExchange
+from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption
 
 _GIB = 2**30
 _COLUMNS = (
@@ -50,12 +50,12 @@ def heading(request: Request) -> list[str]:
     return lines + [f"note: {text}" for text in (shape.remark, *request.cluster.remarks) if text]
 
 
-def plan_table(request: Request, options: Sequence[Option], width: int | None) -> Table:
+def plan_table(request: Request, options: Sequence[StrategyOption], width: int | None) -> Table:
     """Return a line for each strategy."""
     return table(_COLUMNS, [_row(request, option) for option in options], width)
 
 
-def _row(request: Request, option: Option) -> list[str]:
+def _row(request: Request, option: StrategyOption) -> list[str]:
     parts = [_gib(size) for size in option.memory.bytes().values()]
     time, cost = option.time, option.cost
     seconds = ["-"] * 4
@@ -78,7 +78,7 @@ def _gib(size: float) -> str:
     return f"{size / _GIB:.1f}"
 
 
-def explanation(option: Option) -> list[str]:
+def explanation(option: StrategyOption) -> list[str]:
     """Return each formula of a strategy with its numbers put in, and its source."""
     training, strategy = option.training, option.strategy
     lines = [
@@ -115,7 +115,7 @@ def explanation(option: Option) -> list[str]:
     return lines
 
 
-def plan_tree(request: Request, options: Sequence[Option], pick: Pick) -> dict[str, Any]:
+def plan_tree(request: Request, options: Sequence[StrategyOption], pick: Pick) -> dict[str, Any]:
     """Return a plan as JSON (`motley.strategies/1`)."""
     return {
         "schema": "motley.strategies/1",
@@ -134,7 +134,7 @@ def plan_tree(request: Request, options: Sequence[Option], pick: Pick) -> dict[s
     }
 
 
-def _option_tree(option: Option) -> dict[str, Any]:
+def _option_tree(option: StrategyOption) -> dict[str, Any]:
     time = option.time
     return {
         "strategy": option.key,
@@ -158,7 +158,7 @@ def _option_tree(option: Option) -> dict[str, Any]:
     }
 
 
-def _choice_tree(choice: ExchangeChoice) -> dict[str, Any]:
+def _choice_tree(choice: ChosenExchange) -> dict[str, Any]:
     return {
         "codec": choice.codec,
         "every": choice.every,

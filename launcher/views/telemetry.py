@@ -31,7 +31,7 @@ Gauges = Mapping[str, Mapping[str, Gauge]]
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class TelemetrySnapshot:
     """What is known at one moment."""
 
     view: RunView
@@ -104,7 +104,7 @@ class Telemetry:
         """Stop looking."""
         self._closed.set()
 
-    def latest(self) -> Snapshot:
+    def latest(self) -> TelemetrySnapshot:
         """Return what is known now, without waiting for a host.
 
         Raises:
@@ -117,7 +117,7 @@ class Telemetry:
         fresh = {
             host: gauges for host, (at, gauges) in dict(self._gauges).items() if now - at < STALE
         }
-        return Snapshot(
+        return TelemetrySnapshot(
             self._view,
             now - self._seen,
             fresh,

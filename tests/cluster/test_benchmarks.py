@@ -19,8 +19,8 @@ BENCHMARKS = ROOT / "benchmarks"
 
 HOLD_A_NETWORK = """
 import time
-from trainer.lab.compare.network import Network
-with Network(2, 10**9) as network:
+from trainer.lab.compare.network import ShapedNetwork
+with ShapedNetwork(2, 10**9) as network:
     print(*network._holders, flush=True)
     time.sleep(600)
 """

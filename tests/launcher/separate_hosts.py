@@ -15,7 +15,7 @@ from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import AGENT, ProcessPipe, state_in
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.network import ShapedNetwork, missing
 
 __all__ = ["SeparateHosts", "missing"]
 
@@ -26,7 +26,7 @@ class SeparateHosts:
     def __init__(self, folder: Path, *names: str, rate: int = 10**9) -> None:
         self._folder = folder
         self._names = names
-        self._network = Network(len(names), rate)
+        self._network = ShapedNetwork(len(names), rate)
         self._stack = ExitStack()
         self._lost: set[str] = set()
         self.connections: dict[str, RemoteConnection] = {}

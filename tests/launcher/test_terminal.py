@@ -28,7 +28,7 @@ from launcher.terminal import visible, visible_lines
 from launcher.views import render
 from launcher.views.live import live_view
 from launcher.views.log_printer import Printer
-from launcher.views.telemetry import Snapshot
+from launcher.views.telemetry import TelemetrySnapshot
 from tests.launcher.keeping import python_process
 
 TITLE = "\x1b]0;owned\x07"
@@ -160,7 +160,7 @@ def test_tables_and_pictures(
     console = render.console()
     console.print(render.status_table(view, 150))
     console.print(render.checks_table([Check(EVIL, EVIL, "fail", EVIL, EVIL)], 150))
-    console.print(live_view(Snapshot(view, 0.0, failures=(failure,)), 150))
+    console.print(live_view(TelemetrySnapshot(view, 0.0, failures=(failure,)), 150))
     console.print(render.runs_table([view], 150))
     render.tell(render.headline(view))
     render.note(f"{EVIL}: is away")

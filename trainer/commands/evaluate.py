@@ -14,7 +14,7 @@ from trainer.config.run import Backend
 
 if TYPE_CHECKING:
     from trainer.checkpoint.trained_model import Trained
-    from trainer.evaluate.scoring import Scores
+    from trainer.evaluate.scoring import EvaluationScores
     from trainer.run.distributed.inference import Ranks
 
 _Path = click.Path(path_type=Path)
@@ -163,7 +163,7 @@ def _score(
     gpu: str,
     threads: int | None,
     ranks: Ranks | None,
-) -> Scores:
+) -> EvaluationScores:
     from trainer.evaluate.scoring import score
 
     def on_open(device: str, reason: str) -> None:
@@ -183,7 +183,7 @@ def _score(
     )
 
 
-def _print(scores: Scores, as_json: bool) -> None:
+def _print(scores: EvaluationScores, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(scores.as_json()))
         return

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.data.chat_template import ConversationError
-from trainer.data.shapes import Message, Sample
+from trainer.data.shapes import ChatMessage, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def check_plain(sample: Sample) -> None:
         )
 
 
-def pieces(messages: tuple[Message, ...], form: ChatFormat) -> Iterator[ChatPiece]:
+def pieces(messages: tuple[ChatMessage, ...], form: ChatFormat) -> Iterator[ChatPiece]:
     """Yield the conversation from its first turn to its last."""
     for message in messages:
         spoken = message.role == "assistant"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data.shapes import Message
+from trainer.data.shapes import ChatMessage
 from trainer.system.errors import InputError
 
 Span = tuple[int, int]
@@ -42,7 +42,7 @@ class ConversationError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RenderedChat:
     """A conversation as text; spans are `begin, end` in characters, in their order."""
 
     text: str
@@ -68,7 +68,9 @@ class ChatTemplate:
         longest = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Layout:
+    def prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
+    ) -> RenderedChat:
         """Return a conversation up to the assistant's next turn; none of it is learned.
 
         Raises:
@@ -77,7 +79,9 @@ class ChatTemplate:
         text = self._render(self._guarded(messages), tools, asking=True)
         return _layout(text, [])
 
-    def lay_out(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Layout:
+    def lay_out(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
+    ) -> RenderedChat:
         """Return a whole conversation.
 
         Raises:
@@ -159,7 +163,7 @@ class ChatTemplate:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConversationError(f"the chat template refuses it: {reason}") from None
 
-    def _guarded(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def _guarded(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         """Return the turns as a template sees them, with marks around forged tokens."""
         return [self._guard(_turn(message)) for message in messages]
 
@@ -205,7 +209,7 @@ def read_chat_template(tokenizer_dir: Path, special: frozenset[str]) -> ChatTemp
     return ChatTemplate(sources, tokens, special)
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _turn(message: ChatMessage) -> dict[str, Any]:
     """Return a turn as a template sees it; nulls are left out, as in transformers."""
     silent = not message.content and "tool_calls" in message.more
     content = {} if silent else {"content": message.content}
@@ -227,12 +231,12 @@ def _marked(turn: dict[str, Any]) -> dict[str, Any]:
     return {**turn, "tool_calls": [*calls, last]}
 
 
-def _layout(rendered: str, learned: list[Span]) -> Layout:
+def _layout(rendered: str, learned: list[Span]) -> RenderedChat:
     """Remove the marks from a rendering; `learned` counts the characters of `rendered`."""
     from trainer.data.template_sandbox import LEARNED, LEARNED_END
 
     if not _RESERVED.search(rendered):
-        return Layout(rendered, learned, [])
+        return RenderedChat(rendered, learned, [])
     begins = {_FORGED: _FORGED_END, LEARNED: LEARNED_END}
     text: list[str] = []
     found: dict[str, list[Span]] = {_FORGED_END: [], LEARNED_END: []}
@@ -248,7 +252,7 @@ def _layout(rendered: str, learned: list[Span]) -> Layout:
             text.append(character)
     where.append(len(text))
     spans = found[LEARNED_END] + [(where[begin], where[end]) for begin, end in learned]
-    return Layout("".join(text), spans, found[_FORGED_END])
+    return RenderedChat("".join(text), spans, found[_FORGED_END])
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from trainer.data.chat import chat_format, check_plain, pieces
-from trainer.data.chat_template import ConversationError, Layout, read_chat_template
-from trainer.data.shapes import Message, Sample
+from trainer.data.chat_template import ConversationError, RenderedChat, read_chat_template
+from trainer.data.shapes import ChatMessage, Sample
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError
 
@@ -137,7 +137,7 @@ class Encoder:
         else:
             check_plain(sample)
 
-    def _tokenise(self, layout: Layout) -> tuple[list[int], list[int]]:
+    def _tokenise(self, layout: RenderedChat) -> tuple[list[int], list[int]]:
         """Return ids and labels of a text as transformers gives them.
 
         If plain text looks like a special token, the text is cut and that part encoded alone.
@@ -184,7 +184,7 @@ class Encoder:
         ends = [self.end]
         if self.template is not None:
             with contextlib.suppress(ConversationError):
-                asked, answered = Message("user", "?"), Message("assistant", "!")
+                asked, answered = ChatMessage("user", "?"), ChatMessage("assistant", "!")
                 _, labels = self.conversation(Sample("", messages=(asked, answered)))
                 special = self.tokenizer.get_added_tokens_decoder()
                 ends += [label for label in labels if label in special]

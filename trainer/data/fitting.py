@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.shapes import Message, Sample
+from trainer.data.shapes import ChatMessage, Sample
 
 _BLANK = "\n\n"
 
@@ -61,10 +61,12 @@ def fit(sample: Sample, count: Callable[[Sample], int], limit: int) -> Sample | 
     return shortened(least) if least < len(steps) else None
 
 
-def _exchanges(messages: tuple[Message, ...]) -> tuple[list[Message], list[list[Message]]]:
+def _exchanges(
+    messages: tuple[ChatMessage, ...],
+) -> tuple[list[ChatMessage], list[list[ChatMessage]]]:
     """Return the system turns at the beginning, and the exchanges after them."""
     first = next((n for n, turn in enumerate(messages) if turn.role != "system"), len(messages))
-    exchanges: list[list[Message]] = []
+    exchanges: list[list[ChatMessage]] = []
     for turn in messages[first:]:
         begins = turn.role == "user" and exchanges and exchanges[-1][-1].role != "user"
         if begins or not exchanges:

@@ -47,7 +47,7 @@ class BadLineError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ChatMessage:
     """One turn of a conversation."""
 
     role: str
@@ -63,7 +63,7 @@ class Sample:
 
     text: str
     label: int | None = None
-    messages: tuple[Message, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
     prompt: str = ""
     """Precedes `text` and is not learned."""
     tools: tuple[dict[str, Any], ...] = ()
@@ -107,7 +107,7 @@ def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) ->
             asked = _text(tree, "instruction")
             if tree.get("input") is not None and (given := _string(tree, "input")).strip():
                 asked = f"{asked}\n\n{given}"
-            turns = Message("user", asked), Message("assistant", _text(tree, "output"))
+            turns = ChatMessage("user", asked), ChatMessage("assistant", _text(tree, "output"))
             return Sample("", messages=turns, line=number)
         case "prompt":
             completion = _text(tree, "completion")
@@ -168,12 +168,12 @@ def _label(tree: dict[str, Any], num_classes: int) -> int:
     return label
 
 
-def _messages(value: Any) -> tuple[Message, ...]:
+def _messages(value: Any) -> tuple[ChatMessage, ...]:
     roles = {role: role for role in ROLES}
     return _turns(value, "messages", "role", "content", roles)
 
 
-def _conversations(value: Any) -> tuple[Message, ...]:
+def _conversations(value: Any) -> tuple[ChatMessage, ...]:
     """Read ShareGPT's turns; some such data has the usual ones."""
     if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
         return _turns(value, "conversations", "role", "content", {role: role for role in ROLES})
@@ -182,10 +182,10 @@ def _conversations(value: Any) -> tuple[Message, ...]:
 
 def _turns(
     value: Any, key: str, speaker: str, said: str, roles: dict[str, str]
-) -> tuple[Message, ...]:
+) -> tuple[ChatMessage, ...]:
     if not isinstance(value, list) or not value:
         raise BadLineError(f"'{key}' must be a non-empty list")
-    messages: list[Message] = []
+    messages: list[ChatMessage] = []
     for index, turn in enumerate(value):
         where = f"'{key}[{index}]'"
         if not isinstance(turn, dict):
@@ -205,7 +205,7 @@ def _turns(
                 f"{where}: {speaker} must be one of {', '.join(roles)}, got {role[:40]!r}"
             )
         more = {key: value for key, value in more.items() if value is not None}
-        messages.append(Message(roles[role], content, more))
+        messages.append(ChatMessage(roles[role], content, more))
     if all(message.role != "assistant" for message in messages):
         raise BadLineError(f"'{key}' has no assistant turn to learn from")
     return tuple(messages)

@@ -25,7 +25,7 @@ _PORTION = 256  # samples between two reports of progress
 
 
 @dataclass(frozen=True)
-class Scores:
+class EvaluationScores:
     """Figures over a whole file; those of other tasks are None."""
 
     task: str
@@ -94,7 +94,7 @@ def score(
     *,
     held_out: bool = False,
     opener: Callable[[Trained], tuple[Evaluator, str]] | None = None,
-) -> Scores:
+) -> EvaluationScores:
     """Evaluate a trained model on a JSON Lines file.
 
     Args:
@@ -135,8 +135,8 @@ def score(
             on_progress(stop, len(samples))
     loss = mean_loss(loss_sum, weight)
     if confusion is None:
-        return Scores(config.task, len(samples), weight, loss, perplexity=_exp(loss))
-    return Scores(
+        return EvaluationScores(config.task, len(samples), weight, loss, perplexity=_exp(loss))
+    return EvaluationScores(
         config.task,
         len(samples),
         weight,

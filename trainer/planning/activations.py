@@ -7,14 +7,14 @@ with fused attention; a GPT as Megatron-LM does, by Korthikanti et al. (arXiv 22
 from __future__ import annotations
 
 from trainer.planning.shapes import ModelShape
-from trainer.planning.strategy import Recompute, Strategy, Training
+from trainer.planning.strategy import Recompute, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
 KORTHIKANTI = "Korthikanti et al., arXiv 2205.05198, equations 1 to 6"
 COUNTED = "Motley's decoder, counted in tests/trainer/planning/test_replica_memory.py"
 
 
-def of_layer(shape: ModelShape, training: Training, strategy: Strategy) -> Term:
+def of_layer(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     """Return the bytes that one layer keeps for a token."""
     if shape.gated:
         return _of_decoder_layer(shape, training, strategy)
@@ -46,7 +46,7 @@ def of_gpt_layer(
     )
 
 
-def _of_decoder_layer(shape: ModelShape, training: Training, strategy: Strategy) -> Term:
+def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     element = training.precision.activation
     keys = shape.queries if training.packed else shape.keys  # with a mask, groups are repeated
     inner = _inner(shape)
@@ -90,7 +90,7 @@ def _of_decoder_layer(shape: ModelShape, training: Training, strategy: Strategy)
     )
 
 
-def norm_bytes(training: Training) -> tuple[int, int]:
+def norm_bytes(training: TrainingSetup) -> tuple[int, int]:
     """Return the bytes for each column of a token that both norms of a layer keep, and their users.
 
     RMSNorm works in fp32 and keeps its input, for a trained weight also the normalised one. Its
@@ -104,7 +104,7 @@ def norm_bytes(training: Training) -> tuple[int, int]:
     return 2 * own, 2 * copies
 
 
-def stream_bytes(training: Training) -> int:
+def stream_bytes(training: TrainingSetup) -> int:
     """Return the bytes of an element of the residual stream: the embedding's format."""
     narrow = training.precision.activation == 2 and training.precision.frozen == 2
     return 2 if narrow and training.method != "full" else 4
@@ -114,7 +114,7 @@ def _inner(shape: ModelShape) -> int:
     return max(shape.inner * shape.active_experts + shape.shared_inner, shape.dense_inner)
 
 
-def of_backward(shape: ModelShape, training: Training, strategy: Strategy) -> Term:
+def of_backward(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     """Return the bytes for a token of gradients that exist while a layer's backward runs.
 
     The most are around the MLP: of the product, its two factors, and the residual stream.
@@ -135,7 +135,7 @@ def of_backward(shape: ModelShape, training: Training, strategy: Strategy) -> Te
     )
 
 
-def of_layer_input(shape: ModelShape, training: Training, strategy: Strategy) -> Term:
+def of_layer_input(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     """Return the bytes of a layer's input for a token: all that full recomputation keeps."""
     element = stream_bytes(training) if shape.gated else 2
     whole = strategy.tensor if strategy.sequence else 1
@@ -150,7 +150,7 @@ def of_layer_input(shape: ModelShape, training: Training, strategy: Strategy) ->
     )
 
 
-def of_head(shape: ModelShape, training: Training) -> Term:
+def of_head(shape: ModelShape, training: TrainingSetup) -> Term:
     """Return the bytes around the final norm for a token, without the logits."""
     norm = 4 if not shape.gated else 8 if training.method == "full" else 4
     mask = training.length if training.packed else 0
@@ -165,7 +165,7 @@ def of_head(shape: ModelShape, training: Training) -> Term:
     )
 
 
-def of_frozen_linears(training: Training, linears: float, layers: int) -> Term:
+def of_frozen_linears(training: TrainingSetup, linears: float, layers: int) -> Term:
     """Return the bytes of frozen weights in the format of the products, kept for backward.
 
     Recomputation has those of one layer at a time.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.config.budget import HostRate
-from trainer.planning.devices import Cluster
+from trainer.planning.devices import ClusterShape
 
 JOULES_OF_KWH = 3.6e6
 
@@ -37,7 +37,7 @@ class Cost:
     """None: no price is given."""
 
 
-def plan_cost(cluster: Cluster, seconds: float, prices: Prices) -> Cost:
+def plan_cost(cluster: ClusterShape, seconds: float, prices: Prices) -> Cost:
     """Return the cost of all devices at their most power; other parts of a host are not counted.
 
     `kWh = watts x hours / 1000`; money is energy and rent together, where their prices are given.

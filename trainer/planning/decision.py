@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainer.planning.exchange_choice import EACH_STEP, LAST, LEAST_ROUNDS
 from trainer.planning.exchange_choice import MOST_EXPOSED as MOST_ADDED
-from trainer.planning.strategies import Option, Request
+from trainer.planning.strategies import Request, StrategyOption
 
 GIB = 2**30
 MOST_EXPOSED = 0.2
@@ -26,9 +26,9 @@ class Facts:
     """What the rules ask about."""
 
     request: Request
-    options: Sequence[Option]
+    options: Sequence[StrategyOption]
 
-    def family(self, leaf: Leaf) -> list[Option]:
+    def family(self, leaf: Leaf) -> list[StrategyOption]:
         """Return the options of a leaf, those that fit before others, the fastest first."""
         found = [option for option in self.options if leaf.has(option)]
         return sorted(found, key=lambda option: (not option.fits, option.seconds))
@@ -40,7 +40,7 @@ class Leaf:
 
     key: str
     text: str
-    has: Callable[[Option], bool]
+    has: Callable[[StrategyOption], bool]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Rule:
 class Pick:
     """The result of the rules."""
 
-    option: Option | None
+    option: StrategyOption | None
     """None: nothing fits."""
     sentence: str
     runner_up: str
@@ -69,7 +69,7 @@ class Pick:
         return self.sentence, self.runner_up
 
 
-def pick(request: Request, options: Sequence[Option]) -> Pick:
+def pick(request: Request, options: Sequence[StrategyOption]) -> Pick:
     """Return what the rules pick, with the number that decided, and the runner-up."""
     facts = Facts(request, options)
     leaf, reason = _walk(ROOT, facts, "")
@@ -94,7 +94,7 @@ def pick(request: Request, options: Sequence[Option]) -> Pick:
     return Pick(chosen, sentence, f"The runner-up is {second.title}: {_against(second, chosen)}.")
 
 
-def _against(second: Option, chosen: Option) -> str:
+def _against(second: StrategyOption, chosen: StrategyOption) -> str:
     memory = f"{_gib(second.memory.total)} GiB instead of {_gib(chosen.memory.total)}"
     if second.time is None or chosen.time is None:
         return memory
@@ -174,7 +174,7 @@ def _rounds_hide(facts: Facts) -> Verdict:
     return False, _exchanged(often, "after each step") + "; no rounds fit the run"
 
 
-def _exchanged(option: Option, when: str) -> str:
+def _exchanged(option: StrategyOption, when: str) -> str:
     assert option.time is not None
     assert option.time.choice is not None
     taken = option.time.choice.taken
@@ -202,11 +202,11 @@ def _as_fast(leaf: Leaf, others: Leaf) -> Callable[[Facts], Verdict]:
     return ask
 
 
-def _plain(option: Option) -> bool:
+def _plain(option: StrategyOption) -> bool:
     return option.strategy.tensor == option.strategy.stages == 1
 
 
-def _own(data: str) -> Callable[[Option], bool]:
+def _own(data: str) -> Callable[[StrategyOption], bool]:
     return lambda option: _plain(option) and option.strategy.data == data and not option.alternative
 
 

@@ -18,7 +18,7 @@ from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture, read_positions
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
-from trainer.planning.workers import Job, Room
+from trainer.planning.workers import Room, RunMemory
 from trainer.system import pci
 from trainer.system.errors import InputError
 
@@ -252,8 +252,8 @@ def _fit(
     layout = build_layout(model_dir, settled)
 
     def is_enough(changes: Mapping[str, Any], least: bool) -> bool:
-        job = Job(model, headers, layout, settled.with_settings(changes))
-        return all(job.fits(room, busy=not least) for room in set(rooms))
+        memory = RunMemory(model, headers, layout, settled.with_settings(changes))
+        return all(memory.fits(room, busy=not least) for room in set(rooms))
 
     own = {"model.dtype": settled.model.dtype, "model.quantization": settled.model.quantization}
     if settled.training.precision == "fp32":

@@ -72,7 +72,7 @@ CORE_FLOPS = 64e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class LinkRates:
     """Between two hosts, in bytes of payload a second.
 
     Raises:
@@ -110,7 +110,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostGroup:
+class HostPool:
     """Equal hosts with equal devices."""
 
     hosts: int
@@ -122,11 +122,11 @@ class HostGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class ClusterShape:
     """All devices of a run."""
 
-    groups: tuple[HostGroup, ...]
-    between: Link | None
+    groups: tuple[HostPool, ...]
+    between: LinkRates | None
     """A host's link to the others; None for one host."""
     remarks: tuple[str, ...] = ()
     """What was guessed."""
@@ -147,7 +147,7 @@ class Cluster:
         return len(self.groups) == 1
 
     @property
-    def smallest(self) -> HostGroup:
+    def smallest(self) -> HostPool:
         """The group with the least memory to a device."""
         return min(self.groups, key=lambda group: group.device.memory)
 
@@ -192,7 +192,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]|gb$", "", words.replace("gb", "g"))
 
 
-def parse_cluster(text: str) -> Cluster:
+def parse_cluster(text: str) -> ClusterShape:
     """Return a cluster such as `8xA100-80G nvlink, 2 hosts, 200gbit`.
 
     `8x` are the devices of each host. Groups of other hosts follow after `;`.
@@ -205,10 +205,12 @@ def parse_cluster(text: str) -> Cluster:
     groups = tuple(
         _parse_group([part for part in group if not _is_of_link(part)], text) for group in parts
     )
-    return linked(Cluster(groups=groups, between=parse_link(", ".join(links)) if links else None))
+    return linked(
+        ClusterShape(groups=groups, between=parse_link(", ".join(links)) if links else None)
+    )
 
 
-def linked(cluster: Cluster) -> Cluster:
+def linked(cluster: ClusterShape) -> ClusterShape:
     """Return a cluster whose hosts can reach each other.
 
     Raises:
@@ -230,7 +232,7 @@ def _is_of_link(part: str) -> bool:
     return any(kind.fullmatch(part) for kind in (_RATE, _TRIP, _SHARED))
 
 
-def parse_link(text: str) -> Link:
+def parse_link(text: str) -> LinkRates:
     """Return a link such as `50mbit, 20ms, half duplex`; of several rates the lowest.
 
     The milliseconds are of a round trip.
@@ -250,10 +252,10 @@ def parse_link(text: str) -> Link:
             rates.append(0.0)
     if not min(rates, default=0.0):
         raise InputError(f"{text!r} is not a rate; write 200gbit, or 50mbit, 20ms, half duplex")
-    return Link(up=min(rates), down=min(rates), half_duplex=shared, round_trip=trip)
+    return LinkRates(up=min(rates), down=min(rates), half_duplex=shared, round_trip=trip)
 
 
-def _parse_group(parts: list[str], text: str) -> HostGroup:
+def _parse_group(parts: list[str], text: str) -> HostPool:
     hosts, found = 1, None
     for part in parts:
         if match := re.fullmatch(
@@ -275,4 +277,4 @@ def _parse_group(parts: list[str], text: str) -> HostGroup:
         if device.nvlink is None:
             raise InputError(f"--cluster: a {device.name} has no NVLink; write pcie")
         inside = device.nvlink
-    return HostGroup(hosts=hosts, devices=int(found[1]), device=device, inside=inside)
+    return HostPool(hosts=hosts, devices=int(found[1]), device=device, inside=inside)

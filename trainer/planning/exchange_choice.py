@@ -4,8 +4,9 @@ Pure arithmetic: the planner asks it before a run, the coordinator during one. A
 remote hosts around it send a gradient up and its average down, a block after the other while
 backward computes the next. `docs/low-bandwidth.md` has the codecs.
 
-    choice = choose(ExchangeLoad(link=Link(up=6.25e6, down=6.25e6), elements=5_898_240, blocks=36,
-                             step_seconds=1.0, total_steps=2000))
+    link = LinkRates(up=6.25e6, down=6.25e6)
+    choice = choose(ExchangeLoad(link=link, elements=5_898_240, blocks=36,
+                                 step_seconds=1.0, total_steps=2000))
     choice.codec, choice.every        # ("topk:0.1", 1)
 """
 
@@ -15,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.planning.devices import Link
+from trainer.planning.devices import LinkRates
 from trainer.planning.term import Term, term
 from trainer.system.errors import InputError
 
@@ -45,7 +46,7 @@ class ExchangeLoad:
         InputError: a size is not positive, or the number of remote hosts is negative.
     """
 
-    link: Link
+    link: LinkRates
     """Of the remote host whose link is slowest."""
     elements: float
     """Of a gradient: the trained parameters."""
@@ -58,7 +59,7 @@ class ExchangeLoad:
     """Hosts beside the coordinator's; one stream comes from each."""
     microbatches: int = 1
     """Of a step; blocks travel during the backward of the last."""
-    coordinator: Link | None = None
+    coordinator: LinkRates | None = None
     """The coordinator's own link, with `up` towards it; None: as fast as `link`."""
     hidden: float | None = None
     """Seconds of an exchange beside backward, where they were measured; None: `OVERLAP` says it."""
@@ -74,7 +75,7 @@ class ExchangeLoad:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ExchangeCandidate:
     """One way to exchange, with what it costs."""
 
     codec: str
@@ -95,13 +96,13 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class ExchangeChoice:
+class ChosenExchange:
     """The candidate that is taken, and all of them."""
 
-    taken: Candidate
+    taken: ExchangeCandidate
     within: bool
     """Whether it adds at most `MOST_EXPOSED`; if none does, the one that adds least is taken."""
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ExchangeCandidate, ...]
 
     @property
     def codec(self) -> str:
@@ -114,7 +115,7 @@ class ExchangeChoice:
         return self.taken.every
 
 
-def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ExchangeChoice:
+def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ChosenExchange:
     """Return the first of bf16, int8, top-k 10 %, rounds and top-k 1 % that a step can hide.
 
     Rounds have as many steps as are needed for that, at most a twentieth of the run. Without a
@@ -124,29 +125,29 @@ def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ExchangeChoice:
         rounds: whether a run may exchange less often than after each step.
     """
     if not exchange.remotes:
-        return first_within(exchange, [Candidate("fp32", 1, exposed(exchange, "fp32"))])
-    found = [Candidate(codec, 1, exposed(exchange, codec)) for codec in (*EACH_STEP, LAST)]
+        return first_within(exchange, [ExchangeCandidate("fp32", 1, exposed(exchange, "fp32"))])
+    found = [ExchangeCandidate(codec, 1, exposed(exchange, codec)) for codec in (*EACH_STEP, LAST)]
     seldom = rounds_of(exchange) if rounds else None
     if seldom is not None:
         found.insert(len(EACH_STEP), seldom)
     return first_within(exchange, found)
 
 
-def first_within(exchange: ExchangeLoad, candidates: Sequence[Candidate]) -> ExchangeChoice:
+def first_within(exchange: ExchangeLoad, candidates: Sequence[ExchangeCandidate]) -> ChosenExchange:
     """Return the first candidate that adds at most 5 % to a step, else the one that adds least."""
     most = MOST_EXPOSED * exchange.step_seconds * (1 + 1e-9)  # H* is made to meet it exactly
     taken = next((one for one in candidates if one.exposed.value <= most), None)
     least = min(candidates, key=lambda one: one.exposed.value)
-    return ExchangeChoice(taken or least, taken is not None, tuple(candidates))
+    return ChosenExchange(taken or least, taken is not None, tuple(candidates))
 
 
-def rounds_of(exchange: ExchangeLoad, codec: str = ROUNDS_CODEC) -> Candidate | None:
+def rounds_of(exchange: ExchangeLoad, codec: str = ROUNDS_CODEC) -> ExchangeCandidate | None:
     """Return rounds of H* steps, or of the most that the run allows; None: it is too short."""
     most = exchange.total_steps // LEAST_ROUNDS
     if most < 1:
         return None
     every = min(hiding_rounds(exchange, codec), most)
-    return Candidate(codec, every, exposed_by_rounds(exchange, every, codec))
+    return ExchangeCandidate(codec, every, exposed_by_rounds(exchange, every, codec))
 
 
 def hiding_rounds(exchange: ExchangeLoad, codec: str = ROUNDS_CODEC) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from trainer.planning import activations
 from trainer.planning.shapes import ModelShape
-from trainer.planning.strategy import Precision, Strategy, Training
+from trainer.planning.strategy import ElementSizes, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
 LOGIT_ELEMENTS = 1 << 25
@@ -26,7 +26,7 @@ OWN = "Motley: trainer/planning/memory.py"
 
 
 @dataclass(frozen=True)
-class Parts:
+class MemoryParts:
     """Terms in bytes on the device that needs most."""
 
     weights: tuple[Term, ...]
@@ -50,7 +50,9 @@ class Parts:
         return [(part.name, found) for part in fields(self) for found in getattr(self, part.name)]
 
 
-def plan_memory_by_part(shape: ModelShape, training: Training, strategy: Strategy) -> Parts:
+def plan_memory_by_part(
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy
+) -> MemoryParts:
     """Return the memory of the device that needs most, in bytes.
 
     In a pipeline that is the first stage, which holds the most micro-batches, or the last, which
@@ -77,7 +79,7 @@ class Held:
         return self.linears + self.rest
 
 
-def held(shape: ModelShape, training: Training, strategy: Strategy, stage: int) -> Held:
+def held(shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int) -> Held:
     """Return what tensor and pipeline parallelism leave to a device of a stage."""
     stages, tensor = strategy.stages, strategy.tensor
     share = math.ceil(shape.layers / stages) / shape.layers
@@ -96,7 +98,7 @@ def held(shape: ModelShape, training: Training, strategy: Strategy, stage: int) 
     return Held(linears, rest, new)
 
 
-def adapter_parameters(shape: ModelShape, training: Training, tensor: int = 1) -> float:
+def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int = 1) -> float:
     """Return the elements of all adapters: `r (in + out)` for each linear.
 
     Under tensor parallelism the side of the sharded axis is divided: B of a column-parallel
@@ -111,7 +113,9 @@ def adapter_parameters(shape: ModelShape, training: Training, tensor: int = 1) -
     return shape.layers * total
 
 
-def _of_stage(shape: ModelShape, training: Training, strategy: Strategy, stage: int) -> Parts:
+def _of_stage(
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int
+) -> MemoryParts:
     kept = held(shape, training, strategy, stage)
     precision = training.precision
     trained = kept.new + (kept.base if training.method == "full" else 0)
@@ -122,7 +126,7 @@ def _of_stage(shape: ModelShape, training: Training, strategy: Strategy, stage: 
     states = strategy.replicas if strategy.data in ("zero1", "zero2", "fsdp") else 1
     is_last = stage == strategy.stages - 1
     worked = _activations(shape, training, strategy, stage)
-    return Parts(
+    return MemoryParts(
         weights=(
             *(() if training.method == "full" else frozen(kept, training, weights)),
             _sharded("trained weights", trained, precision.weight, weights),
@@ -143,8 +147,9 @@ def _sharded(name: str, elements: float, size: float, shards: int) -> Term:
 
 
 def _gradients(
-    kept: Held, training: Training, strategy: Strategy, trained: float, shards: int, freed: float
-) -> tuple[Term, ...]:
+    kept: Held, training: TrainingSetup, strategy: Strategy, trained: float, shards: int,
+    freed: float,
+) -> tuple[Term, ...]:  # fmt: skip
     """Return the gradients, less what they share with activations.
 
     In a step of one micro-batch a layer's gradient comes to be as its activations are freed: the
@@ -165,7 +170,7 @@ def _gradients(
     )  # fmt: skip
 
 
-def frozen(kept: Held, training: Training, shards: int) -> tuple[Term, ...]:
+def frozen(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]:
     """Return the bytes of a base that does not train; NF4 stores its linears.
 
     FSDP shards NF4's codes; the scales are whole everywhere.
@@ -187,7 +192,7 @@ def frozen(kept: Held, training: Training, shards: int) -> tuple[Term, ...]:
 
 
 def optimizer_state(
-    trained: float, training: Training, strategy: Strategy, shards: int
+    trained: float, training: TrainingSetup, strategy: Strategy, shards: int
 ) -> tuple[Term, ...]:
     """Return the optimizer's part: none where the coordinator has it and the device is a card.
 
@@ -210,21 +215,21 @@ def optimizer_state(
 
 
 def state_bytes(
-    parameters: float, stage: int, replicas: int, precision: Precision | None = None
+    parameters: float, stage: int, replicas: int, precision: ElementSizes | None = None
 ) -> float:
     """Return weights, gradients and optimizer state of a full training, in bytes.
 
     Args:
         stage: of ZeRO; 0 is DDP.
     """
-    size = precision or Precision(weight=2, gradient=2, optimizer=12, activation=2)
+    size = precision or ElementSizes(weight=2, gradient=2, optimizer=12, activation=2)
     weights = size.weight / (replicas if stage >= 3 else 1)
     gradients = size.gradient / (replicas if stage >= 2 else 1)
     return parameters * (weights + gradients + size.optimizer / (replicas if stage else 1))
 
 
 def _activations(
-    shape: ModelShape, training: Training, strategy: Strategy, stage: int
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int
 ) -> tuple[Term, ...]:
     layer = activations.of_layer(shape, training, strategy)
     layers = math.ceil(shape.layers / strategy.stages)
@@ -255,14 +260,10 @@ def _activations(
     backward = activations.of_backward(shape, training, strategy)
     found.append(
         term(
-            "gradients of activations",
-            tokens * backward.value,
-            f"tokens * ({backward.formula})",
-            backward.source,
-            tokens=tokens,
-            **backward.numbers,
+            "gradients of activations", tokens * backward.value, f"tokens * ({backward.formula})",
+            backward.source, tokens=tokens, **backward.numbers,
         )
-    )
+    )  # fmt: skip
     if stage == strategy.stages - 1:
         head = activations.of_head(shape, training)
         found.append(
@@ -274,7 +275,7 @@ def _activations(
     return tuple(found)
 
 
-def logit_bytes(shape: ModelShape, training: Training, strategy: Strategy) -> Term:
+def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     """Return the bytes of logits: a GPT's are all held, `4 s b V`; Motley takes them in chunks.
 
     Softmax and gradient take the place of a chunk's logits, but for a teacher's. A fully trained
@@ -301,7 +302,7 @@ def logit_bytes(shape: ModelShape, training: Training, strategy: Strategy) -> Te
 
 
 def _buffers(
-    shape: ModelShape, training: Training, strategy: Strategy, kept: Held, trained: float
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy, kept: Held, trained: float
 ) -> list[Term]:
     precision, found = training.precision, list[Term]()
     if training.method == "lora" and precision.activation < precision.frozen:

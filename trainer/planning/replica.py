@@ -17,7 +17,7 @@ from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import shape_of
-from trainer.planning.strategy import AUTOCAST, FP32, Strategy, Training
+from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
 from trainer.system.errors import InputError
 
 CPU_TOKENS = 1024
@@ -60,11 +60,11 @@ class MemoryPlan:
         return self.fixed + self.per_token * self.sample_tokens
 
 
-def training_of(config: RunConfig, *, accelerator: bool, recompute: bool) -> Training:
+def training_of(config: RunConfig, *, accelerator: bool, recompute: bool) -> TrainingSetup:
     """Return what a run config trains, on one sample at a time."""
     narrow = config.precision_on(accelerator=accelerator) != "fp32"
     frozen = 2 if config.model.dtype == "bfloat16" else 4
-    return Training(
+    return TrainingSetup(
         method="qlora" if config.model.quantization == "nf4" else config.method,
         rank=config.lora.lora_rank,
         targets=config.lora.target_modules,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trainer.planning.decision import DDP, DILOCO, FSDP, MOTLEY, ONE, PIPELINE, TENSOR, Facts
-from trainer.planning.devices import Cluster, HostGroup
-from trainer.planning.strategies import Option, Request, options
-from trainer.planning.strategy import Training
+from trainer.planning.devices import ClusterShape, HostPool
+from trainer.planning.strategies import Request, StrategyOption, options
+from trainer.planning.strategy import TrainingSetup
 from trainer.planning.time import flops_per_token, speed_of
 
 FAMILIES = {
@@ -27,7 +27,7 @@ class Point:
     """The fastest combination of a family on some of the devices."""
 
     devices: int
-    option: Option
+    option: StrategyOption
     speedup: float
     """Tokens a second, as a multiple of what the first device alone computes."""
     hours: float
@@ -55,7 +55,7 @@ def scaling(request: Request) -> dict[str, list[Point]]:
 def _alone(request: Request) -> float | None:
     """Return the seconds that the first device computes for the run; None: its speed is unknown."""
     precision, on_host = request.computes_in
-    training = Training(
+    training = TrainingSetup(
         method=request.method, rank=request.rank, length=request.length,
         precision=precision, on_host=on_host,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def _alone(request: Request) -> float | None:
     return request.tokens * each / (flops * request.efficiency)
 
 
-def parts_of(cluster: Cluster) -> Iterator[Cluster]:
+def parts_of(cluster: ClusterShape) -> Iterator[ClusterShape]:
     """Yield growing parts: of the first host 1, 2, 4 devices and so on, then whole hosts.
 
     Equal hosts are doubled, others added in the order of their groups.
@@ -74,7 +74,7 @@ def parts_of(cluster: Cluster) -> Iterator[Cluster]:
     first = cluster.groups[0]
     size = 1
     while size < first.devices:
-        yield Cluster(groups=(replace(first, hosts=1, devices=size),), between=None)
+        yield ClusterShape(groups=(replace(first, hosts=1, devices=size),), between=None)
         size *= 2
     if cluster.is_equal:
         count = 1
@@ -82,7 +82,7 @@ def parts_of(cluster: Cluster) -> Iterator[Cluster]:
             yield _of_hosts(cluster, (replace(first, hosts=count),))
             count *= 2
     else:
-        groups: list[HostGroup] = []
+        groups: list[HostPool] = []
         for group in cluster.groups[:-1]:
             yield _of_hosts(cluster, (*groups, replace(group, hosts=1)))
             groups.append(group)
@@ -91,6 +91,6 @@ def parts_of(cluster: Cluster) -> Iterator[Cluster]:
     yield cluster
 
 
-def _of_hosts(cluster: Cluster, groups: tuple[HostGroup, ...]) -> Cluster:
+def _of_hosts(cluster: ClusterShape, groups: tuple[HostPool, ...]) -> ClusterShape:
     alone = sum(group.hosts for group in groups) == 1
-    return Cluster(groups=groups, between=None if alone else cluster.between)
+    return ClusterShape(groups=groups, between=None if alone else cluster.between)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from trainer.planning.memory import adapter_parameters
 from trainer.planning.schedules import split_layers, timeline
-from trainer.planning.strategies import Option, Request, plan
+from trainer.planning.strategies import Request, StrategyOption, plan
 from trainer.planning.strategy import Strategy
 from trainer.planning.time import bus_factor
 
@@ -40,7 +40,7 @@ def step_diagram(kind: Kind, request: Request) -> str:
 class _Drawing:
     """The lines of a diagram; all bytes are of one device."""
 
-    def __init__(self, request: Request, option: Option) -> None:
+    def __init__(self, request: Request, option: StrategyOption) -> None:
         self._shape, self._training, self._option = request.shape, option.training, option
         self._world = option.strategy.world
         self._devices = range(self._world)

@@ -8,20 +8,20 @@ from typing import Literal
 
 from trainer.config.training import Precision
 from trainer.planning.cost import NO_PRICES, Cost, Prices, plan_cost
-from trainer.planning.devices import Cluster
-from trainer.planning.memory import Parts, plan_memory_by_part
+from trainer.planning.devices import ClusterShape
+from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.replica import USABLE
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import (
     AUTOCAST,
     FP32,
     SCHEDULES,
+    ElementSizes,
     Method,
     Recompute,
     Strategy,
-    Training,
+    TrainingSetup,
 )
-from trainer.planning.strategy import Precision as Format
 from trainer.planning.time import EFFICIENCY, StepTime, plan_time
 
 ROWS_EACH = 8
@@ -35,7 +35,7 @@ class Request:
     """What is planned."""
 
     shape: ModelShape
-    cluster: Cluster
+    cluster: ClusterShape
     method: Method = "lora"
     rank: int = 16
     length: int = 2048
@@ -48,7 +48,7 @@ class Request:
     efficiency: float = EFFICIENCY
 
     @property
-    def computes_in(self) -> tuple[Format, bool]:
+    def computes_in(self) -> tuple[ElementSizes, bool]:
         """The format of products, and whether a processor computes them."""
         on_host = self.cluster.smallest.device.name.startswith("CPU")
         narrow = not on_host if self.precision == "auto" else self.precision != "fp32"
@@ -61,12 +61,12 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Option:
+class StrategyOption:
     """One combination with its figures."""
 
     strategy: Strategy
-    training: Training
-    memory: Parts
+    training: TrainingSetup
+    memory: MemoryParts
     room: int
     """Bytes of the smallest device that may be used."""
     time: StepTime | None
@@ -99,7 +99,7 @@ class Option:
         return self.time.total if self.time is not None else float("inf")
 
 
-def options(request: Request) -> list[Option]:
+def options(request: Request) -> list[StrategyOption]:
     """Return every combination worth a line."""
     found = [plan(request, strategy, request.method) for strategy in combinations(request)]
     if request.method != "qlora":
@@ -109,7 +109,7 @@ def options(request: Request) -> list[Option]:
     return found
 
 
-def plan(request: Request, strategy: Strategy, method: Method) -> Option:
+def plan(request: Request, strategy: Strategy, method: Method) -> StrategyOption:
     """Return a combination with the micro-batch and recomputation that fit and take least time.
 
     Without any that fits it is the one that needs least memory.
@@ -121,7 +121,7 @@ def plan(request: Request, strategy: Strategy, method: Method) -> Option:
     return min(fitting, key=lambda option: (option.seconds, option.memory.total))
 
 
-def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[Option]:
+def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[StrategyOption]:
     precision, on_host = request.computes_in
     tried = _RECOMPUTE if request.recompute is None else ("full" if request.recompute else "none",)
     each = max(1, request.rows // strategy.replicas)
@@ -132,7 +132,7 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
             for recompute in tried:
                 if recompute == "selective" and request.shape.gated:
                     continue  # fused attention keeps no scores
-                training = Training(
+                training = TrainingSetup(
                     method=method, rank=request.rank, length=request.length, rows=rows,
                     recompute=recompute, precision=precision, on_host=on_host,
                 )  # fmt: skip
@@ -140,7 +140,7 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
         rows *= 2
 
 
-def _option(request: Request, strategy: Strategy, training: Training) -> Option:
+def _option(request: Request, strategy: Strategy, training: TrainingSetup) -> StrategyOption:
     memory = plan_memory_by_part(request.shape, training, strategy)
     time = plan_time(
         request.shape,
@@ -155,7 +155,7 @@ def _option(request: Request, strategy: Strategy, training: Training) -> Option:
         steps = request.tokens / (training.tokens * strategy.microbatches * strategy.replicas)
         cost = plan_cost(request.cluster, steps * time.total, request.prices)
     room = int(request.cluster.smallest.device.memory * USABLE)
-    return Option(
+    return StrategyOption(
         strategy=strategy, training=training, memory=memory, room=room, time=time, cost=cost
     )
 
@@ -194,6 +194,6 @@ def combinations(request: Request) -> list[Strategy]:
     return found
 
 
-def _pipeline_sizes(cluster: Cluster) -> Sequence[int]:
+def _pipeline_sizes(cluster: ClusterShape) -> Sequence[int]:
     """Return numbers of stages: over the hosts, else over the devices of one."""
     return [cluster.hosts] if cluster.hosts > 1 else [cluster.world]

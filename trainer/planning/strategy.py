@@ -81,7 +81,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precision:
+class ElementSizes:
     """Bytes an element."""
 
     weight: int
@@ -96,20 +96,20 @@ class Precision:
     """Of a trained weight's copy in the format of the products, which autocast keeps."""
 
 
-MIXED = Precision(weight=2, gradient=2, optimizer=12, activation=2)
+MIXED = ElementSizes(weight=2, gradient=2, optimizer=12, activation=2)
 """16-bit weights beside fp32 ones: 16 bytes a parameter (arXiv 1910.02054, section 3.1)."""
-MEGATRON = Precision(weight=2, gradient=4, optimizer=12, activation=2)
+MEGATRON = ElementSizes(weight=2, gradient=4, optimizer=12, activation=2)
 """The same with gradients added up in fp32: 18 bytes (Megatron-LM, docs of its optimizer)."""
-AUTOCAST = Precision(weight=4, gradient=4, optimizer=8, activation=2, copies=2)
+AUTOCAST = ElementSizes(weight=4, gradient=4, optimizer=8, activation=2, copies=2)
 """Products in bf16 or fp16, weights that train in fp32: Motley on an accelerator."""
-FP32 = Precision(weight=4, gradient=4, optimizer=8, activation=4, frozen=4)
+FP32 = ElementSizes(weight=4, gradient=4, optimizer=8, activation=4, frozen=4)
 """Products in fp32: Motley on a CPU."""
 
 EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingSetup:
     """What trains, and on how much at once."""
 
     method: Method = "full"
@@ -120,7 +120,7 @@ class Training:
     rows: int = 1
     """Rows of a micro-batch."""
     recompute: Recompute = "none"
-    precision: Precision = AUTOCAST
+    precision: ElementSizes = AUTOCAST
     packed: bool = False
     """Rows hold several samples and have a mask."""
     on_host: bool = False

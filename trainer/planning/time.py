@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from trainer.planning.devices import Cluster, DeviceModel, Link
+from trainer.planning.devices import ClusterShape, DeviceModel, LinkRates
 from trainer.planning.exchange_choice import (
     LEAST_ROUNDS,
-    Candidate,
-    ExchangeChoice,
+    ChosenExchange,
+    ExchangeCandidate,
     ExchangeLoad,
     choose,
     exposed,
@@ -18,7 +18,7 @@ from trainer.planning.exchange_choice import (
 )
 from trainer.planning.memory import adapter_parameters
 from trainer.planning.shapes import ModelShape
-from trainer.planning.strategy import Strategy, Training
+from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
 EFFICIENCY = 0.4
@@ -40,7 +40,7 @@ class StepTime:
     exposed: Term
     """Communication that no computation hides."""
     bubble: Term
-    choice: ExchangeChoice | None = None
+    choice: ChosenExchange | None = None
     """Of the codec, where a star exchanges."""
 
     @property
@@ -53,7 +53,7 @@ class StepTime:
         return [self.compute, self.exposed, self.bubble]
 
 
-def flops_per_token(shape: ModelShape, training: Training) -> Term:
+def flops_per_token(shape: ModelShape, training: TrainingSetup) -> Term:
     """Return the operations of forward and backward for a token.
 
     Forward multiplies each weight once (2 operations) and the scores (`4 s q` a layer); backward
@@ -146,9 +146,9 @@ def training_seconds(parameters: float, tokens: float, devices: int, flops: floa
 
 def plan_time(
     shape: ModelShape,
-    training: Training,
+    training: TrainingSetup,
     strategy: Strategy,
-    cluster: Cluster,
+    cluster: ClusterShape,
     *,
     total_tokens: float,
     efficiency: float = EFFICIENCY,
@@ -190,7 +190,7 @@ def plan_time(
     return StepTime(compute, _exposed(shape, training, strategy, cluster, seconds), bubble)
 
 
-def speed_of(device: DeviceModel, training: Training) -> float | None:
+def speed_of(device: DeviceModel, training: TrainingSetup) -> float | None:
     """Return the peak of a device in the format of a training's products."""
     wide = training.precision.activation == 4
     if training.on_host:
@@ -199,7 +199,7 @@ def speed_of(device: DeviceModel, training: Training) -> float | None:
 
 
 def _star(
-    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster,
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy, cluster: ClusterShape,
     compute: float, steps: int,
 ) -> ExchangeLoad:  # fmt: skip
     trained = shape.parameters
@@ -207,13 +207,13 @@ def _star(
         trained = adapter_parameters(shape, training)
     inside = cluster.groups[0].inside
     return ExchangeLoad(
-        link=cluster.between or Link(up=inside, down=inside),
+        link=cluster.between or LinkRates(up=inside, down=inside),
         elements=trained, blocks=shape.layers, step_seconds=compute, total_steps=steps,
         remotes=cluster.hosts - 1, microbatches=strategy.microbatches,
     )  # fmt: skip
 
 
-def _choice(strategy: Strategy, asked: ExchangeLoad) -> ExchangeChoice:
+def _choice(strategy: Strategy, asked: ExchangeLoad) -> ChosenExchange:
     """Return the codec of an exchange after each step, or the length of rounds."""
     if strategy.data == "diloco":
         rounds = rounds_of(asked) or rounds_of(replace(asked, total_steps=LEAST_ROUNDS))
@@ -221,12 +221,15 @@ def _choice(strategy: Strategy, asked: ExchangeLoad) -> ExchangeChoice:
         return first_within(asked, [rounds])
     if strategy.codec == "auto":
         return choose(asked, rounds=False)
-    return first_within(asked, [Candidate(strategy.codec, 1, exposed(asked, strategy.codec))])
+    return first_within(
+        asked, [ExchangeCandidate(strategy.codec, 1, exposed(asked, strategy.codec))]
+    )
 
 
 def _exposed(
-    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster, compute: float
-) -> Term:
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy, cluster: ClusterShape,
+    compute: float,
+) -> Term:  # fmt: skip
     first = cluster.groups[0]
     inside = first.inside
     between = first.inside if cluster.between is None else cluster.between.down
@@ -259,7 +262,7 @@ def _exposed(
 
 
 def _of_replicas(
-    shape: ModelShape, training: Training, strategy: Strategy,
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy,
     gradient: float, rate: float, hop: float, backward: float, compute: float,
 ) -> tuple[float, float, str]:  # fmt: skip
     """Return seconds of communication between replicas, those that computation hides, a source.

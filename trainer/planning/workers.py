@@ -35,7 +35,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Job:
+class RunMemory:
     """A run as far as memory depends on it; read from headers."""
 
     model: Architecture

@@ -18,7 +18,7 @@ from trainer.config.run import RunConfig
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.planning.budget.guard import Ending
+from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import RESTARTED, BudgetError, StorageError, UnprovedError
 from trainer.system.storage.lease import Lease
@@ -165,7 +165,7 @@ class RunRecorder:
         return self._failure
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> BudgetStop | None:
         """Why the run must stop, to hold its budget."""
         return None if self._budget is None else self._budget.ending
 

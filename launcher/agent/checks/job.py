@@ -28,7 +28,7 @@ from trainer.planning.defaults import Derived, derive, run_work
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
 from trainer.planning.shapes import ModelShape
-from trainer.planning.workers import Backend, Job, Room, coordinator_memory
+from trainer.planning.workers import Backend, Room, RunMemory, coordinator_memory
 from trainer.system.errors import InputError
 
 _MIB = 1 << 20
@@ -268,16 +268,16 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
     try:
         layout = trainer_layout.build_layout(folder, config)
         headers = trainer_layout.read_headers(folder)
-        job = Job(read_architecture(folder), headers, layout, config)
+        memory = RunMemory(read_architecture(folder), headers, layout, config)
     except InputError:
         return Finding("warn", "not planned: the model cannot be read")
     own = [worker for worker in plan.workers if worker.host in hosts]
     on_cpu = sum(len(worker.devices) for worker in own if worker.backend == "cpu")
     for worker in own:
         size, backend = plan.device_memory(worker), cast("Backend", worker.backend)
-        if backend != "cpu" and size is not None and not job.fits(Room(size, backend)):
-            return _too_little(f"{worker.name} on {worker.device}", job.needed(backend), size)
-    main = job.needed("cpu") * on_cpu
+        if backend != "cpu" and size is not None and not memory.fits(Room(size, backend)):
+            return _too_little(f"{worker.name} on {worker.device}", memory.needed(backend), size)
+    main = memory.needed("cpu") * on_cpu
     who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
     if plan.leader.host in hosts:
         ring = plan.leader.role == "worker"

@@ -22,7 +22,7 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Text = Annotated[str, Field(max_length=4096)]
 
 
-class _Member(BaseModel):
+class _ProcessReport(BaseModel):
     """The report on one process."""
 
     model_config = ConfigDict(strict=True)
@@ -36,7 +36,7 @@ class _Member(BaseModel):
     tokens_per_second: float | None = None
 
 
-class _Report(_Member):
+class _Report(_ProcessReport):
     run_id: _Text | None = None
     reason: _Text | None = None
     step: _Count | None = None
@@ -47,7 +47,7 @@ class _Report(_Member):
     codec: _Text | None = None
     round_of: _Count | None = None
     validation: dict[str, Any] | None = None
-    workers: Annotated[list[_Member], Field(max_length=65536)] | None = None
+    workers: Annotated[list[_ProcessReport], Field(max_length=65536)] | None = None
     card: Annotated[list[_Text], Field(max_length=64)] | None = None
     updated: float | None = None
 

@@ -16,7 +16,7 @@ import pytest
 from tests import ROOT
 from tests.launcher.sshd import make_key
 from tests.waiting import wait_for
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.network import ShapedNetwork, missing
 
 PROGRAMS = Path(sys.executable).parent
 MEGABIT = 10**6
@@ -25,7 +25,7 @@ MEGABIT = 10**6
 class Machine:
     """A host on the switch, which can be switched on and off."""
 
-    def __init__(self, network: Network, index: int, folder: Path) -> None:
+    def __init__(self, network: ShapedNetwork, index: int, folder: Path) -> None:
         self.name = f"m{index}"
         self.address = network.address(index)
         self.folder = folder
@@ -105,7 +105,7 @@ class Lan:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stack = ExitStack()
-        self._network = Network(4, 200 * MEGABIT)
+        self._network = ShapedNetwork(4, 200 * MEGABIT)
         self.machines: list[Machine] = []
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from launcher.discovery.links import Link, rounds
+from launcher.discovery.links import MeasuredLink, rounds
 from launcher.discovery.proposal import propose, size_text
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
@@ -18,9 +18,9 @@ LAMBDA = Host(name="lambda", memory=64 * GIB, cores=32, devices=(CARD,))
 LAPTOP = Host(name="laptop", memory=16 * GIB, cores=8, devices=(Device("cpu", "cpu"),))
 
 
-def link(one: str, other: str, megabits: float | None, problem: str = "") -> Link:
+def link(one: str, other: str, megabits: float | None, problem: str = "") -> MeasuredLink:
     rate = None if megabits is None else megabits * 1e6
-    return Link(one, other, rate, rate, 1e-3, problem)
+    return MeasuredLink(one, other, rate, rate, 1e-3, problem)
 
 
 def test_the_reference_cluster() -> None:

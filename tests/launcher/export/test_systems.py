@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from launcher.errors import ConfigError
-from launcher.export.job import Job, setup_script
+from launcher.export.job import ExportedJob, setup_script
 from launcher.export.kubernetes import render_kubernetes
 from launcher.export.skypilot import render_skypilot
 from launcher.export.slurm import render_slurm
@@ -30,11 +30,11 @@ PUBLISHED = Path(__file__).with_name("jobset-v0.12.0.json")
 RENDERERS = (render_torchrun, render_slurm, render_skypilot, render_kubernetes)
 
 
-def job(target: str = "2 nodes x 8 H100", settings: dict[str, Any] | None = None) -> Job:
+def job(target: str = "2 nodes x 8 H100", settings: dict[str, Any] | None = None) -> ExportedJob:
     tree = {"task": "causal-lm", "model": {"path": "inputs/model"},
             "data": {"train": "inputs/train.jsonl"}}  # fmt: skip
     config = RunConfig.model_validate(tree).with_settings(settings or {})
-    return Job(
+    return ExportedJob(
         run_id="run-20261123-011508-707a", config=config, target=parse_target(target),
         version="0.1.0", wheel="motley-0.1.0-py3-none-any.whl",
     )  # fmt: skip

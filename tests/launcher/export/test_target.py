@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.export.job import Job
+from launcher.export.job import ExportedJob
 from launcher.export.target import check_strategy, parse_target, target_of
 from launcher.export.torchrun import render_torchrun
 from launcher.inventory.facts.devices import Backend, Device
@@ -42,7 +42,7 @@ def test_equal_hosts_are_a_target_and_each_gets_its_command() -> None:
     hosts = [host("one", CARD, CARD, address="10.0.0.1"), host("two; reboot", CARD, CARD)]
     target = target_of(hosts)
     assert (target.nodes, target.devices, target.world, target.backend) == (2, 2, 4, "cuda")
-    job = Job(run_id="run", config=config(), target=target, version="1", wheel="w.whl")
+    job = ExportedJob(run_id="run", config=config(), target=target, version="1", wheel="w.whl")
     rendered = render_torchrun(job)
     assert rendered.steps[2:] == (
         "on one: sh torchrun.sh 0 10.0.0.1",

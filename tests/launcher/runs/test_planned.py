@@ -6,11 +6,11 @@ from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.runs.planned import cluster_of
-from trainer.planning.devices import Link
+from trainer.planning.devices import LinkRates
 
 CARD = Device("cuda", "GPU-1", "NVIDIA GeForce RTX 4090", 24 << 30)
 CPU = Device("cpu", "cpu", threads=4)
-GIGABIT = Link(up=125e6, down=125e6)
+GIGABIT = LinkRates(up=125e6, down=125e6)
 
 
 def test_equal_hosts_are_one_group_and_others_are_not() -> None:

@@ -17,7 +17,7 @@ from launcher.installation import install
 from launcher.installation.environments import WheelFacts, read_wheel
 from launcher.installation.versions import Installation
 from launcher.inventory.hosts import Host
-from launcher.transfer.push import Fleet, Update, refuse, root_of
+from launcher.transfer.push import Fleet, HostUpdate, refuse, root_of
 from tests import ROOT
 from tests.launcher.handmade import lock_of, make_wheel
 from tests.waiting import wait_for
@@ -240,5 +240,5 @@ def test_where_an_installation_lies(python: str, root: str | None) -> None:
 
 def test_a_line_for_people() -> None:
     steps = ("make environment 1 (minutes)", "install 2", "switch from 1")
-    assert Update("a", "1", "2", steps, ()).line == "a: 1 -> 2, with a new environment"
-    assert Update("a", None, "2", (), ()).line == "a: nothing -> 2"
+    assert HostUpdate("a", "1", "2", steps, ()).line == "a: 1 -> 2, with a new environment"
+    assert HostUpdate("a", None, "2", (), ()).line == "a: nothing -> 2"

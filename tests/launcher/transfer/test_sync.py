@@ -213,7 +213,7 @@ def test_another_checkpoint_of_the_same_name_replaces_the_old_one(
     os.utime(there / "model.safetensors", (1, 1))
     transfer = sync.transfer
 
-    def break_off(*arguments: object, **settings: object) -> rsync.Moved:
+    def break_off(*arguments: object, **settings: object) -> rsync.TransferStats:
         if len(arguments) > 5:  # the one that brings the files
             raise UnreachableError("the link is cut")
         return transfer(*arguments, **settings)  # pyright: ignore

@@ -23,7 +23,7 @@ from launcher.runs.status import RunMonitor, RunView
 from launcher.views import render, telemetry
 from launcher.views.live import curve, live_view
 from launcher.views.render import progress
-from launcher.views.telemetry import Snapshot, StepRate, Telemetry
+from launcher.views.telemetry import StepRate, Telemetry, TelemetrySnapshot
 from tests.launcher.keeping import python_process
 from tests.waiting import wait_for
 
@@ -69,18 +69,18 @@ TRAINING: dict[str, Any] = {
 }
 
 
-def snapshot(run: Run, **changes: Any) -> Snapshot:
+def snapshot(run: Run, **changes: Any) -> TelemetrySnapshot:
     states = {p.name: ProcessState(state="running", attempt=1) for p in run.plan.processes}
     view = RunView(run, "running", None, states, TRAINING)
     gauges = {
         "intel": {"cpu": Gauge(3 * GIB, 8 * GIB, 51.0)},
         run.hosts[1].name: {UUID: Gauge(24 * GIB, 24 * GIB, 91.0, 98)},
     }
-    made = Snapshot(view, 0.2, gauges, (3.0, 2.0, 1.2), left=185.0)
+    made = TelemetrySnapshot(view, 0.2, gauges, (3.0, 2.0, 1.2), left=185.0)
     return replace(made, **changes)
 
 
-def drawn(picture: Snapshot, width: int) -> list[str]:
+def drawn(picture: TelemetrySnapshot, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
     console.print(live_view(picture, width))
     assert isinstance(console.file, io.StringIO)
@@ -173,7 +173,7 @@ def test_who_is_away_is_marked(run: Run) -> None:
 def test_before_anything_is_known(run: Run) -> None:
     states = {p.name: ProcessState(state="absent") for p in run.plan.processes}
     view = RunView(run, "starting", "waiting", states, None)
-    text = "\n".join(drawn(Snapshot(view, 0.0), 80))
+    text = "\n".join(drawn(TelemetrySnapshot(view, 0.0), 80))
     assert "starting" in text
     assert "step" not in text
 

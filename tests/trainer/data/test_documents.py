@@ -11,7 +11,7 @@ import pytest
 
 from trainer.data.documents import Documents
 from trainer.data.samples import DataError
-from trainer.data.shapes import Message
+from trainer.data.shapes import ChatMessage
 from trainer.system.errors import InputError
 
 
@@ -54,7 +54,7 @@ def test_lines_are_documents(tmp_path: Path) -> None:
     documents = Documents([write(tmp_path / "first.txt", "first"), path])
     assert len(documents) == 4
     assert [documents[index].text for index in (3, 1, 0)] == ["i", "ü", "first"]
-    assert documents[2].messages == (Message("user", "q"), Message("assistant", "a"))
+    assert documents[2].messages == (ChatMessage("user", "q"), ChatMessage("assistant", "a"))
     assert documents.source(2) == f"{path}:3"
     with pytest.raises(IndexError, match="document 4 of 4"):
         documents[4]

@@ -14,13 +14,13 @@ from tests.trainer.data.test_tokens import byte_tokenizer, write
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_within, fit
 from trainer.data.samples import read_file
-from trainer.data.shapes import Message, Sample
+from trainer.data.shapes import ChatMessage, Sample
 from trainer.data.survey import survey
 from trainer.data.tokens import load_dataset
 
 
 def said(*turns: tuple[str, str]) -> Sample:
-    return Sample("", messages=tuple(Message(role, text) for role, text in turns))
+    return Sample("", messages=tuple(ChatMessage(role, text) for role, text in turns))
 
 
 def texts(sample: Sample | None) -> list[str]:

@@ -5,7 +5,7 @@ from blake3 import blake3
 
 from trainer.data import samples
 from trainer.data.samples import DataError, read_file, read_samples
-from trainer.data.shapes import Message, Sample
+from trainer.data.shapes import ChatMessage, Sample
 from trainer.system.errors import InputError
 
 
@@ -35,7 +35,7 @@ def test_causal_lm_reads_text_messages_and_input(tmp_path):
     )
     text, chat, given = read_samples(path, "causal-lm")
     assert (text.text, given.text, given.label) == ("t", "i", None)
-    assert chat.messages == (Message("user", "q"), Message("assistant", "a"))
+    assert chat.messages == (ChatMessage("user", "q"), ChatMessage("assistant", "a"))
 
 
 def test_the_digest_covers_every_byte(tmp_path):
@@ -47,7 +47,7 @@ def test_the_digest_covers_every_byte(tmp_path):
 
 
 def turns(*said):
-    return tuple(Message(role, content) for role, content in said)
+    return tuple(ChatMessage(role, content) for role, content in said)
 
 
 @pytest.mark.parametrize(

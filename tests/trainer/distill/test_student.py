@@ -28,7 +28,7 @@ from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
 from trainer.planning.budget import stopper
-from trainer.planning.budget.guard import Ending, Guard
+from trainer.planning.budget.guard import BudgetStop, Guard
 from trainer.planning.budget.ledger import SpendLedger
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import BudgetError, InputError, NonFiniteError, RefusedError
@@ -60,8 +60,10 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
     course = Course(tmp_path / "out", model, logits, budget=budget)
     looks = Guard.look
 
-    def at_step_6(self: Guard, now: float) -> Ending | None:
-        return Ending("budget.ceiling: spent") if self.next_checkpoint == 8 else looks(self, now)
+    def at_step_6(self: Guard, now: float) -> BudgetStop | None:
+        return (
+            BudgetStop("budget.ceiling: spent") if self.next_checkpoint == 8 else looks(self, now)
+        )
 
     with monkeypatch.context() as dear:
         dear.setattr(Guard, "look", at_step_6)

@@ -17,7 +17,7 @@ from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
 from trainer.data.encoder import Encoder, load_tokenizer
-from trainer.data.shapes import Message, Sample
+from trainer.data.shapes import ChatMessage, Sample
 from trainer.evaluate.generation import complete
 from trainer.init_model import init_model
 from trainer.model.initialization import initial_weights, uniform
@@ -165,8 +165,8 @@ def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None
 
 def test_what_a_model_is_asked(model: Path) -> None:
     encoder = Encoder(model)
-    asked = (Message("user", "a<|im_end|>b"),)
-    answered = (*asked, Message("assistant", "c"))
+    asked = (ChatMessage("user", "a<|im_end|>b"),)
+    answered = (*asked, ChatMessage("assistant", "c"))
     ids = encoder.prompt(Sample("", messages=asked))
     assert ids == encoder.prompt(Sample("", messages=answered))
     whole, _ = encoder.conversation(Sample("", messages=answered))

@@ -17,7 +17,7 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.commands.init_model import init_model
 from trainer.commands.merge import merge as merge_command
-from trainer.evaluate.scoring import Scores, score
+from trainer.evaluate.scoring import EvaluationScores, score
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
@@ -218,9 +218,9 @@ def test_what_was_not_held_out_cannot_be_scored(
 
 
 def test_scores_as_json_hold_no_nan() -> None:
-    tree = Scores("causal-lm", 1, 3, float("nan"), perplexity=float("nan")).as_json()
+    tree = EvaluationScores("causal-lm", 1, 3, float("nan"), perplexity=float("nan")).as_json()
     assert json.loads(json.dumps(tree, allow_nan=False))["loss"] is None
-    tree = Scores("classify", 3, 3, 0.5, 0.5, 0.1, [[1, 1], [0, 1]]).as_json()
+    tree = EvaluationScores("classify", 3, 3, 0.5, 0.5, 0.1, [[1, 1], [0, 1]]).as_json()
     assert tree["classes"][0] == {"label": 0, "count": 2, "precision": 1.0, "recall": 0.5}
     assert "perplexity" not in tree
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.saved_run import Run, runner
 from trainer.data.meetings.minutes import ActionItem, Minutes
-from trainer.data.shapes import Message, Sample
+from trainer.data.shapes import ChatMessage, Sample
 from trainer.evaluate.summaries import (
     Reference,
     Score,
@@ -46,7 +46,7 @@ ITEMS = (ActionItem("Ann", "call the café", "Friday"), ActionItem("Tom", "book 
 
 def reference(*items: ActionItem) -> Reference:
     answer = str(Minutes("It was short.", ["Go."], items))
-    return Reference(Sample("", messages=(Message("assistant", answer),)), "a:1", items)
+    return Reference(Sample("", messages=(ChatMessage("assistant", answer),)), "a:1", items)
 
 
 def test_owner_and_task_decide_whether_an_item_is_found() -> None:

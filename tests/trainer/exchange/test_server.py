@@ -20,7 +20,7 @@ from tests.trainer.exchange.serving import (
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.transport import server
 from trainer.optimizer.adamw import AdamW
-from trainer.planning.budget.guard import Ending
+from trainer.planning.budget.guard import BudgetStop
 
 
 def broken(*_: Any, **__: Any) -> NoReturn:
@@ -98,7 +98,7 @@ def test_a_budget_ends_a_run_that_waits_for_workers() -> None:
     class Poor(RememberingKeeper):
         def __init__(self) -> None:
             super().__init__()
-            self.ending = Ending("budget.ceiling: all is spent")
+            self.ending = BudgetStop("budget.ceiling: all is spent")
 
     code, keeper = serve(machine, keeper=Poor())
     assert (code, keeper.end) == (9, (9, "budget.ceiling: all is spent"))

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from trainer.planning.cost import Prices, plan_cost
-from trainer.planning.devices import GIB, Link, find_device, parse_cluster, parse_link
+from trainer.planning.devices import GIB, LinkRates, find_device, parse_cluster, parse_link
 from trainer.system.errors import InputError
 
 
 def test_a_cluster_in_one_line() -> None:
     cluster = parse_cluster("8xA100-80G nvlink, 2 hosts, 200gbit")
     assert (cluster.world, cluster.hosts, cluster.is_equal) == (16, 2, True)
-    assert cluster.between == Link(up=25e9, down=25e9)
+    assert cluster.between == LinkRates(up=25e9, down=25e9)
     assert cluster.groups[0].inside == 300e9
     assert cluster.text == "2 x 8 A100-80G, 200 Gbit/s between hosts"
     mixed = parse_cluster("1xRTX3090; 2xRTX4090, 1gbit")
@@ -20,7 +20,7 @@ def test_a_cluster_in_one_line() -> None:
 
 def test_a_slow_link_in_words() -> None:
     cluster = parse_cluster("1xRTX3090; 1xRTX4090, 50mbit, 20ms, half duplex")
-    assert cluster.between == Link(up=6.25e6, down=6.25e6, half_duplex=True, round_trip=0.02)
+    assert cluster.between == LinkRates(up=6.25e6, down=6.25e6, half_duplex=True, round_trip=0.02)
     assert cluster.text.endswith(", 0.05 Gbit/s, 20 ms, half duplex between hosts")
     assert parse_cluster("2xT4, 1gbit; 1xL4, 100mbit").between == parse_link("100mbit")
 

@@ -9,13 +9,13 @@ import pytest
 
 from tests.trainer.exchange.protocol.compression.layouts import one_block
 from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.planning.devices import LinkRates
 from trainer.planning.exchange_choice import (
     EACH_STEP,
     LAST,
     MOST_EXPOSED,
     ROUNDS_CODEC,
     ExchangeLoad,
-    Link,
     choose,
     element_bytes,
     exposed,
@@ -31,7 +31,7 @@ MEGABYTES = (118, 23.6, 6.25, 1.25)
 
 
 def exchange_of(rate: float, step: float, total_steps: int = 100_000, **more: Any) -> ExchangeLoad:
-    link = Link(up=rate * 1e6, down=rate * 1e6, half_duplex=rate == 6.25)
+    link = LinkRates(up=rate * 1e6, down=rate * 1e6, half_duplex=rate == 6.25)
     asked = ExchangeLoad(
         link=link, elements=ADAPTER, blocks=36, step_seconds=step, total_steps=total_steps
     )
@@ -116,7 +116,7 @@ def test_where_nothing_is_hidden_the_least_is_taken_and_said_so() -> None:
 def test_the_centre_carries_every_remote_host() -> None:
     one, three = (exposed(exchange_of(23.6, 0.2, remotes=n), "fp32").value for n in (1, 3))
     assert three - one == pytest.approx(2 * 23.6 / 23.6)
-    fast = Link(up=1e9, down=1e9)
+    fast = LinkRates(up=1e9, down=1e9)
     wide = exchange_of(23.6, 0.2, remotes=3, coordinator=fast)
     assert exposed(wide, "fp32").value == pytest.approx(one)
 
@@ -127,7 +127,7 @@ def test_workers_beside_the_coordinator_cost_nothing() -> None:
 
 
 def test_an_uplink_that_is_slower_than_the_downlink() -> None:
-    slow = Link(up=1.25e6, down=25e6)
+    slow = LinkRates(up=1.25e6, down=25e6)
     asked = replace(exchange_of(118, 1.0), link=slow)
     assert exposed(asked, "fp32").value == pytest.approx(23.6 / 1.25 - 0.5)
     shared = replace(asked, link=replace(slow, half_duplex=True))
@@ -135,7 +135,7 @@ def test_an_uplink_that_is_slower_than_the_downlink() -> None:
 
 
 def test_the_round_trip_is_paid_in_each_step_and_once_a_round() -> None:
-    far = replace(exchange_of(118, 1.0), link=Link(up=118e6, down=118e6, round_trip=0.2))
+    far = replace(exchange_of(118, 1.0), link=LinkRates(up=118e6, down=118e6, round_trip=0.2))
     assert exposed(far, "bf16").value == pytest.approx(0.2 + 0.0056, abs=1e-4)
     choice = choose(far)
     assert (choice.codec, choice.every) == (ROUNDS_CODEC, 5)
@@ -172,7 +172,7 @@ def test_impossible_figures_are_refused() -> None:
     for wrong in links:
         figures: dict[str, Any] = {"up": 1.0, "down": 1.0, **wrong}
         with pytest.raises(InputError, match="a link needs positive rates"):
-            Link(**figures)
+            LinkRates(**figures)
     sizes: list[dict[str, Any]] = [
         {"elements": 0}, {"step_seconds": 0.0}, {"total_steps": 0}, {"remotes": -1},
     ]  # fmt: skip

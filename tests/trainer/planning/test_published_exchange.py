@@ -11,7 +11,7 @@ from trainer.exchange.protocol.compression.powersgd import PowerSGD
 from trainer.exchange.protocol.compression.topk import TopK
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import NAMED
-from trainer.planning.strategy import MIXED, Strategy, Training
+from trainer.planning.strategy import MIXED, Strategy, TrainingSetup
 
 GIB, MIB = 2**30, 2**20
 
@@ -81,7 +81,7 @@ def test_deepspeed_estimator_of_an_offloaded_model() -> None:
     estimated = 4 * shape.table_parameters
     assert estimated / GIB == pytest.approx(0.49, rel=0.01)
     assert (14_678 * MIB / estimated, 21_272 * MIB / estimated) == pytest.approx((29, 43), rel=0.02)
-    training = Training(method="full", precision=MIXED, rows=1, length=2048)
+    training = TrainingSetup(method="full", precision=MIXED, rows=1, length=2048)
     size = plan_memory_by_part(shape, training, Strategy(world=4, data="fsdp")).bytes()
     beside = size["activations"] + size["logits"] + size["buffers"]
     assert 14_678 * MIB < beside < 21_272 * MIB

@@ -17,7 +17,7 @@ from trainer.planning.memory import (
     state_bytes,
 )
 from trainer.planning.shapes import NAMED
-from trainer.planning.strategy import MIXED, SCHEDULES, Precision, Strategy, Training
+from trainer.planning.strategy import MIXED, SCHEDULES, ElementSizes, Strategy, TrainingSetup
 from trainer.system.errors import InputError
 
 GB, GIB = 1e9, 2**30
@@ -65,7 +65,7 @@ def test_deepspeed_estimator() -> None:
     """
     page, code = (4, 16), (2, 18)
     for (whole, sharded), published in ((page, 15.93), (code, 11.28)):
-        size = Precision(weight=whole, gradient=0, optimizer=sharded, activation=2)
+        size = ElementSizes(weight=whole, gradient=0, optimizer=sharded, activation=2)
         assert state_bytes(2851e6, 2, 8, size) / GIB == pytest.approx(published, rel=EXACT)
     assert pytest.approx(5.31, rel=EXACT) == 2 * 2851e6 / GIB
 
@@ -128,7 +128,7 @@ def test_bert_base_cased() -> None:
     bert = 28_996 * 768 + 512 * 768 + 2 * 768 + 2 * 768  # tables and their norm
     bert += 12 * (12 * 768 * 768 + 13 * 768) + 768 * 768 + 768  # layers and the pooler
     assert bert == pytest.approx(parameters, rel=EXACT)
-    adam = Precision(weight=4, gradient=4, optimizer=8, activation=4)
+    adam = ElementSizes(weight=4, gradient=4, optimizer=8, activation=4)
     assert state_bytes(bert, 0, 1, adam) / GIB == pytest.approx(1.61, rel=EXACT)
 
 
@@ -168,9 +168,9 @@ def test_gpt_parameters_follow_the_formula_of_narayanan() -> None:
 def test_adapters_of_qwen3_4b() -> None:
     """Gradients in fp32, counted from the layout: 132 MB for all linears at rank 16."""
     shape = NAMED["qwen3-4b"]
-    every = adapter_parameters(shape, Training(method="lora", rank=16))
+    every = adapter_parameters(shape, TrainingSetup(method="lora", rank=16))
     assert 4 * every / 1e6 == pytest.approx(132, rel=EXACT)
-    few = Training(method="lora", rank=8, targets=("q_proj", "v_proj"))
+    few = TrainingSetup(method="lora", rank=8, targets=("q_proj", "v_proj"))
     assert 4 * adapter_parameters(shape, few) / 1e6 == pytest.approx(11.8, rel=EXACT)
 
 
@@ -200,7 +200,7 @@ def test_every_printed_formula_gives_its_value() -> None:
             world=16, data=data, tensor=tensor, stages=stages, microbatches=8,
             schedule=SCHEDULES[checked % 5],
         )  # fmt: skip
-        training = Training(method=method, recompute=recompute)
+        training = TrainingSetup(method=method, recompute=recompute)
         for _, term in plan_memory_by_part(NAMED[name], training, strategy).terms():
             numbers = {"min": min, **term.numbers}
             assert eval(term.formula, {}, numbers) == pytest.approx(term.value), term.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.planning.shapes import NAMED
-from trainer.planning.strategy import SCHEDULES, Strategy, Training
+from trainer.planning.strategy import SCHEDULES, Strategy, TrainingSetup
 from trainer.planning.time import (
     all_reduce,
     bubble_share,
@@ -31,7 +31,7 @@ def test_model_flops_utilisation(
     name: str, batch: int, devices: int, seconds: float, published: float
 ) -> None:
     """arXiv 2205.05198, table 5: measured seconds of an iteration as a share of A100's peak."""
-    operations = flops_per_token(NAMED[name], Training()).value * batch * 2048
+    operations = flops_per_token(NAMED[name], TrainingSetup()).value * batch * 2048
     assert operations / (seconds * devices * A100) == pytest.approx(published, rel=0.01)
 
 
@@ -49,8 +49,8 @@ def test_the_formulas_of_an_iteration(name: str) -> None:
         inside = 1 + length / (6 * hidden) + vocab / (divisor * layers * hidden)
         return factor * layers * hidden**2 * inside
 
-    kept = flops_per_token(shape, Training(length=length)).value
-    again = flops_per_token(shape, Training(length=length, recompute="full")).value
+    kept = flops_per_token(shape, TrainingSetup(length=length)).value
+    again = flops_per_token(shape, TrainingSetup(length=length, recompute="full")).value
     assert kept == pytest.approx(iteration(72, 12), rel=1e-9)
     assert again == pytest.approx(iteration(96, 16), rel=1e-9)
     assert iteration(72, 16) < kept
@@ -77,8 +77,8 @@ def test_days_of_training(
 def test_recomputation_costs_a_forward() -> None:
     """arXiv 2205.05198, table 4: a layer takes 39 % longer. Operations alone are 33 %."""
     shape = NAMED["gpt-22b"]
-    kept = flops_per_token(shape, Training(classes=2)).value
-    again = flops_per_token(shape, Training(classes=2, recompute="full")).value
+    kept = flops_per_token(shape, TrainingSetup(classes=2)).value
+    again = flops_per_token(shape, TrainingSetup(classes=2, recompute="full")).value
     assert again / kept == pytest.approx(4 / 3)
     assert again / kept == pytest.approx(1.39, rel=0.05)
 
@@ -90,8 +90,8 @@ def test_selective_recomputation_costs_the_scores() -> None:
     wait for memory. The 4 % has sequence parallelism's own gain in it.
     """
     shape = NAMED["gpt-22b"]
-    kept = flops_per_token(shape, Training(classes=2)).value
-    again = flops_per_token(shape, Training(classes=2, recompute="selective")).value
+    kept = flops_per_token(shape, TrainingSetup(classes=2)).value
+    again = flops_per_token(shape, TrainingSetup(classes=2, recompute="selective")).value
     assert 100 * (again / kept - 1) == pytest.approx(1.8, abs=0.05)
     assert 100 * (again / kept - 1) < 4
 
@@ -124,6 +124,6 @@ def test_a_tree_wins_for_small_messages_over_many_members() -> None:
 
 def test_lora_needs_no_gradients_of_frozen_weights() -> None:
     shape = NAMED["7b"]
-    full = flops_per_token(shape, Training()).value
-    lora = flops_per_token(shape, Training(method="lora")).value
+    full = flops_per_token(shape, TrainingSetup()).value
+    lora = flops_per_token(shape, TrainingSetup(method="lora")).value
     assert 0.66 < lora / full < 0.72

@@ -11,8 +11,8 @@ from trainer.planning.decision import ROOT, Leaf, Rule, diagram, pick
 from trainer.planning.devices import parse_cluster
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import NAMED
-from trainer.planning.strategies import Option, Request, options
-from trainer.planning.strategy import Strategy, Training
+from trainer.planning.strategies import Request, StrategyOption, options
+from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.tensor_diagram import tensor_diagram
 
 RACK = "8xA100-80G nvlink, 2 hosts, 200gbit"
@@ -29,11 +29,11 @@ def request_of(shape: str, cluster: str, method: str = "lora", length: int = 204
 
 
 @pytest.fixture(scope="module")
-def rack() -> list[Option]:
+def rack() -> list[StrategyOption]:
     return options(request_of("7b", RACK))
 
 
-def test_every_strategy_has_a_line(rack: list[Option]) -> None:
+def test_every_strategy_has_a_line(rack: list[StrategyOption]) -> None:
     keys = [option.key for option in rack]
     assert len(keys) == len(set(keys))
     assert {"ddp", "zero-1", "zero-2", "fsdp", "diloco", "motley", "ddp-qlora"} <= set(keys)
@@ -42,14 +42,14 @@ def test_every_strategy_has_a_line(rack: list[Option]) -> None:
         assert f"ddp-pp2-{schedule}" in keys
 
 
-def test_a_step_has_the_same_rows_in_every_strategy(rack: list[Option]) -> None:
+def test_a_step_has_the_same_rows_in_every_strategy(rack: list[StrategyOption]) -> None:
     for option in rack:
         strategy = option.strategy
         rows = option.training.rows * strategy.microbatches * strategy.replicas
         assert rows == 8 * 16, option.key
 
 
-def test_what_is_sharded_shrinks(rack: list[Option]) -> None:
+def test_what_is_sharded_shrinks(rack: list[StrategyOption]) -> None:
     size = {option.key: option.memory.bytes() for option in rack}
     assert size["fsdp"]["weights"] == pytest.approx(size["ddp"]["weights"] / 16, rel=1e-6)
     assert size["zero-1"]["gradients"] == size["ddp"]["gradients"] > size["zero-2"]["gradients"]
@@ -143,7 +143,7 @@ def test_a_block_under_tensor_parallelism() -> None:
 
 def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() -> None:
     """As `benchmarks/parallel.py --parts memory` measures: 0.85 of the plan if both were added."""
-    shape, training = NAMED["1b"], Training(length=512)
+    shape, training = NAMED["1b"], TrainingSetup(length=512)
 
     def gradients(**settings: Any) -> int:
         strategy = Strategy(world=2, **settings)

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from trainer.distill.logits.dataset import Description, LogitsFolder
     from trainer.distill.logits.heartbeat import TeacherStatus
-    from trainer.distill.logits.survey import Contents, Survey
+    from trainer.distill.logits.survey import Contents, LogitsSurvey
 
 BAR = 40
 """Characters of the longest bar."""
@@ -69,7 +69,9 @@ def _teachers(logits: LogitsFolder) -> list[TeacherStatus]:
     return watch.look()
 
 
-def _report(description: Description, found: Survey, teachers: list[TeacherStatus]) -> list[str]:
+def _report(
+    description: Description, found: LogitsSurvey, teachers: list[TeacherStatus]
+) -> list[str]:
     teacher, scheme = description.teacher, description.scheme
     kept = {
         "topk": f"top {scheme.top_k} and {scheme.tail_samples} draws from the tail",

@@ -19,7 +19,7 @@ DUES = (
 
 
 @dataclass
-class Assignment:
+class TaskAssignment:
     """A task that somebody has taken on."""
 
     owner: str
@@ -35,7 +35,7 @@ class Assignment:
 
 
 @dataclass
-class Outcome:
+class IssueOutcome:
     """Where one issue stands."""
 
     issue: Issue
@@ -44,7 +44,7 @@ class Outcome:
     """Another option that was talked about."""
     revised: Option | None = None
     """A decision that no longer stands."""
-    assignments: list[Assignment] = field(default_factory=list[Assignment])
+    assignments: list[TaskAssignment] = field(default_factory=list[TaskAssignment])
 
 
 class Conversation:
@@ -53,7 +53,7 @@ class Conversation:
     def __init__(self, rng: random.Random, validation: bool, names: list[str]) -> None:
         self.rng, self.validation, self.names = rng, validation, names
         self.turns: list[tuple[str, str]] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[IssueOutcome] = []
         self._used: set[str] = set()
 
     @property

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Literal
 
 from trainer.data.meetings import phrases, wording
-from trainer.data.meetings.conversation import Conversation, Outcome, capital, listed
-from trainer.data.meetings.issue import Issue, Option, Setting, held_out, part
+from trainer.data.meetings.conversation import Conversation, IssueOutcome, capital, listed
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option, held_out, part
 from trainer.data.meetings.minutes import Meeting, Minutes
 from trainer.data.meetings.scenes import amend, discuss, reconsider
 from trainer.data.meetings.settings.bakery import BAKERY
@@ -30,7 +30,7 @@ from trainer.data.meetings.settings.theatre import THEATRE
 from trainer.data.meetings.settings.warehouse import WAREHOUSE
 
 Split = Literal["train", "validation"]
-SETTINGS: tuple[Setting, ...] = (
+SETTINGS: tuple[MeetingSetting, ...] = (
     BAKERY, CLINIC, HOUSING, MUSEUM, SCHOOL, SOFTWARE, THEATRE, WAREHOUSE,
 )  # fmt: skip
 NAMES = [
@@ -187,7 +187,7 @@ def _drawn(issue: Issue, rng: random.Random) -> Issue:
     )
 
 
-def _head(rng: random.Random, setting: Setting, names: list[str], validation: bool) -> str:
+def _head(rng: random.Random, setting: MeetingSetting, names: list[str], validation: bool) -> str:
     title = rng.choice(part(setting.titles, validation))
     roles = [setting.roles[0], *rng.sample(setting.roles[1:], len(names) - 1)]
     there = [f"{name} ({role})" for name, role in zip(names, roles, strict=True)]
@@ -219,7 +219,7 @@ def _summary(talk: Conversation) -> str:
     return " ".join(about + [_outcome(talk, outcome) for outcome in talk.outcomes])
 
 
-def _outcome(talk: Conversation, outcome: Outcome) -> str:
+def _outcome(talk: Conversation, outcome: IssueOutcome) -> str:
     """Return a sentence or two about one issue."""
     values = {"topic": outcome.issue.topic, "background": outcome.issue.background}
     if outcome.revised is not None:

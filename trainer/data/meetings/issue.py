@@ -53,7 +53,7 @@ class Issue:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class MeetingSetting:
     """A group of people that meets."""
 
     name: str

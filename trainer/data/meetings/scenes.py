@@ -5,9 +5,9 @@ from __future__ import annotations
 from trainer.data.meetings import phrases
 from trainer.data.meetings.conversation import (
     DUES,
-    Assignment,
     Conversation,
-    Outcome,
+    IssueOutcome,
+    TaskAssignment,
 )
 from trainer.data.meetings.issue import Issue, Option
 
@@ -16,7 +16,7 @@ _NUMBERS = ("none", "one", "two", "three", "four", "five", "six")
 
 def discuss(talk: Conversation, issue: Issue) -> None:
     """Take one issue from its report to its outcome."""
-    outcome = Outcome(issue)
+    outcome = IssueOutcome(issue)
     presenter = talk.someone(talk.chair)
     if talk.outcomes:
         talk.speak(talk.chair, phrases.NEXT, topic=issue.topic, name=presenter)
@@ -60,7 +60,7 @@ def discuss(talk: Conversation, issue: Issue) -> None:
     _share_out(talk, outcome)
 
 
-def reconsider(talk: Conversation, outcome: Outcome) -> None:
+def reconsider(talk: Conversation, outcome: IssueOutcome) -> None:
     """Come back to a decision and replace it, or withdraw it."""
     old = outcome.chosen
     assert old is not None
@@ -81,7 +81,7 @@ def reconsider(talk: Conversation, outcome: Outcome) -> None:
             _assign(talk, outcome, task, outcome.chosen)
 
 
-def amend(talk: Conversation, assignment: Assignment) -> None:
+def amend(talk: Conversation, assignment: TaskAssignment) -> None:
     """Hand a task to somebody else, or put off its date."""
     owner = assignment.owner
     due = assignment.due
@@ -117,7 +117,7 @@ def _agreement(talk: Conversation, proposer: str) -> None:
         talk.speak(name, phrases.AGREE)
 
 
-def _decide(talk: Conversation, outcome: Outcome, option: Option) -> None:
+def _decide(talk: Conversation, outcome: IssueOutcome, option: Option) -> None:
     outcome.chosen = option
     count = len(talk.names)
     if count > 3 and talk.rng.random() < 0.2:
@@ -130,7 +130,7 @@ def _decide(talk: Conversation, outcome: Outcome, option: Option) -> None:
             talk.speak(talk.someone(talk.chair), phrases.AGREE)
 
 
-def _replace(talk: Conversation, outcome: Outcome, option: Option, name: str) -> None:
+def _replace(talk: Conversation, outcome: IssueOutcome, option: Option, name: str) -> None:
     outcome.revised, outcome.chosen = outcome.chosen, option
     _argue(talk, name, phrases.RETHINK, option)
     if talk.rng.random() < 0.4:
@@ -138,7 +138,7 @@ def _replace(talk: Conversation, outcome: Outcome, option: Option, name: str) ->
     talk.speak(talk.chair, phrases.CHANGE, do=option.do)
 
 
-def _share_out(talk: Conversation, outcome: Outcome) -> None:
+def _share_out(talk: Conversation, outcome: IssueOutcome) -> None:
     """Give away the tasks of a decision, and some that are needed in any case."""
     rng = talk.rng
     for task in outcome.chosen.tasks if outcome.chosen else ():
@@ -148,7 +148,7 @@ def _share_out(talk: Conversation, outcome: Outcome) -> None:
             _assign(talk, outcome, task, None)
 
 
-def _assign(talk: Conversation, outcome: Outcome, task: str, option: Option | None) -> None:
+def _assign(talk: Conversation, outcome: IssueOutcome, task: str, option: Option | None) -> None:
     """Give one task away, in one of the ways in which people do that."""
     rng, chair = talk.rng, talk.chair
     due = rng.randrange(len(DUES) - 3)
@@ -178,7 +178,9 @@ def _assign(talk: Conversation, outcome: Outcome, task: str, option: Option | No
             owner = other
         else:
             talk.speak(owner, phrases.ACCEPT)
-    outcome.assignments.append(Assignment(owner, task, None if way == "undated" else due, option))
+    outcome.assignments.append(
+        TaskAssignment(owner, task, None if way == "undated" else due, option)
+    )
 
 
 def _later(talk: Conversation, due: int) -> int:

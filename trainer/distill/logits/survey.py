@@ -37,7 +37,7 @@ class Contents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class LogitsSurvey:
     """The present contents of a folder."""
 
     shards: int
@@ -59,7 +59,7 @@ class Survey:
         return self.size / self.tokens if self.tokens else None
 
 
-def survey(folder: LogitsFolder, sample: int) -> Survey:
+def survey(folder: LogitsFolder, sample: int) -> LogitsSurvey:
     """Measure a folder; distributions are read from up to `sample` evenly spread shards.
 
     Raises:
@@ -74,7 +74,7 @@ def survey(folder: LogitsFolder, sample: int) -> Survey:
             read.append(_positions(folder.description.scheme, folder.read(plan.number)))
         except StorageError as error:
             damaged.append(str(error))
-    return Survey(
+    return LogitsSurvey(
         shards=len(complete),
         windows=sum(plan.windows for plan in complete),
         tokens=sum(plan.tokens for plan in complete),

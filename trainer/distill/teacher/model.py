@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.distill.teacher.parts import Parts
+from trainer.distill.teacher.parts import ModelParts
 from trainer.model.architecture import parse_architecture
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.memory import LOGIT_ELEMENTS
@@ -73,7 +73,7 @@ class TeacherModel:
         return max(1, elements // self.vocab_size)
 
 
-def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Parts:
+def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> ModelParts:
     if not _is_computed_here(model_dir):
         from trainer.distill.teacher.published import load_published
 
@@ -83,7 +83,7 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Parts:
     def backbone(ids: Tensor) -> Tensor:
         return model.model(ids).last_hidden_state
 
-    return Parts(model, backbone, model.lm_head, model.lm_head.out_features)
+    return ModelParts(model, backbone, model.lm_head, model.lm_head.out_features)
 
 
 def _is_computed_here(model_dir: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 
-class Parts(NamedTuple):
+class ModelParts(NamedTuple):
     """A model in two parts, so that the logits of all positions never exist at once."""
 
     model: nn.Module

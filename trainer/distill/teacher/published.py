@@ -10,13 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from trainer.distill.teacher.parts import Parts
+from trainer.distill.teacher.parts import ModelParts
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
 
 
-def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Parts:
+def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) -> ModelParts:
     """Return a causal language model of transformers.
 
     Raises:
@@ -47,9 +47,9 @@ def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) ->
 
     vocab_size: int = model.config.vocab_size
     if _is_head_alone(model, device):
-        return Parts(model, hidden_states, model.get_output_embeddings(), vocab_size)
+        return ModelParts(model, hidden_states, model.get_output_embeddings(), vocab_size)
     log.info("the logits of %s are more than a product with its head", model_dir)
-    return Parts(model, logits, lambda rows: rows, vocab_size)
+    return ModelParts(model, logits, lambda rows: rows, vocab_size)
 
 
 @torch.no_grad()

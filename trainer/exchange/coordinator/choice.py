@@ -23,14 +23,14 @@ from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import SHARED_MEMORY
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import GradientLayout
-from trainer.planning.devices import Link
+from trainer.planning.devices import LinkRates
 from trainer.planning.exchange_choice import (
     EACH_STEP,
     FREE,
     LAST,
     LEAST_ROUNDS,
     MOST_EXPOSED,
-    Candidate,
+    ExchangeCandidate,
     ExchangeLoad,
     element_bytes,
     exposed,
@@ -121,7 +121,7 @@ class ExchangeChoice:
         """Return whether another codec is better, and take it."""
         exchange = self._exchange(window)
         candidates = [
-            Candidate(codec, 1, self._exposed(exchange, codec, window.out))
+            ExchangeCandidate(codec, 1, self._exposed(exchange, codec, window.out))
             for codec in (*EACH_STEP, LAST)
         ]
         free = [one for one in candidates if one.codec in FREE]
@@ -142,7 +142,7 @@ class ExchangeChoice:
         after = window.done + _AHEAD
         left = self.plan.total_inner - after
         exchange = self._exchange(window, total_steps=max(left, 1))
-        now = Candidate(self.codec, 1, _measured(window.out))
+        now = ExchangeCandidate(self.codec, 1, _measured(window.out))
         found = rounds_of(exchange, self.codec)
         if found is None or not first_within(exchange, [found]).within:
             if not self._refused:
@@ -159,7 +159,7 @@ class ExchangeChoice:
             **_figures(window, [now, found]),
         )
 
-    def _refuse(self, window: _Window, exchange: ExchangeLoad, now: Candidate) -> None:
+    def _refuse(self, window: _Window, exchange: ExchangeLoad, now: ExchangeCandidate) -> None:
         """Say once why steps stay, though they do not hide the exchange."""
         self._refused = True
         needed = hiding_rounds(exchange, self.codec)
@@ -180,7 +180,7 @@ class ExchangeChoice:
             self._hidden = max(window.span - window.out, 0.0)
         rate = element_bytes(self.codec) * self._layout.size / window.span
         return ExchangeLoad(
-            link=Link(up=rate, down=rate),
+            link=LinkRates(up=rate, down=rate),
             elements=self._layout.size,
             blocks=len(self._layout.blocks),
             step_seconds=window.compute,
@@ -189,7 +189,7 @@ class ExchangeChoice:
         )
 
 
-def _figures(window: _Window, candidates: list[Candidate]) -> dict[str, Any]:
+def _figures(window: _Window, candidates: list[ExchangeCandidate]) -> dict[str, Any]:
     """Return what an event says of a decision, in milliseconds of each step."""
     return {
         "step_ms": round(1e3 * window.compute, 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from trainer.exchange.protocol.actions import Save
-from trainer.planning.budget.guard import Ending
+from trainer.planning.budget.guard import BudgetStop
 from trainer.system.errors import TrainerError
 
 
@@ -22,7 +22,7 @@ class Recorder(Protocol):
         ...
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> BudgetStop | None:
         """Why the run must stop in order, to hold its budget; asked several times a second."""
         ...
 

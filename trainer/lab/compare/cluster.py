@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trainer.lab.compare.member import Spec
+from trainer.lab.compare.member import MemberSpec
 from trainer.system.errors import UnreachableError
 
 COORDINATOR = "coordinator"
@@ -24,7 +24,7 @@ class MemberFailedError(UnreachableError):
     """A member ended in a way that the measurement did not expect."""
 
 
-class Cluster:
+class LocalCluster:
     """The processes of one measurement; use as a context.
 
     Args:
@@ -89,7 +89,7 @@ class Cluster:
         self._open += 1
         threading.Thread(target=self._read, args=(name, process), daemon=True).start()
 
-    def start_coordinator(self, spec: Spec, inside: Sequence[str] = ()) -> int:
+    def start_coordinator(self, spec: MemberSpec, inside: Sequence[str] = ()) -> int:
         """Start the coordinator and return its port once it listens."""
         self.start(COORDINATOR, spec.arguments(), inside)
         for _, event in self.events():
@@ -97,7 +97,7 @@ class Cluster:
                 return int(event["address"].rpartition(":")[2])
         raise MemberFailedError("the coordinator did not listen")
 
-    def start_worker(self, spec: Spec, inside: Sequence[str] = ()) -> None:
+    def start_worker(self, spec: MemberSpec, inside: Sequence[str] = ()) -> None:
         """Start a worker."""
         self.start(f"worker {spec.rank}", spec.arguments(), inside)
 

@@ -34,7 +34,7 @@ Vector = NDArray[np.float32] | NDArray[np.int16]
 
 
 @dataclass(frozen=True)
-class Spec:
+class CollectiveSpec:
     """What a rank is told; all ranks share most of it."""
 
     kind: Kind
@@ -85,7 +85,7 @@ class Group(Protocol):
 class TorchGroup:
     """gloo or NCCL, by torch.distributed; NCCL's vectors pass through the device."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: CollectiveSpec) -> None:
         import torch
         import torch.distributed as dist
 
@@ -134,7 +134,7 @@ class TorchGroup:
 class MpiGroup:
     """MPI's world, by mpi4py."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: CollectiveSpec) -> None:
         from mpi4py import MPI  # pyright: ignore[reportMissingImports]  # of an extra
 
         self._mpi: Any = MPI
@@ -157,7 +157,7 @@ class MpiGroup:
 
 def main() -> None:
     """Be the rank that the command line describes."""
-    spec = Spec(**json.loads(sys.argv[1]))
+    spec = CollectiveSpec(**json.loads(sys.argv[1]))
     if spec.kind == "mpi":
         group: Group = MpiGroup(spec)  # ends with mpiexec
     else:
@@ -168,7 +168,7 @@ def main() -> None:
     group.close()
 
 
-def reduce(spec: Spec, group: Group) -> dict[str, Any]:
+def reduce(spec: CollectiveSpec, group: Group) -> dict[str, Any]:
     """Sum a gradient again and again; return the stamps of each time."""
     gradient: Vector = np.zeros(spec.elements, np.float32)
     if spec.codec == "bf16":
@@ -182,7 +182,7 @@ def reduce(spec: Spec, group: Group) -> dict[str, Any]:
     return {"stamps": stamps}
 
 
-def train(spec: Spec, group: Group) -> dict[str, Any]:
+def train(spec: CollectiveSpec, group: Group) -> dict[str, Any]:
     """Train as the exchange's workers do; return stamps, the last loss and the weights' hash."""
     model, plan = Path(spec.model), StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps)
     config = training.config(model, {})
@@ -190,7 +190,7 @@ def train(spec: Spec, group: Group) -> dict[str, Any]:
     replica = training.open_replica(model, config, layout, spec.rank)
     state = TrainState.fresh(initial_weights(layout, model, config))
     optimizer = AdamW(config.optimizer, layout)
-    samples = training.Samples(spec.batch * spec.steps)
+    samples = training.RandomSamples(spec.batch * spec.steps)
     order = epoch_order(config.training.seed, 0, len(samples))
     gradient, stamps = np.empty(layout.size, np.float32), list[dict[str, float]]()
     share, weight, total = spec.batch // spec.world, spec.batch * (training.LENGTH - 1), 0.0

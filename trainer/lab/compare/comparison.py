@@ -15,9 +15,9 @@ from typing import Any
 
 from trainer.lab.compare import collective, synthetic, training
 from trainer.lab.compare.backends import BACKENDS, Name, mpi_environment, mpiexec, nccl_environment
-from trainer.lab.compare.cluster import Cluster
-from trainer.lab.compare.member import Spec
-from trainer.lab.compare.network import Network, missing
+from trainer.lab.compare.cluster import LocalCluster
+from trainer.lab.compare.member import MemberSpec
+from trainer.lab.compare.network import ShapedNetwork, missing
 from trainer.model.layout import build_layout
 from trainer.system.commandline.table import Value
 from trainer.system.errors import InputError, TrainerError
@@ -119,7 +119,7 @@ def compare(
         for size in megabytes:
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                network = rate and stack.enter_context(Network(workers, rate * 10**6))
+                network = rate and stack.enter_context(ShapedNetwork(workers, rate * 10**6))
                 bench = _Bench(folder, size, rate, network or None, workers, steps)
                 for name in backends:
                     if (reason := absent[name]) is not None:
@@ -144,7 +144,7 @@ class _Bench:
         folder: Path,
         megabytes: float,
         rate: int | None,
-        network: Network | None,
+        network: ShapedNetwork | None,
         workers: int,
         steps: int,
     ) -> None:
@@ -179,13 +179,15 @@ class _Bench:
     def _run(self, name: Name, *, trains: bool) -> tuple[Stamps, float | None]:
         run = self._ours if name == "ours" else self._collective
         logs = Path(tempfile.mkdtemp(dir=self._folder))
-        with Cluster(logs, PATIENCE) as cluster:
+        with LocalCluster(logs, PATIENCE) as cluster:
             return run(cluster, name, trains)
 
-    def _ours(self, cluster: Cluster, _name: Name, trains: bool) -> tuple[Stamps, float | None]:
+    def _ours(
+        self, cluster: LocalCluster, _name: Name, trains: bool
+    ) -> tuple[Stamps, float | None]:
         """Run a coordinator on the first host and a worker on each, over TCP in plain text."""
         steps = WARM_UP + self._steps
-        spec = Spec(
+        spec = MemberSpec(
             role="worker",
             elements=self._elements,
             workers=self._workers,
@@ -211,7 +213,7 @@ class _Bench:
         return stamps, cluster.last_loss if trains else None
 
     def _collective(
-        self, cluster: Cluster, name: Name, trains: bool
+        self, cluster: LocalCluster, name: Name, trains: bool
     ) -> tuple[Stamps, float | None]:
         """Run one rank on each host.
 
@@ -219,7 +221,7 @@ class _Bench:
             DivergedError: the ranks ended with different weights.
         """
         assert name != "ours"
-        spec = collective.Spec(
+        spec = collective.CollectiveSpec(
             kind=name,
             world=self._workers,
             address=f"{self._host(0)}:{_free_port()}",
@@ -245,7 +247,7 @@ class _Bench:
 
 
 def run_ranks(
-    cluster: Cluster, spec: collective.Spec, inside: Sequence[Sequence[str]]
+    cluster: LocalCluster, spec: collective.CollectiveSpec, inside: Sequence[Sequence[str]]
 ) -> list[Mapping[str, Any]]:
     """Run a rank on each host and return what they found."""
     commands = [[*host, *spec.of_rank(rank)] for rank, host in enumerate(inside)]

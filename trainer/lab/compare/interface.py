@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 INTERFACE = "eth0"
-"""Of each host of a `Network`."""
+"""Of each host of a `ShapedNetwork`."""
 
 
 def counted(process: int | str = "self") -> dict[str, int]:

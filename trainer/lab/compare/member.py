@@ -46,7 +46,7 @@ _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK
 
 
 @dataclass(frozen=True)
-class Spec:
+class MemberSpec:
     """What a member is told; all members of a cluster share most of it."""
 
     role: Literal["coordinator", "worker"]
@@ -72,11 +72,11 @@ class Spec:
     model: str | None = None
     """Folder of a model that trains; None for gradients out of thin air, of `elements`."""
 
-    def as_coordinator(self) -> Spec:
+    def as_coordinator(self) -> MemberSpec:
         """Return the spec of the coordinator of the same cluster."""
         return replace(self, role="coordinator")
 
-    def as_worker(self, rank: int, port: int, cost: float = 0.0) -> Spec:
+    def as_worker(self, rank: int, port: int, cost: float = 0.0) -> MemberSpec:
         """Return the spec of one worker of the same cluster."""
         address = (self.address[0], port)
         return replace(self, role="worker", rank=rank, address=address, cost=cost)
@@ -104,7 +104,7 @@ class Spec:
 def main() -> None:
     """Run the member that the command line describes."""
     given = json.loads(sys.argv[1])
-    spec = Spec(**{**given, "address": tuple(given["address"])})
+    spec = MemberSpec(**{**given, "address": tuple(given["address"])})
     if spec.tls is None:
         # A benchmark also measures plaintext between hosts, which the product refuses.
         tls.is_loopback = lambda _host: True
@@ -139,7 +139,7 @@ class Commands:
 class PrintingRecorder:
     """A Recorder that prints events; with a store it saves in a thread, as a run's does."""
 
-    def __init__(self, spec: Spec, of: GradientLayout) -> None:
+    def __init__(self, spec: MemberSpec, of: GradientLayout) -> None:
         self._spec = spec
         self._store: CheckpointStore | None = None
         if spec.checkpoints:
@@ -189,7 +189,7 @@ class PrintingRecorder:
         say(event="saved", step=save.snapshot.step)
 
 
-def coordinate(spec: Spec) -> None:
+def coordinate(spec: MemberSpec) -> None:
     """Be the coordinator."""
     Commands()
     of = spec.layout()
@@ -210,7 +210,7 @@ def coordinate(spec: Spec) -> None:
     sys.exit(code)
 
 
-def work(spec: Spec) -> None:
+def work(spec: MemberSpec) -> None:
     """Be a worker, and say at the end when its steps began and ended."""
     commands = Commands()
     of, config = spec.layout(), spec.config()
@@ -219,11 +219,11 @@ def work(spec: Spec) -> None:
     samples: Any
     if spec.model is None:
         replica = synthetic.SleepingReplica(of, spec.rank, spec.cost)
-        samples = synthetic.Samples(spec.batch * spec.steps)
+        samples = synthetic.EqualSamples(spec.batch * spec.steps)
         commands.on_cost = lambda cost: setattr(replica, "cost", cost)
     else:
         replica = training.open_replica(Path(spec.model), config, of, spec.rank)
-        samples = training.Samples(spec.batch * spec.steps)
+        samples = training.RandomSamples(spec.batch * spec.steps)
     gated = iter(range(spec.gated))
 
     def pass_gate() -> None:
@@ -264,14 +264,14 @@ def work(spec: Spec) -> None:
     sys.exit(end.exit_code)
 
 
-def _plan(spec: Spec) -> StepPlan:
+def _plan(spec: MemberSpec) -> StepPlan:
     exchange = spec.config().exchange
     settled = settle_periods(spec.config())
     plan = StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_every=settled)
     return plan.with_rounds(exchange.rounds)
 
 
-def _weights(spec: Spec, of: GradientLayout) -> NDArray[np.float32]:
+def _weights(spec: MemberSpec, of: GradientLayout) -> NDArray[np.float32]:
     """Return the weights to start from."""
     if spec.model is None:
         return np.ones(of.size, np.float32)

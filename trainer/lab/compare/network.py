@@ -34,13 +34,13 @@ def missing() -> str | None:
     if absent := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"no network namespaces: {', '.join(absent)} missing (Debian: iproute2, util-linux)"
     try:
-        with Network(1, 10**9):
+        with ShapedNetwork(1, 10**9):
             return None
     except subprocess.CalledProcessError as error:
         return f"no network namespaces with tbf here: {error.stderr.strip()}"
 
 
-class Network:
+class ShapedNetwork:
     """`hosts` namespaces on a bridge; each sends and receives at most `rate` bits a second."""
 
     def __init__(self, hosts: int, rate: int) -> None:

@@ -44,7 +44,7 @@ def job(of: GradientLayout) -> Job:
     return Job(RUN_ID, "agreement", of.digest, "model", "data", "version")
 
 
-class Samples:
+class EqualSamples:
     """As many samples as are asked for, all alike; stands in for a Dataset."""
 
     def __init__(self, length: int) -> None:

@@ -71,7 +71,7 @@ def open_replica(model: Path, config: RunConfig, layout: GradientLayout, rank: i
     return TorchReplica(model, config, layout, device, threads=1)
 
 
-class Samples:
+class RandomSamples:
     """As many samples as are asked for, drawn by their index; stands in for a Dataset."""
 
     def __init__(self, count: int) -> None:

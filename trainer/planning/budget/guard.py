@@ -21,7 +21,7 @@ _STEPS = 50
 
 
 @dataclass(frozen=True)
-class Ending:
+class BudgetStop:
     """Why the guard stops a run."""
 
     reason: str
@@ -98,11 +98,11 @@ class Guard:
             return self._step
         return min((self._step // self._every + 1) * self._every, max(self._total, self._step))
 
-    def look(self, now: float) -> Ending | None:
+    def look(self, now: float) -> BudgetStop | None:
         """Return why the run must stop now; None while it need not."""
         limit = self._budget.idle_stop
         if limit is not None and now - self._progress_at >= limit:
-            return Ending(
+            return BudgetStop(
                 f"budget.idle_stop: no step was completed for {now - self._progress_at:.0f} s"
             )
         ceiling, projected = self._budget.ceiling, self.projected(now)
@@ -111,9 +111,9 @@ class Guard:
         unit = self._budget.currency
         spent = f"budget.ceiling: {self.spent:.2f} of {ceiling:.2f} {unit} are spent, and"
         if not self._every:
-            return Ending(f"{spent} a clean end would make it {projected:.2f}")
+            return BudgetStop(f"{spent} a clean end would make it {projected:.2f}")
         what = f"the checkpoint of step {self.next_checkpoint}" if self._done_at else "an end now"
-        return Ending(
+        return BudgetStop(
             f"{spent} {what} would make it {projected:.2f}; resume with a higher budget.ceiling"
         )
 

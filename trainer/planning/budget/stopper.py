@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.planning.budget.guard import Ending
+from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.process.stopping import Stop
 
@@ -18,7 +18,7 @@ class BudgetStopper:
 
     def __init__(self, watch: BudgetWatch | None, stop: Stop) -> None:
         self.watch, self.stop = watch, stop
-        self.ending: Ending | None = None
+        self.ending: BudgetStop | None = None
         """Why it was asked to."""
         self._over = threading.Event()
 

@@ -15,7 +15,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.layers.decoder import Decoder
-from trainer.replica.wgpu.layers.head import Outcome
+from trainer.replica.wgpu.layers.head import LossSums
 from trainer.replica.wgpu.recordings import Recording, Recordings, run
 
 _WORDS = ALIGNMENT // 4  # from one result to the next: each is a kernel argument
@@ -46,7 +46,7 @@ class Engine:
         self._device = device
         self._decoder = decoder
         self._keep = keep
-        self._outcome = device.array((3, _WORDS), "u32")
+        self._sums = device.array((3, _WORDS), "u32")
         self._uploads = device.array((_WORDS,), "u32")
         self._results = device.array((_PREDICTIONS,), "u32")
         self._pool = Pool(device)
@@ -73,7 +73,7 @@ class Engine:
         after_segment: AfterSegment | None = None,
     ) -> None:
         """Start all micro-batches; `after_segment` is called for those of the last one."""
-        self._device.clear([self._outcome])
+        self._device.clear([self._sums])
         starts = self._upload(micros)
         first = 0
         for micro, recording, start in zip(micros, recordings, starts, strict=True):
@@ -94,7 +94,7 @@ class Engine:
 
     def result(self) -> Result:
         """Wait for the started micro-batches and return their result."""
-        self._copy(self._outcome, 0, self._outcome.nbytes)
+        self._copy(self._sums, 0, self._sums.nbytes)
         words = self._device.read(self._results)
         finite = words[_FLAG] == 0
         sums = words[: _TAUGHT + 1].view(np.float32)[[0, _TAUGHT]]
@@ -102,11 +102,11 @@ class Engine:
         return Result(loss, taught, words[_PREDICTIONS:])
 
     def _none_yet(self) -> Recordings:
-        loss = Array(self._outcome.buffer, (1,))
-        taught = Array(self._outcome.buffer, (1,), offset=4 * _TAUGHT)
-        flag = Array(self._outcome.buffer, (1,), "u32", 4 * _FLAG)
-        outcome = Outcome(loss, taught, flag)
-        return Recordings(self._decoder, self._pool, outcome, keep=self._keep)
+        loss = Array(self._sums.buffer, (1,))
+        taught = Array(self._sums.buffer, (1,), offset=4 * _TAUGHT)
+        flag = Array(self._sums.buffer, (1,), "u32", 4 * _FLAG)
+        sums = LossSums(loss, taught, flag)
+        return Recordings(self._decoder, self._pool, sums, keep=self._keep)
 
     def _upload(self, micros: Sequence[Packed]) -> list[int]:
         """Write all vectors in one upload; return their offsets in bytes."""

@@ -12,7 +12,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.layers.decoder import Decoder
-from trainer.replica.wgpu.layers.head import Outcome
+from trainer.replica.wgpu.layers.head import LossSums
 
 _KEPT = 32
 """Cached recordings; their bind groups take host memory, their arrays share one pool."""
@@ -41,10 +41,10 @@ class Settings:
 class Recordings:
     """All recordings of one model; they share a pool, since only one runs at a time."""
 
-    def __init__(self, decoder: Decoder, pool: Pool, outcome: Outcome, *, keep: bool) -> None:
+    def __init__(self, decoder: Decoder, pool: Pool, sums: LossSums, *, keep: bool) -> None:
         self._decoder = decoder
         self._pool = pool
-        self._outcome = outcome
+        self._sums = sums
         self._keep = keep
         self._made: OrderedDict[Settings, Recording] = OrderedDict()
 
@@ -56,14 +56,14 @@ class Recordings:
         """
         settings = Settings(bucket, training, self._keep)
         if settings not in self._made:
-            self._made[settings] = record(self._decoder, self._pool, self._outcome, settings)
+            self._made[settings] = record(self._decoder, self._pool, self._sums, settings)
             if len(self._made) > _KEPT:
                 self._made.popitem(last=False)
         self._made.move_to_end(settings)
         return self._made[settings]
 
 
-def record(decoder: Decoder, pool: Pool, outcome: Outcome, settings: Settings) -> Recording:
+def record(decoder: Decoder, pool: Pool, sums: LossSums, settings: Settings) -> Recording:
     """Make one recording; afterwards its memory is free for the next.
 
     Raises:
@@ -73,11 +73,11 @@ def record(decoder: Decoder, pool: Pool, outcome: Outcome, settings: Settings) -
     vector = pool.take((bucket.words,), "u32", purpose="input")
     predictions = None
     if settings.training:
-        decoder.record_training(graph, pool, bucket, vector, outcome, settings.keep)
+        decoder.record_training(graph, pool, bucket, vector, sums, settings.keep)
     else:
         if bucket.classify:
             predictions = pool.take((bucket.samples,), "u32", purpose="input")
-        decoder.record_evaluation(graph, pool, bucket, vector, outcome, predictions)
+        decoder.record_evaluation(graph, pool, bucket, vector, sums, predictions)
         if predictions is not None:
             pool.give(predictions)
     pool.give(vector)

@@ -20,7 +20,7 @@ from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import Pool
-from trainer.replica.wgpu.kernels.distillation import Teacher
+from trainer.replica.wgpu.kernels.distillation import TeacherPredictions
 from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient, sort_tokens
 from trainer.replica.wgpu.kernels.gemm.choice import Variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
@@ -28,7 +28,7 @@ from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 from trainer.replica.wgpu.layers import decoder_layer as recorded
 from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
-from trainer.replica.wgpu.layers.head import Head, Outcome, Targets
+from trainer.replica.wgpu.layers.head import Head, LossSums, Targets
 from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
 from trainer.replica.wgpu.weights.floats import from_bf16, to_bf16
 from trainer.replica.wgpu.weights.nf4 import dequantize, quantize
@@ -137,7 +137,7 @@ def _lesson(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
         _words(device, pool, words)
         for words in (lesson.ids, lesson.rows, lesson.labels, lesson.classes)
     )
-    teacher = Teacher(
+    teacher = TeacherPredictions(
         classes,
         _put(device, pool, lesson.weights),
         _put(device, pool, lesson.shares),
@@ -145,7 +145,7 @@ def _lesson(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
     )
     counts = _put(device, pool, np.ones(lesson.labels.shape, np.float32))
     loss, taught = (_put(device, pool, np.zeros(1, np.float32)) for _ in range(2))
-    outcome = Outcome(loss, taught, _words(device, pool, np.zeros(1, np.uint32)))
+    sums = LossSums(loss, taught, _words(device, pool, np.zeros(1, np.uint32)))
     unique, starts, order = (_words(device, pool, words) for words in sort_tokens(lesson.ids))
     x = pool.take((lesson.ids.size, sizes.hidden))
     dx = _put(device, pool, np.zeros(x.shape, np.float32))
@@ -153,7 +153,7 @@ def _lesson(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
     head = Head(Norm(weights["norm"], gradients["norm"]), table, dtable, sizes.eps)
     graph = Graph(device)
     embed(graph, table, ids, x)
-    head.loss(graph, pool, x, Targets(rows, labels, counts, teacher), outcome, dx=dx)
+    head.loss(graph, pool, x, Targets(rows, labels, counts, teacher), sums, dx=dx)
     embedding_gradient(graph, dx, unique, starts, order, dtable)
     graph.run()
 

@@ -15,7 +15,7 @@ from trainer.cli import main
 from trainer.lab.compare import backends, cluster, comparison
 from trainer.lab.compare.backends import BACKENDS
 from trainer.lab.compare.bars import draw
-from trainer.lab.compare.cluster import Cluster
+from trainer.lab.compare.cluster import LocalCluster
 from trainer.lab.compare.comparison import Comparison, Row
 from trainer.system.errors import UnreachableError
 
@@ -127,7 +127,7 @@ def test_the_picture_has_a_bar_for_each_sum(tmp_path: Path) -> None:
 
 
 def test_a_member_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    with Cluster(tmp_path) as members:
+    with LocalCluster(tmp_path) as members:
         code = "import sys; sys.stderr.write('one\\nthe cable is out\\n'); sys.exit(7)"
         members.start("gloo 1", [sys.executable, "-c", code])
         with pytest.raises(UnreachableError, match=r"^gloo 1 ended with 7: the cable is out$"):

@@ -22,7 +22,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.kernels import cross_entropy as kernels
-from trainer.replica.wgpu.kernels.distillation import Teacher, distillation_gradient
+from trainer.replica.wgpu.kernels.distillation import TeacherPredictions, distillation_gradient
 from trainer.replica.wgpu.replica import WgpuReplica
 from trainer.system.errors import InputError
 
@@ -52,7 +52,7 @@ def record(
     """Record both losses and the gradient; parts are windows of the logits."""
     widths = [part.shape[1] for part in parts]
     firsts = list(itertools.accumulate(widths[:-1], initial=0))
-    teacher = Teacher(classes, weights, shares, temperature)
+    teacher = TeacherPredictions(classes, weights, shares, temperature)
     tables = ((ce, hard, labels, counts, 1.0), (taught, soft, classes, weights, temperature))
     for total, state, names, masses, at in tables:
         kernels.cross_entropy_start(graph, state)

@@ -21,7 +21,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import Pool, Purpose
 from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
-from trainer.replica.wgpu.layers.head import Outcome
+from trainer.replica.wgpu.layers.head import LossSums
 from trainer.replica.wgpu.planning import budget, plan
 from trainer.replica.wgpu.recordings import Settings, record
 from trainer.replica.wgpu.replica import WgpuReplica
@@ -91,10 +91,10 @@ def recorded(
         (pool.take(tables, purpose="frozen"), pool.take(tables, purpose="frozen")),
     )
     decoder = Decoder(architecture, read_config(folder), config, tensors, "config.json")
-    outcome = Outcome(Array(None, (1,)), Array(None, (1,)), Array(None, (1,), "u32"))
+    sums = LossSums(Array(None, (1,)), Array(None, (1,)), Array(None, (1,), "u32"))
     entries = PLANNED_ENTRIES if config.distillation else 0
     bucket = Bucket(samples, length, config.task == "classify", entries)
-    record(decoder, pool, outcome, Settings(bucket, training=True, keep=not recompute))
+    record(decoder, pool, sums, Settings(bucket, training=True, keep=not recompute))
     return pool.budget().parts
 
 

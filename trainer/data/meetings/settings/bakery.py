@@ -1,8 +1,8 @@
 """A bakery with a café."""
 
-from trainer.data.meetings.issue import Issue, Option, Setting
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option
 
-BAKERY = Setting(
+BAKERY = MeetingSetting(
     "bakery",
     (
         "Shop meeting",

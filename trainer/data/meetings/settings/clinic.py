@@ -1,8 +1,8 @@
 """A medical practice."""
 
-from trainer.data.meetings.issue import Issue, Option, Setting
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option
 
-CLINIC = Setting(
+CLINIC = MeetingSetting(
     "clinic",
     (
         "Practice meeting",

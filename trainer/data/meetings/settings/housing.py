@@ -1,8 +1,8 @@
 """A housing cooperative and its residents."""
 
-from trainer.data.meetings.issue import Issue, Option, Setting
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option
 
-HOUSING = Setting(
+HOUSING = MeetingSetting(
     "housing",
     (
         "House meeting",

@@ -1,8 +1,8 @@
 """A small museum."""
 
-from trainer.data.meetings.issue import Issue, Option, Setting
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option
 
-MUSEUM = Setting(
+MUSEUM = MeetingSetting(
     "museum",
     (
         "Curators' meeting",

@@ -1,8 +1,8 @@
 """A parents' association and the teachers it works with."""
 
-from trainer.data.meetings.issue import Issue, Option, Setting
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option
 
-SCHOOL = Setting(
+SCHOOL = MeetingSetting(
     "school",
     (
         "Parents' association",

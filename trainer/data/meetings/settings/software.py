@@ -1,8 +1,8 @@
 """A team that makes a software product."""
 
-from trainer.data.meetings.issue import Issue, Option, Setting
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option
 
-SOFTWARE = Setting(
+SOFTWARE = MeetingSetting(
     "software",
     (
         "Product sync",

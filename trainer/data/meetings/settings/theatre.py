@@ -1,8 +1,8 @@
 """An amateur theatre company."""
 
-from trainer.data.meetings.issue import Issue, Option, Setting
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option
 
-THEATRE = Setting(
+THEATRE = MeetingSetting(
     "theatre",
     (
         "Production meeting",

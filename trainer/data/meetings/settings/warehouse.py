@@ -1,8 +1,8 @@
 """A warehouse that ships parcels."""
 
-from trainer.data.meetings.issue import Issue, Option, Setting
+from trainer.data.meetings.issue import Issue, MeetingSetting, Option
 
-WAREHOUSE = Setting(
+WAREHOUSE = MeetingSetting(
     "warehouse",
     (
         "Shift leaders' meeting",

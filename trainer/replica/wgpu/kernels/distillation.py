@@ -22,7 +22,7 @@ from trainer.replica.wgpu.kernels.source import source
 
 
 @dataclass(frozen=True)
-class Teacher:
+class TeacherPredictions:
     """A teacher's predictions of N rows; all on the device."""
 
     classes: Array
@@ -41,7 +41,7 @@ def distillation_gradient(
     soft: Array,
     labels: Array,
     counts: Array,
-    teacher: Teacher,
+    teacher: TeacherPredictions,
     *,
     first: int = 0,
 ) -> None:

@@ -22,7 +22,7 @@ from trainer.replica.wgpu.kernels.softmax import causal_softmax, causal_softmax_
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoreWindow:
     """Scores that are computed together: heads `[first, first + heads)`, rows of each."""
 
     first: int
@@ -53,7 +53,7 @@ class Attention:
         """What scores are multiplied by (Vaswani et al., arXiv 1706.03762)."""
         return 1 / math.sqrt(self.head_dim)
 
-    def windows(self, limit: int) -> Iterator[Window]:
+    def windows(self, limit: int) -> Iterator[ScoreWindow]:
         """Yield windows whose scores fit into `limit` bytes, as few as can be."""
         row_bytes = 4 * self.length
         assert row_bytes <= limit, f"one row of {self.length} scores exceeds {limit} bytes"
@@ -61,7 +61,7 @@ class Attention:
         rows = self.group_rows if heads else limit // row_bytes
         for first in range(0, self.batch * self.num_kv_heads, max(1, heads)):
             for row in range(0, self.group_rows, rows):
-                yield Window(
+                yield ScoreWindow(
                     first,
                     min(max(1, heads), self.batch * self.num_kv_heads - first),
                     row,
@@ -109,13 +109,15 @@ class Attention:
         return min(graph.binding_limit, SCORE_BYTES)
 
     def _probabilities(
-        self, graph: Graph, pool: Pool, queries: Array, keys: Array, window: Window
+        self, graph: Graph, pool: Pool, queries: Array, keys: Array, window: ScoreWindow
     ) -> Array:
         scores = self._scores(graph, pool, queries, keys, window)
         causal_softmax(graph, scores, first_row=window.row, length=self.length, scale=self.scale)
         return scores
 
-    def _scores(self, graph: Graph, pool: Pool, left: Array, right: Array, window: Window) -> Array:
+    def _scores(
+        self, graph: Graph, pool: Pool, left: Array, right: Array, window: ScoreWindow
+    ) -> Array:
         """Record left right^T `[heads, rows, T]`: queries with keys, or dout with values."""
         scores = pool.take((window.heads, window.rows, self.length))
         gemm(
@@ -127,7 +129,7 @@ class Attention:
         return scores
 
     def _contract(
-        self, graph: Graph, window: Window, scores: Array, right: Array, out: Array
+        self, graph: Graph, window: ScoreWindow, scores: Array, right: Array, out: Array
     ) -> None:
         """Record the window's rows of out = scores right, over positions."""
         gemm(
@@ -137,7 +139,9 @@ class Attention:
             offsets=(0, window.first * self._head, self._first(window)),
         )  # fmt: skip
 
-    def _reduce(self, graph: Graph, window: Window, scores: Array, left: Array, out: Array) -> None:
+    def _reduce(
+        self, graph: Graph, window: ScoreWindow, scores: Array, left: Array, out: Array
+    ) -> None:
         """Record out (+)= scores^T left, over a group's rows; later windows of rows add up."""
         gemm(
             graph, scores, left, out, trans_a=True,
@@ -155,5 +159,5 @@ class Attention:
     def _head(self) -> int:
         return self.length * self.head_dim
 
-    def _first(self, window: Window) -> int:
+    def _first(self, window: ScoreWindow) -> int:
         return window.first * self._group + window.row * self.head_dim

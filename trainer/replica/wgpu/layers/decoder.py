@@ -12,14 +12,14 @@ from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import Pool
-from trainer.replica.wgpu.kernels.distillation import Teacher
+from trainer.replica.wgpu.kernels.distillation import TeacherPredictions
 from trainer.replica.wgpu.kernels.elementwise import fill
 from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient
 from trainer.replica.wgpu.kernels.finite import mark_non_finite
 from trainer.replica.wgpu.layers import decoder_layer
 from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
-from trainer.replica.wgpu.layers.head import Head, Outcome, Targets
+from trainer.replica.wgpu.layers.head import Head, LossSums, Targets
 from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
 from trainer.system.errors import InputError
 
@@ -111,7 +111,7 @@ class Decoder:
         self.head = Head(tensors.norm("model.norm.weight"), *tensors.matrix(name), self.eps)
 
     def record_training(
-        self, graph: Graph, pool: Pool, bucket: Bucket, vector: Array, outcome: Outcome, keep: bool
+        self, graph: Graph, pool: Pool, bucket: Bucket, vector: Array, sums: LossSums, keep: bool
     ) -> None:
         """Record a micro-batch, forward and backward; gradients are `+=`.
 
@@ -143,7 +143,7 @@ class Decoder:
             if chunk == 0:
                 fill(graph, dx, value=0.0)
             targets = self._targets(bucket, vector, chunk)
-            self.head.loss(graph, pool, stream[-1], targets, outcome, dx=dx)
+            self.head.loss(graph, pool, stream[-1], targets, sums, dx=dx)
         for number in reversed(range(len(self.layers))):
             graph.segment(f"backward.{number}")
             weights = self.layers[number]
@@ -151,7 +151,7 @@ class Decoder:
                 decoder_layer.recompute(graph, pool, weights, shape, kept[number], stream[number])
             decoder_layer.backward(graph, pool, weights, shape, kept[number], stream[number], dx)
         graph.segment("embedding")
-        mark_non_finite(graph, dx, outcome.flag)
+        mark_non_finite(graph, dx, sums.flag)
         if self._embedding_gradient is not None:
             unique, starts, order = (
                 bucket.window(vector, name) for name in ("unique", "starts", "order")
@@ -168,7 +168,7 @@ class Decoder:
         pool: Pool,
         bucket: Bucket,
         vector: Array,
-        outcome: Outcome,
+        sums: LossSums,
         predictions: Array | None,
     ) -> None:
         """Record a micro-batch, forward alone.
@@ -188,7 +188,7 @@ class Decoder:
         for chunk in range(bucket.chunks):
             graph.segment(f"head.{chunk}")
             targets = self._targets(bucket, vector, chunk)
-            self.head.loss(graph, pool, x, targets, outcome, predictions=predictions)
+            self.head.loss(graph, pool, x, targets, sums, predictions=predictions)
         for array in (x, y):
             pool.give(array)
         kept.give(pool)
@@ -206,7 +206,7 @@ class Decoder:
         teacher = None
         if entries:
             shares = bucket.window(vector, "shares")
-            teacher = Teacher(
+            teacher = TeacherPredictions(
                 table("taught", entries), table("weights", entries), shares, self._temperature
             )
         return Targets(rows, table("classes", 1), table("counts", 1), teacher)

@@ -20,7 +20,7 @@ from trainer.replica.wgpu.kernels.cross_entropy import (
     cross_entropy_start,
     cross_entropy_window,
 )
-from trainer.replica.wgpu.kernels.distillation import Teacher, distillation_gradient
+from trainer.replica.wgpu.kernels.distillation import TeacherPredictions, distillation_gradient
 from trainer.replica.wgpu.kernels.finite import mark_non_finite
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.norm import rms_norm
@@ -38,12 +38,12 @@ class Targets:
     """u32 `[N, 1]`"""
     counts: Array
     """f32 `[N, 1]`, 1 or, for a row that does not count, 0."""
-    teacher: Teacher | None = None
+    teacher: TeacherPredictions | None = None
     """The rows' teacher, beside their classes."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LossSums:
     """The sums of results over a step; all on the device."""
 
     loss: Array
@@ -69,7 +69,7 @@ class Head:
         pool: Pool,
         x: Array,
         targets: Targets,
-        outcome: Outcome,
+        sums: LossSums,
         *,
         dx: Array | None = None,
         predictions: Array | None = None,
@@ -83,7 +83,7 @@ class Head:
         picked, normed = pool.take((count, width)), pool.take((count, width))
         gather_rows(graph, x, targets.rows, picked)
         rms_norm(graph, picked, self.norm.weight, normed, eps=self.eps)
-        mark_non_finite(graph, normed, outcome.flag)
+        mark_non_finite(graph, normed, sums.flag)
 
         objective = _Objective.start(graph, pool, targets)
         spans = list(windows(self.weight, self._window_bytes(graph, count)))
@@ -94,7 +94,7 @@ class Head:
         if predictions is not None:
             assert len(spans) == 1, "predictions need all classes in one window"
             argmax_rows(graph, logits, predictions)
-        objective.loss(graph, outcome)
+        objective.loss(graph, sums)
         if dx is not None:
             dnormed = pool.take((count, width))
             for start, stop in spans:
@@ -187,11 +187,11 @@ class _Objective:
                 first=first, temperature=teacher.temperature,
             )  # fmt: skip
 
-    def loss(self, graph: Graph, outcome: Outcome) -> None:
+    def loss(self, graph: Graph, sums: LossSums) -> None:
         """Record the sums over rows, after all windows."""
-        cross_entropy_loss(graph, self.hard, self.targets.counts, outcome.loss)
+        cross_entropy_loss(graph, self.hard, self.targets.counts, sums.loss)
         if self.targets.teacher and self.soft:
-            cross_entropy_loss(graph, self.soft, self.targets.teacher.weights, outcome.taught)
+            cross_entropy_loss(graph, self.soft, self.targets.teacher.weights, sums.taught)
 
     def gradient(self, graph: Graph, logits: Array, first: int) -> None:
         """Record the logits of a window becoming their gradient, after all windows."""

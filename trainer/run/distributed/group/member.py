@@ -14,7 +14,7 @@ from trainer.run.distributed.group.setup import Setup, identity
 from trainer.system.errors import DoesNotFitError, TrainerError, is_out_of_memory
 
 if TYPE_CHECKING:
-    from trainer.run.distributed.group.part import Part
+    from trainer.run.distributed.group.part import GroupPart
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def is_of_a_collective(error: Exception) -> bool:
 
 
 def _serve(link: GroupLink, rank: int) -> int:
-    part: tuple[Part, GradientLayout] | None = None
+    part: tuple[GroupPart, GradientLayout] | None = None
     while (message := link.receive()) is not None:
         if message.body["do"] == "open":
             del message.body["do"]
@@ -67,7 +67,7 @@ def _serve(link: GroupLink, rank: int) -> int:
     return 0
 
 
-def _open(link: GroupLink, setup: Setup, rank: int) -> tuple[Part, GradientLayout]:
+def _open(link: GroupLink, setup: Setup, rank: int) -> tuple[GroupPart, GradientLayout]:
     link.send(identity(setup))  # before the first collective, which may not fit
     from trainer.run.distributed.group.part import open_part
 
@@ -76,7 +76,7 @@ def _open(link: GroupLink, setup: Setup, rank: int) -> tuple[Part, GradientLayou
     return part, build_layout(setup.model_dir, setup.config)
 
 
-def _obey(link: GroupLink, part: Part, layout: GradientLayout, message: GroupMessage) -> None:
+def _obey(link: GroupLink, part: GroupPart, layout: GradientLayout, message: GroupMessage) -> None:
     match message.body:
         case {"do": "train", "alpha": alpha}:
             link.send(asdict(part.train(unpack_samples(message.arrays), None, alpha)))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
 
-class Part(Protocol):
+class GroupPart(Protocol):
     """Every method is called by all processes of the group together.
 
     What `train` and `evaluate` return adds up over the processes.
@@ -63,7 +63,7 @@ class Part(Protocol):
         ...
 
 
-def open_part(setup: Setup, rank: int) -> Part:
+def open_part(setup: Setup, rank: int) -> GroupPart:
     """Join the group and load this process's part of the model.
 
     Raises:
@@ -107,7 +107,7 @@ class CopiedPart:
     def train(
         self, samples: Sequence[Encoded], on_block: OnBlock | None, alpha: float | None
     ) -> StepResult:
-        """See `Part.train`: an exception is raised once the last block is summed."""
+        """See `GroupPart.train`: an exception is raised once the last block is summed."""
         failed: list[BaseException] = []
 
         def summed(index: int, gradient: np.ndarray) -> None:
@@ -125,11 +125,11 @@ class CopiedPart:
         return result
 
     def evaluate(self, samples: Sequence[Encoded]) -> EvalResult:
-        """See `Part.evaluate`."""
+        """See `GroupPart.evaluate`."""
         return self._replica.evaluate(samples)
 
     def write_trainable(self, flat: np.ndarray) -> None:
-        """See `Part.write_trainable`."""
+        """See `GroupPart.write_trainable`."""
         self._replica.write_trainable(flat)
 
 
@@ -157,7 +157,7 @@ class ShardedPart:
     def train(
         self, samples: Sequence[Encoded], on_block: OnBlock | None, alpha: float | None
     ) -> StepResult:
-        """See `Part.train`: the blocks leave once the gradient is gathered."""
+        """See `GroupPart.train`: the blocks leave once the gradient is gathered."""
         del alpha
         result = self._replica.accumulate(samples)
         mean = self._replica.gather_gradient()
@@ -171,12 +171,12 @@ class ShardedPart:
         return result
 
     def evaluate(self, samples: Sequence[Encoded]) -> EvalResult:
-        """See `Part.evaluate`."""
+        """See `GroupPart.evaluate`."""
         result = self._replica.evaluate(samples)
         return result if self._is_leader else EvalResult(0.0, 0, None)
 
     def write_trainable(self, flat: np.ndarray) -> None:
-        """See `Part.write_trainable`."""
+        """See `GroupPart.write_trainable`."""
         self._replica.write_trainable(flat)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from functools import cache
 
 from trainer.replica.wgpu.kernels.gemm.direct import direct
-from trainer.replica.wgpu.kernels.gemm.parts import Layout
+from trainer.replica.wgpu.kernels.gemm.parts import OperandLayout
 from trainer.replica.wgpu.kernels.gemm.tiled import tiled
 from trainer.replica.wgpu.kernels.gemm.variants import Variant
 from trainer.replica.wgpu.kernels.source import source
 
 
 @cache
-def gemm_code(variant: Variant, layout: Layout) -> str:
+def gemm_code(variant: Variant, layout: OperandLayout) -> str:
     """Return the code of one kernel; its bindings are a, b, (scales of b,) c, parameters."""
     body = tiled(variant, layout) if variant.kind == "tiled" else direct(variant, layout)
     parts = ["gemm_params", *_operand_parts(layout), "grid"]
@@ -27,7 +27,7 @@ def gemm_code(variant: Variant, layout: Layout) -> str:
     return "\n".join([*pieces, *_bindings(layout), *body, "}", ""])
 
 
-def _operand_parts(layout: Layout) -> list[str]:
+def _operand_parts(layout: OperandLayout) -> list[str]:
     """Return the files with the functions that read a and b and write c."""
     width = {True: "wide", False: "narrow"}
     return [
@@ -37,7 +37,7 @@ def _operand_parts(layout: Layout) -> list[str]:
     ]
 
 
-def _bindings(layout: Layout) -> list[str]:
+def _bindings(layout: OperandLayout) -> list[str]:
     packed = "vec2<u32>" if layout.kind_b == "bf16" and layout.wide_b else "u32"
     floats = {True: "vec4<f32>", False: "f32"}
     element_b = floats[layout.wide_b] if layout.kind_b == "f32" else packed

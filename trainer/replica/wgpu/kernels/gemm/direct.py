@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainer.replica.wgpu.kernels.gemm.parts import (
     XYZW,
-    Layout,
     Operand,
+    OperandLayout,
     column,
     head,
     operands,
@@ -14,7 +14,7 @@ from trainer.replica.wgpu.kernels.gemm.parts import (
 from trainer.replica.wgpu.kernels.gemm.variants import LANES, Variant
 
 
-def direct(variant: Variant, layout: Layout) -> list[str]:
+def direct(variant: Variant, layout: OperandLayout) -> list[str]:
     """Write a kernel that reads a and b from memory, four k a step."""
     a, b = operands(layout)
     rows, columns, splits = variant.rows, variant.columns, variant.splits

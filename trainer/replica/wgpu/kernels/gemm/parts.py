@@ -11,7 +11,7 @@ XYZW = "xyzw"
 
 
 @dataclass(frozen=True)
-class Layout:
+class OperandLayout:
     """The layout of the operands in memory."""
 
     trans_a: bool
@@ -60,7 +60,7 @@ class Operand:
         return f"select(vec4<f32>(0.0), {four}, {at} < k)"
 
 
-def operands(layout: Layout) -> tuple[Operand, Operand]:
+def operands(layout: OperandLayout) -> tuple[Operand, Operand]:
     """Return a and b."""
     return (
         Operand("a", not layout.trans_a, layout.wide_a, layout.ragged),

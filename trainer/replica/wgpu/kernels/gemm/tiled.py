@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainer.replica.wgpu.kernels.gemm.parts import (
     XYZW,
-    Layout,
     Operand,
+    OperandLayout,
     column,
     head,
     operands,
@@ -14,7 +14,7 @@ from trainer.replica.wgpu.kernels.gemm.parts import (
 from trainer.replica.wgpu.kernels.gemm.variants import Variant
 
 
-def tiled(variant: Variant, layout: Layout) -> list[str]:
+def tiled(variant: Variant, layout: OperandLayout) -> list[str]:
     """Write a kernel whose workgroup copies tiles of a and b into workgroup memory."""
     a, b = operands(layout)
     rows, columns = variant.tile
@@ -55,7 +55,7 @@ def tiled(variant: Variant, layout: Layout) -> list[str]:
     ]
 
 
-def _fill_table(layout: Layout, variant: Variant) -> list[str]:
+def _fill_table(layout: OperandLayout, variant: Variant) -> list[str]:
     if layout.kind_b != "nf4":
         return []
     return [
