@@ -62,7 +62,7 @@ def be_rank(
     dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=RANKS)
     try:
         if settings.get("model.quantization"):
-            import bitsandbytes  # noqa: F401  # its own memory is not the model's
+            import bitsandbytes  # noqa: F401  # loaded first: its own memory is not the model's
         train(SMALL, settings, strategy)  # loads what a strategy imports late
         return train(tree, settings, strategy)
     finally:

@@ -36,6 +36,6 @@ def test_a_worker_has_read_its_data_when_it_connects(tmp_path: Path) -> None:
         raise _ConnectedError
 
     with pytest.raises(_ConnectedError):  # and not for the data, which is another by now
-        build.make_worker(inputs, ReplicaChoice(_Nothing(), "cpu", ""), connect)  # type: ignore[arg-type]
+        build.make_worker(inputs, ReplicaChoice(_Nothing(), "cpu", ""), connect)  # pyright: ignore[reportArgumentType]  # fails before it is used
     with pytest.raises(InputError, match=r"train\.jsonl:1"):
         read_inputs(load(None, settings), "run")
