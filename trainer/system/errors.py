@@ -14,14 +14,14 @@ EXIT_CODES = {
     0: ExitCode("the job is done, or was stopped on request and saved", False),
     1: ExitCode("a defect in Motley; the traceback is in the log", True),
     2: ExitCode(
-        "usage, config, data or model is wrong or needs more memory than there is, or the "
+        "usage, config, data or model is wrong, more memory is needed than available, or the "
         "requested device is not available",
         False,
     ),
-    3: ExitCode("the other side cannot be reached, or was lost", True),
+    3: ExitCode("the peer cannot be reached, or was lost", True),
     4: ExitCode(
         "refused: model, data, config, version, rank or weights differ; or another process writes "
-        "the folder, or has taken it over",
+        "the output folder or has taken it over",
         False,
     ),
     5: ExitCode("NaN or Inf halted the run, or an outlier with `exchange.outliers: halt`", False),
@@ -40,8 +40,8 @@ EXIT_CODES = {
         True,
     ),
     9: ExitCode(
-        "the budget guard stopped the run: its ceiling would be breached, or no step was completed "
-        "for `budget.idle_stop`; everything is saved, and a higher ceiling continues it",
+        "the budget guard stopped the run: its ceiling would be exceeded, or no step was completed "
+        "for `budget.idle_stop`; everything is saved, and the run continues with a higher ceiling",
         False,
     ),
     130: ExitCode("Ctrl-C; a run that is training saves and ends with 0 instead", False),
