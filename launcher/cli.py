@@ -1,4 +1,4 @@
-"""`launch`: a cluster of mismatched computers, driven from one terminal."""
+"""`launch`: control a cluster of mismatched computers from one terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.terminal import visible
 from trainer.system.commandline.lazy_group import LazyGroup
 
 _CLUSTER = "launcher.commands.cluster"
-_STATUS = (f"{_CLUSTER}:status", "Show the run that is up, or the latest one.")
+_STATUS = (f"{_CLUSTER}:status", "Show the active run, or the latest one.")
 _LOGS = ("launcher.commands.logs:logs", "Print the logs of processes, such as worker-2.")
 
 cluster = LazyGroup(

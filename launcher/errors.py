@@ -1,4 +1,4 @@
-"""What can go wrong in the launcher, as one line for people and one exit code for programs.
+"""The launcher's errors: one line for people and one exit code for programs.
 
 | code | meaning                                                                       |
 |------|-------------------------------------------------------------------------------|
@@ -61,8 +61,8 @@ class JobFailedError(LauncherError):
     exit_code = 6
 
 
-class BudgetError(LauncherError):
-    """It would cost more than the ceiling, or its cost is unknown."""
+class OverBudgetError(LauncherError):
+    """A run or command would cost more than its ceiling, or its cost is unknown."""
 
     exit_code = 7
 

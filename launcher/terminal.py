@@ -1,8 +1,8 @@
-"""Text on its way to a terminal: what a host sends can be seen there, and moves nothing.
+"""Escape text before it is printed on a terminal.
 
-A log line, a host's error or a device's name may hold escape sequences that move the cursor, rename
-the window or answer in the operator's name, and characters that reorder a line. Everything that is
-printed goes through `visible`. Standard library only.
+A log line, a host's error or a device's name may contain escape sequences that move the cursor,
+rename the window or inject input, and characters that reorder a line. All printed text goes through
+`visible`. Standard library only.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ COMMANDS = {
         "trainer.commands.init_model:init_model",
         "Make a small Qwen3 with a tokenizer trained on your data.",
     ),
-    "compare": ("trainer.commands.compare:compare", "Measure Motley beside other programs."),
+    "compare": ("trainer.commands.compare:compare", "Compare Motley with other programs."),
     "lab": ("trainer.commands.lab:lab", "Show one technique each with its measured figures."),
     "merge": ("trainer.commands.merge:merge", "Write a LoRA adapter into its base model."),
 }

@@ -1,1 +1,1 @@
-"""The agent of a host: what it answers, and the host's half of the checks before a run."""
+"""The agent of a host: its operations, and the host's half of the checks before a run."""

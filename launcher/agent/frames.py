@@ -28,7 +28,7 @@ LIMIT = 4 << 20
 
 
 class FrameError(ValueError):
-    """A line that is no frame."""
+    """A line that is not a frame."""
 
 
 def encode(frame: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a launcher may have done on this machine, by name: the one table of operations.
+"""The operations that a launcher may call on this machine, in one table by name.
 
 Arguments and results are plain JSON; a result may also be made of dataclasses, which `frames.py`
 writes as their fields. A new operation is a function and its line in the table.

@@ -34,7 +34,7 @@ def up(
     as_json: bool,
     **config_flags: Any,
 ) -> None:
-    """Start a run and return once every worker has joined and training has begun.
+    """Start a run and return when every worker has joined and training has begun.
 
     The run continues without this terminal. Without --preset or --config it is the quickstart;
     with a --model or --data of your own the settings follow from them.
@@ -58,7 +58,7 @@ def up(
 @click.option("--watch", "-w", is_flag=True, help="Refresh every second, until q.")
 @json_option
 def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> None:
-    """Show the run that is up, or the latest one."""
+    """Show the active run, or the latest one."""
     from launcher.runs.status import RunMonitor
     from launcher.views import render
     from launcher.views.follow import watch_run
@@ -94,7 +94,12 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
 @click.command()
 @inventory_option
 @run_option
-@click.option("--all", "everything", is_flag=True, help="Every run that is up or left processes.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Every active run, and every run with leftover processes.",
+)
 @json_option
 def down(cluster: Cluster, run_id: str | None, everything: bool, as_json: bool) -> None:
     """Stop the run and check that none of its processes is left.

@@ -1,4 +1,4 @@
-"""`launch completion`: the script by which a shell completes commands and options."""
+"""`launch completion`: print the completion script of a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch discover`: machines on the network, as an inventory."""
+"""`launch discover`: find machines on the network and write an inventory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from launcher.commands.options import json_option
 
 @click.command()
 @click.argument("addresses", metavar="[ADDRESS]...", nargs=-1)
-@click.option("--user", metavar="NAME", help="The login, if neither the address nor ssh names one.")
+@click.option(
+    "--user", metavar="NAME", help="Login name, unless the address or ssh_config gives one."
+)
 @click.option(
     "--ssh-config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where hosts and their settings are read.  [default: ~/.ssh/config]",
+    help="The ssh_config to read.  [default: ~/.ssh/config]",
 )
 @click.option("--no-mdns", is_flag=True, help="Do not listen for announcements.")
 @click.option(
@@ -32,7 +34,7 @@ from launcher.commands.options import json_option
     type=click.IntRange(1, 65535),
     default=9000,
     show_default=True,
-    help="The TCP port to measure links at.",
+    help="TCP port for measuring links.",
 )
 @click.option(
     "--write", "file", type=click.Path(path_type=Path), metavar="FILE",
@@ -42,7 +44,7 @@ from launcher.commands.options import json_option
     "--accept-new-host-keys",
     "accept",
     is_flag=True,
-    help="Record new SSH host keys of ADDRESS and FILE's hosts, and look nowhere else.",
+    help="Record new SSH host keys of ADDRESS and FILE's hosts, and query only these.",
 )
 @json_option
 def discover(

@@ -102,7 +102,7 @@ def up(
     as_json: bool,
     **job_flags: Any,
 ) -> None:
-    """Start a distillation and return once every process is at work.
+    """Start a distillation and return when every process is working.
 
     It continues without this terminal: launch cluster status | logs | down.
     """
@@ -128,7 +128,7 @@ def doctor(
     as_json: bool,
     **job_flags: Any,
 ) -> None:
-    """Run every check of `launch distill up`; change nothing. Exits with 4 when one fails."""
+    """Run every check of `launch distill up`; change nothing. Exits with 4 if one fails."""
     from launcher.commands.doctor import show_checks
 
     show_checks(cluster.doctor(job_order(**job_flags), whole=True), as_json)

@@ -31,8 +31,8 @@ def doctor(
 ) -> None:
     """Check this machine, or every host of an inventory, for a run; change nothing.
 
-    Model, data, output and memory are checked when they are named (--preset, --config, --model
-    or --data). Exits with 4 when a check fails.
+    Model, data, output and memory are checked only if they are given (--preset, --config, --model
+    or --data). Exits with 4 if a check fails.
     """
     whole = any(config_flags.values())
     show_checks(cluster.doctor(config_order(**config_flags), whole), as_json)

@@ -1,4 +1,4 @@
-"""`launch export` and `launch import-run`: a run leaves for another system, and comes back."""
+"""`launch export` and `launch import-run`: move a run to another system and its result back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def _render(system: str) -> Render:
 
 
 @click.command()
-@click.option("--to", "system", type=click.Choice(_SYSTEMS), required=True, help="The system.")
+@click.option(
+    "--to", "system", type=click.Choice(_SYSTEMS), required=True, help="The target system."
+)
 @click.option(
     "--target",
     "text",
@@ -58,9 +60,9 @@ def export(
     cluster: Cluster, system: str, text: str | None, run_id: str | None, into: Path | None,
     wheel: Path | None, as_json: bool, **described: Any,
 ) -> None:  # fmt: skip
-    """Write a run as the files of another system, for equal devices; start nothing.
+    """Export a run to another system of equal devices; start nothing.
 
-    The run is new and described by a config, or it began here (--run) and continues there.
+    The run is a new one, given by a config, or an existing one (--run) that continues there.
     """
     from launcher.export.bundle import export_run
     from launcher.export.outgoing import new_run, own_run
@@ -95,7 +97,7 @@ def export(
     "-o",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The folder for its result.",
+    help="The run's output folder.",
 )
 @inventory_option
 @json_option

@@ -1,4 +1,4 @@
-"""`launch init`: a run config to edit."""
+"""`launch init`: write a run config to edit."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ checkpoint:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), default="run.yaml")
-@click.option("--model", type=click.Path(), default="model", metavar="DIR|NAME", help="The base.")
+@click.option(
+    "--model", type=click.Path(), default="model", metavar="DIR|NAME", help="The base model."
+)
 @click.option(
     "--data", type=click.Path(), default="train.jsonl", metavar="FILE", help="JSON Lines."
 )
 def init(file: Path, model: str, data: str) -> None:
-    """Write a commented run config to edit: FILE, else run.yaml.
+    """Write a commented run config to FILE (default: run.yaml).
 
-    The settings follow from data and model, if these are on this machine.
+    Settings are derived from data and model if these are on this machine.
     """
     from launcher.errors import ConfigError
     from launcher.views import render

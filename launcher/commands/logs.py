@@ -1,4 +1,4 @@
-"""`launch logs`: what processes wrote."""
+"""`launch logs`: print the output of processes."""
 
 from __future__ import annotations
 

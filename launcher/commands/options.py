@@ -34,7 +34,7 @@ run_option = click.option(
     "run_id",
     metavar="ID",
     shell_complete=complete.run_ids,
-    help="Which run; the one that is up, else the latest.",
+    help="The run's id; default: the active run, else the latest.",
 )
 
 
@@ -65,7 +65,7 @@ _inventory = click.option(
     "-i",
     type=click.Path(path_type=Path),
     envvar="MOTLEY_INVENTORY",
-    help="An Ansible inventory, else $MOTLEY_INVENTORY, else this machine.",
+    help="An Ansible inventory; default: $MOTLEY_INVENTORY, else this machine.",
 )
 inventory_option = together(_inventory, _on_cluster)
 """Selects the cluster whose runs a command is about."""
@@ -92,7 +92,7 @@ _hosts = together(
     click.option(
         "--accept-new-host-keys",
         is_flag=True,
-        help="Record new SSH host keys; a changed one stays refused.",
+        help="Record new SSH host keys; changed ones are still refused.",
     ),
 )
 cluster_options = together(_hosts, _on_cluster)
@@ -115,7 +115,7 @@ config_options = together(
         "--preset",
         metavar="NAME",
         shell_complete=complete.preset_names,
-        help="A run config that Motley ships.",
+        help="A run config that ships with Motley.",
     ),
     click.option(
         "--config", type=click.Path(path_type=Path), help="A run config of your own (YAML)."
@@ -156,7 +156,7 @@ start_options = together(
         "--timeout",
         type=click.FloatRange(min=1),
         metavar="SECONDS",
-        help="How long joining may take.",
+        help="Time limit for joining.",
     ),
     click.option(
         "--dry-run", is_flag=True, help="Print the commands for each host; start nothing."

@@ -83,7 +83,7 @@ class _Count(click.ParamType[float]):
 @click.option(
     "--diagram",
     type=click.Choice(["ddp", "fsdp", "tp", "sp", "pp", "group"]),
-    help="Print a strategy's diagram as mermaid: what lies where, what travels when.",
+    help="Print a strategy's diagram in Mermaid: memory and communication of each process.",
 )
 @click.option(
     "--plot",
@@ -100,9 +100,9 @@ def plan(
     price_kwh: float | None, price_hour: float | None, currency: str,
     explain: str | None, diagram: str | None, picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Plan memory, time and cost of each strategy, and pick one; start nothing.
+    """Estimate memory, time and cost of each strategy, and pick one; start nothing.
 
-    Exits with 4 when nothing fits.
+    Exits with 4 if nothing fits.
     """
     from launcher.errors import ConfigError
     from launcher.runs.planned import described_cluster, inventory_cluster, model_shape

@@ -1,4 +1,4 @@
-"""`launch cluster push`: a new version of Motley for every host."""
+"""`launch cluster push`: update Motley on every host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @click.option(
     "--quick", is_flag=True, help="Refuse if dependencies changed: they take minutes to install."
 )
-@click.option("--force", is_flag=True, help="Also while a run is up; the run keeps its version.")
+@click.option(
+    "--force", is_flag=True, help="Update even while a run is active; the run keeps its version."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would change; install nothing.")
 @json_option
 def push(

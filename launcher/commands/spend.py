@@ -1,4 +1,4 @@
-"""`launch spend` and `launch budget`: what was spent, and any command under the guard."""
+"""`launch spend` and `launch budget`: show spending, and run any command under the budget guard."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
         render.print_json({"schema": "motley.spend/1", **tree})
         return
     if not found:
-        render.say("nothing has been recorded; docs/budget.md says how hosts get prices")
+        render.say("nothing has been recorded; docs/budget.md explains how to set prices")
         return
     render.console().print(render.spend_table(found, by, render.width()))
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @cluster_options
-@click.option("--ceiling", type=ABOVE, metavar="MONEY", help="Else $MOTLEY_BUDGET_CEILING.")
-@click.option("--currency", metavar="CODE", help="E.g. EUR; else $MOTLEY_BUDGET_CURRENCY.")
+@click.option("--ceiling", type=ABOVE, metavar="MONEY", help="Default: $MOTLEY_BUDGET_CEILING.")
+@click.option("--currency", metavar="CODE", help="E.g. EUR; default: $MOTLEY_BUDGET_CURRENCY.")
 @click.option("--price-hour", type=PRICE, metavar="MONEY", help="Rent of this machine per hour.")
 @click.option("--watts", type=ABOVE, help="Its power under load, if it cannot be measured.")
 @click.option("--price-kwh", type=PRICE, metavar="MONEY", help="Price of a kWh.")
-@click.option("--name", help="The name of its record; commands with one name share one ceiling.")
+@click.option("--name", help="Name of its record; commands with the same name share one ceiling.")
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),
@@ -67,10 +67,10 @@ def budget(
     grace: float,
     command: tuple[str, ...],
 ) -> None:
-    """Run a command that is stopped before it costs more than a ceiling.
+    """Run a command and stop it before it costs more than a ceiling.
 
-    It costs what this machine does, by flags, or the hosts of an inventory. Exits as the command
-    does, and with 7 if it was stopped.
+    The cost is that of this machine, given by flags, or of the hosts of an inventory. Exits as
+    the command does, or with 7 if the command was stopped.
     """
     rate = {"price_hour": price_hour, "watts": watts, "price_kwh": price_kwh}
     click.get_current_context().exit(

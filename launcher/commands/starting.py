@@ -1,4 +1,4 @@
-"""What `launch cluster up` and `launch distill up` share: a job is planned, started and shown."""
+"""The steps that `launch cluster up` and `launch distill up` share: plan, start and show a job."""
 
 from __future__ import annotations
 

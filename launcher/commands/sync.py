@@ -1,4 +1,4 @@
-"""`launch sync`: models, data and logits to the hosts, checkpoints from them."""
+"""`launch sync`: copy models, data and logits to the hosts, and checkpoints from them."""
 
 from __future__ import annotations
 

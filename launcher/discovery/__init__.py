@@ -1,1 +1,1 @@
-"""Asking machines what they have; those on the network, written as an inventory."""
+"""Query machines for their devices; find those on the network and write an inventory."""

@@ -1,6 +1,6 @@
-"""Where a machine may be: addresses given, an inventory's hosts, ssh_config, what mDNS announced.
+"""Candidate addresses of machines: given ones, an inventory's, ssh_config's, and those from mDNS.
 
-Pure but for reading ssh_config: no machine is contacted.
+Reads ssh_config, and contacts no machine.
 """
 
 from __future__ import annotations

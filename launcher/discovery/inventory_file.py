@@ -1,4 +1,4 @@
-"""What was found as an inventory that Ansible and `launch` take, new or in an edited file."""
+"""Write the discovered machines as an Ansible inventory, or update an edited one."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """The way between two machines. Rates in bit/s, times in s; None: not measured."""
+    """The link between two machines. Rates in bit/s, times in s; None: not measured."""
 
     one: str
     other: str

@@ -1,4 +1,4 @@
-"""Machines that announce themselves on this network by multicast DNS (RFC 6762, RFC 6763)."""
+"""Find machines that announce themselves by multicast DNS (RFC 6762, RFC 6763)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ECHO = 2.0
 
 @dataclass(frozen=True)
 class Announced:
-    """A service that a machine has announced. Any machine on the network can announce anything."""
+    """An announced service. Announcements are not authenticated."""
 
     name: str
     """The first label of its host name."""

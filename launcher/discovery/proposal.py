@@ -1,4 +1,4 @@
-"""Which machine coordinates, keeps the share, teaches and learns, and why. Pure."""
+"""Propose the coordinator, the share server, the teacher and the student, with reasons. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `launch discover` does: look everywhere, ask each machine, measure, propose, write."""
+"""The steps of `launch discover`: search, query each machine, measure links, propose, write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RESOLVING = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Where to look, and what to do with what is found."""
+    """The arguments of a discovery: sources, and what to do with the results."""
 
     addresses: tuple[str, ...] = ()
     user: str | None = None

@@ -1,6 +1,6 @@
-"""Query every host at once for what the inventory leaves open: devices, cores, addresses, routes.
+"""Query all hosts for what the inventory does not set: devices, cores, addresses, routes.
 
-A host that is not connected, or stops answering, stays as the inventory has it, and is a failure.
+A host that is not connected, or stops answering, keeps the inventory's values and counts as failed.
 """
 
 from __future__ import annotations

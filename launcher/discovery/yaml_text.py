@@ -1,4 +1,4 @@
-"""Single values in the text of a YAML file: what is not named stays as it is, byte for byte.
+"""Change single values in the text of a YAML file; all other bytes stay as they are.
 
 PyYAML's parser says where each value begins and ends. A parser that writes the whole file again
 would keep comments, but not each author's indentation, quotes and line lengths.

@@ -1,1 +1,1 @@
-"""A run as the files of another system: torchrun, Slurm, SkyPilot or Kubernetes, and its return."""
+"""Export a run to torchrun, Slurm, SkyPilot or Kubernetes, and import its result."""

@@ -1,10 +1,10 @@
-"""An exported run as a folder: config, model, data, Motley, and a checkpoint to resume from.
+"""The folder of an exported run: config, model, data, Motley, and a checkpoint to resume from.
 
 run.yaml            the settings; every path is in this folder
 inputs/             model, train.jsonl, validation.jsonl
-output/             the trainer's, with the newest checkpoint of a run that began at home
-motley-*.whl        this Motley; requirements*.txt lock what it needs, setup.sh installs all
-export.json         where the run belongs (`homecoming.py`)
+output/             the trainer's output, with the newest checkpoint of an existing run
+motley-*.whl        this version; requirements*.txt lock its packages, setup.sh installs all
+export.json         the run that it was exported from (`homecoming.py`)
 job.sbatch, ...     the files of the system
 """
 

@@ -1,4 +1,4 @@
-"""Checkpoints on their way between a run's output folder and an exported folder: whole or not."""
+"""Copy whole checkpoints between a run's output folder and an exported folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The result of an exported run back at home: in its output folder and the registry of runs.
+"""Import the result of an exported run into its output folder and the registry of runs.
 
-The folder was elsewhere, so it is judged like a host's answer: a checkpoint counts by its manifest,
-reports have their form, links are not followed, and where the run belongs is what this machine kept
-when it exported it. Another machine has to be told, with an output folder.
+The folder is treated as untrusted, like a host's answer: checkpoints are verified by their
+manifest, reports must have the expected shape, links are not followed, and the output folder is the
+one that this machine recorded at the export. On another machine it has to be given.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Record(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Homecoming:
-    """A run that came back."""
+    """An imported run."""
 
     run_id: str
     state: str
@@ -147,7 +147,7 @@ def _refuse_others(place: Path, stored: Path, run_id: str, incoming: Path) -> No
     if here is not None and step_of(here) > step_of(incoming):
         raise ConfigError(
             f"{stored}: run {run_id} is at step {step_of(here)} here, and at {step_of(incoming)} in"
-            " what comes back; nothing was changed"
+            " the result; nothing was changed"
         )
 
 

@@ -1,7 +1,7 @@
-"""A run that leaves: its config relative to its folder, its target, and the command of a process.
+"""A run to export: its config relative to its folder, its target, and the command of a process.
 
-Every name in the folder is fixed and every value of the user's is in `run.yaml`, so a script holds
-nothing of theirs but the run id, whose form is checked and which is quoted like any other word.
+All names in the folder are fixed and all user values are in `run.yaml`, so the only user text in a
+script is the run id, which is validated and quoted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ExportedJob:
     def __post_init__(self) -> None:
         if not is_run_id(self.run_id):
             raise ConfigError(
-                f"run id {self.run_id!r}: must be of lower-case letters, digits and . _ -"
+                f"run id {self.run_id!r}: must consist of lower-case letters, digits and . _ -"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Which run leaves: a new one, by its config, or one of this machine's registry."""
+"""The run to export: a new one, by its config, or one of this machine's registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task of a run for SkyPilot, which rents nodes, copies the folder there, and starts it.
+"""The SkyPilot task of a run; SkyPilot rents nodes, copies the folder to them, and starts it.
 
 Format: https://docs.skypilot.co/en/latest/reference/yaml-spec.html (0.14).
 """
@@ -26,12 +26,12 @@ def render_skypilot(job: ExportedJob) -> Rendered:
     """Return the task, and the script that it runs on each node.
 
     Raises:
-        ConfigError: checkpoints in parts over several nodes, which have no folder in common.
+        ConfigError: checkpoints in parts over several nodes, which share no folder.
     """
     target = job.target
     if job.config.checkpoint.sharded and target.nodes > 1:
         raise ConfigError(
-            "checkpoint.sharded: SkyPilot's nodes have no folder in common, and every rank writes a"
+            "checkpoint.sharded: SkyPilot's nodes share no folder, and every rank writes a"
             " part; leave the setting out"
         )
     device = target.device

@@ -1,4 +1,4 @@
-"""What an exported run is for: equal nodes with equal devices."""
+"""The target of an exported run: equal nodes with equal devices."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def target_of(hosts: Sequence[Host]) -> Target:
     """Return the hosts of an inventory, surveyed, as a target.
 
     Raises:
-        ConfigError: they differ, or have devices that torch.distributed does not know.
+        ConfigError: they differ, or have devices that torch.distributed does not support.
     """
     kinds: dict[str, Counter[tuple[str, str]]] = {}
     for host in hosts:

@@ -1,4 +1,4 @@
-"""A host as the launcher uses it: one `call`, and what is called most with its types."""
+"""The launcher's interface to a host: one `call`, and typed methods for frequent operations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Connection(ABC):
-    """What the launcher needs of a host. Paths are absolute paths on that host.
+    """The interface of a host. Paths are absolute paths on that host.
 
-    File methods raise OSError (FileNotFoundError for what is not there); every method of a host
-    that does not answer raises UnreachableError, which names it. Safe to use from many threads.
+    File methods raise OSError (FileNotFoundError for missing files); if the host does not answer,
+    every method raises UnreachableError with its name. Thread-safe.
     """
 
     host = "localhost"

@@ -1,4 +1,4 @@
-"""How an agent is started on a host, and the error when none answers.
+"""Start an agent on a host, or explain why none answers.
 
 It runs as the run user, by the one sudo rule of the trainer role. Without that installation or
 rule it runs as the operator, with the Python next to `motley_trainer_command`.
@@ -76,7 +76,7 @@ def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
     others = [word for word in error.words if not word.startswith("motley: ")]
     if any("No module named" in word for word in others):
         return PreflightError(
-            f"{where}: the Motley installed there has no agent, it is of another version; run: "
+            f"{where}: the Motley installed there has no agent: its version differs; run: "
             f"{RECIPE} --tags trainer"
         )
     beside = next((mark for mark in marks if mark.startswith("no python beside ")), "")

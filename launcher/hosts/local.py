@@ -1,4 +1,4 @@
-"""This machine as a host: operations are done in this process."""
+"""This machine as a host: operations run in this process."""
 
 from __future__ import annotations
 

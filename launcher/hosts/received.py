@@ -1,7 +1,7 @@
 """Data from a host, checked before the launcher uses it.
 
-A host may be compromised, so everything that it sends must have the expected shape. Anything else
-is a ValueError of one line, which `fleet.ask_hosts` turns into that host's error.
+A host may be compromised, so all received data must have the expected shape. Anything else raises a
+ValueError of one line, which `fleet.ask_hosts` turns into that host's error.
 """
 
 from __future__ import annotations

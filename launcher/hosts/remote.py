@@ -1,6 +1,6 @@
 """A host at the other end of a pipe, used like the local one: the client of `agent.py`.
 
-Any byte pipe will do; `ssh.py` makes them of SSH channels.
+Any byte pipe works; `ssh.py` makes them from SSH channels.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ UNIT_COMMAND = ("sudo", "-n", "/usr/local/sbin/motley-unit")
 
 
 class RemoteConnection(Connection):
-    """A host that has an agent.
+    """A host with an agent.
 
-    The next call reopens a broken link. Calls under way when it broke have failed, and a held
-    lock is lost: every call within its `with` fails from then on.
+    The next call reopens a broken link. Pending calls fail, and a held lock is lost: every later
+    call within its `with` fails.
     """
 
     def __init__(self, host: str, open_link: Callable[[], AgentLink]) -> None:
@@ -148,8 +148,8 @@ class RemoteConnection(Connection):
         link = self._living()
         if not self.units:
             raise PreflightError(
-                f"host {self.host}: cannot {verb} {unit}: no units of ours there, or no sudo rule "
-                "for them; run: ansible-playbook recipes/gpu-training.yml --tags trainer"
+                f"host {self.host}: cannot {verb} {unit}: Motley's units or their sudo rule are "
+                "missing there; run: ansible-playbook recipes/gpu-training.yml --tags trainer"
             )
         try:
             code, output = link.pipe.run((*UNIT_COMMAND, verb, unit), deadline)
@@ -187,7 +187,7 @@ class RemoteConnection(Connection):
                 if not _PATH.fullmatch(str(link.hello[key])):
                     link.close()
                     raise UnreachableError(
-                        f"host {self.host}: its agent names a {key} that is no path of one"
+                        f"host {self.host}: its agent reports an invalid path as its {key}"
                     )
             return link
         link.close()

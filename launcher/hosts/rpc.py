@@ -1,7 +1,7 @@
 """One open link to an agent: requests, answers and signs of life.
 
-Pings detect a silent host, whatever request is under way. Once broken a link stays broken;
-`remote.py` opens another.
+Pings detect a silent host during any request. A broken link stays broken; `remote.py` opens
+another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_NOISE = 1000
 
 
 class Pipe(Protocol):
-    """Bytes to and from an agent. `send` and `receive` are used by a thread each."""
+    """Bytes to and from an agent. One thread calls `send`, another `receive`."""
 
     def send(self, data: bytes) -> None:
         """Send all of it, or raise OSError."""
@@ -64,7 +64,7 @@ class Pipe(Protocol):
 
 
 class NoAgentError(UnreachableError):
-    """The other end is no agent; `words` is its output instead."""
+    """The other end is not an agent; `words` is its output."""
 
     def __init__(self, message: str, words: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ class NoAgentError(UnreachableError):
 
 
 class AgentLink:
-    """The requests under way on one pipe. Safe to use from many threads."""
+    """The pending requests on one pipe. Thread-safe."""
 
     def __init__(self, host: str, pipe: Pipe, hello_deadline: float = HELLO_DEADLINE) -> None:
         """Wait for the agent's hello.
@@ -226,7 +226,7 @@ class AgentLink:
 
 
 class _Waiting:
-    """A request under way."""
+    """A pending request."""
 
     def __init__(self) -> None:
         self.done = threading.Event()

@@ -1,8 +1,8 @@
 """How the launcher reaches a host. Only this file distinguishes local from remote.
 
-`connect` is the one place where a host becomes a connection. Over SSH that is a login with a
-verified host key, and an agent (`agent.py`) behind it. A host that cannot be
-reached or driven is refused here, with a line that says why.
+`connect` is the only place that creates a connection to a host. Over SSH that is a login with a
+verified host key, and an agent (`agent.py`) behind it. A host that cannot be reached or controlled
+is refused here with the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The OpenSSH command that reaches a host: the operator's ssh_config below settings of ours.
+"""The OpenSSH command for a host: the operator's ssh_config, overridden by Motley's settings.
 
-ssh itself reads the configuration, so Include, Match, ProxyJump, IdentityFile and aliases mean what
-they mean to ssh; Ansible's variables go on its command line as Ansible puts them there. Host keys
-are verified whatever StrictHostKeyChecking says, on jump hosts too.
+ssh itself reads the configuration, so Include, Match, ProxyJump, IdentityFile and aliases work as
+usual; Ansible's variables are passed on its command line as Ansible does. Host keys are verified
+regardless of StrictHostKeyChecking, also on jump hosts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why ssh has not logged in: what it wrote on stderr, as one line with what to do.
+"""The reason of a failed ssh login, from its stderr, as one line with a remedy.
 
 OpenSSH's messages are not translated. `ssh -v` adds the fingerprint of an unknown host key and the
 user keys that were offered.

@@ -1,4 +1,4 @@
-"""Bytes to and from a program on a host: an ssh process, whose login further programs share."""
+"""Bytes to and from a program on a host, through an ssh process with a shared login."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""An agent for a host on which Motley may not be installed: its code comes over the login.
+"""An agent for a host that may not have Motley installed: its code is sent over the login.
 
-An installed agent answers where there is one. The code is kept in the memory of one process of the
-operator's login, and gone with it: nothing is written there. It answers what an installed agent
-answers, with the rights of that login.
+An installed agent is used if there is one. Otherwise the code runs in the memory of one process of
+the operator's login; nothing is written to disk. It supports the same operations as an installed
+agent, with the rights of that login.
 """
 
 from __future__ import annotations

@@ -116,15 +116,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     install = commands.add_parser("install", help="install a wheel and switch to it")
     install.add_argument("--wheel", type=Path, required=True)
-    install.add_argument("--extras", help="trainer or coordinator; else as installed now")
-    install.add_argument("--torch", choices=("cpu", "cuda"), help="else as installed now")
+    install.add_argument("--extras", help="trainer or coordinator; default: as installed now")
+    install.add_argument("--torch", choices=("cpu", "cuda"), help="default: as installed now")
     install.add_argument("--torch-index", default=environments.TORCH_CPU_INDEX, metavar="URL")
     install.add_argument(
         "--check", action="store_true", help="change nothing, print what would change"
     )
     rollback = commands.add_parser("rollback", help="switch to the previous version")
     for command in (install, rollback):
-        command.add_argument("--force", action="store_true", help="also while a run uses it")
+        command.add_argument("--force", action="store_true", help="even while a run uses it")
     commands.add_parser("show", help="print what is installed")
     for command in commands.choices.values():
         # For a caller on another machine, which has nothing but the output.

@@ -1,1 +1,1 @@
-"""Hosts: what an Ansible inventory says of them; `facts`: what a machine says of itself."""
+"""Hosts, as described by an Ansible inventory; `facts`: what a machine reports about itself."""

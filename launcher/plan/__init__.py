@@ -1,1 +1,1 @@
-"""What a run will be: hosts, ranks, devices, commands. Pure."""
+"""The plan of a run: hosts, ranks, devices, commands. Pure."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TypeVar
 
-from launcher.errors import BudgetError, ConfigError
+from launcher.errors import ConfigError, OverBudgetError
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
 from trainer.config.budget import BudgetConfig, HostRate, with_environment
@@ -36,11 +36,11 @@ def refuse_unknown_rents(hosts: Sequence[Host]) -> None:
     """Check that every rented host has a price.
 
     Raises:
-        BudgetError: one has none; what it costs would go unnoticed.
+        OverBudgetError: a rented host has no price.
     """
     for host in hosts:
         if (why := why_rented(host)) and host.price_hour is None:
-            raise BudgetError(
+            raise OverBudgetError(
                 f"host {host.name} is rented ({why}), and its price is unknown: set"
                 " motley_price_hour and motley_currency in the inventory, or motley_rented: false"
             )

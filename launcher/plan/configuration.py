@@ -1,6 +1,6 @@
 """The run config as the launcher hands it to the trainer: preset or file, flags, absolute paths.
 
-A model's hub name is no path and stays as it is; preflight checks whether it is available.
+A model's hub name is not a path and is kept unchanged; preflight checks whether it is available.
 """
 
 from __future__ import annotations

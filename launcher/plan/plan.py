@@ -64,7 +64,7 @@ class ProcessPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """One run on a cluster: a fine-tune, or a distillation, whose processes share files alone."""
+    """One run on a cluster: a fine-tune, or a distillation, whose processes share only files."""
 
     run_id: str
     output: str

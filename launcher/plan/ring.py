@@ -1,4 +1,4 @@
-"""What a ring's hosts must have: enough equal devices that torch.distributed knows. Pure."""
+"""Requirements of a ring: enough equal devices that torch.distributed supports. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def check_ring(
         workers: by rank, the host and the devices of each.
 
     Raises:
-        ConfigError: they are too few or not equal, or have devices torch.distributed does not know.
+        ConfigError: they are too few or not equal, or have devices that torch.distributed
+            does not support.
     """
     if not exchange.in_ring:
         return
@@ -45,7 +46,7 @@ def check_ring(
         if devices[0].backend == "wgpu":
             raise ConfigError(
                 f"exchange.topology ring: worker-{rank} on {host.name} computes with wgpu, which"
-                f" torch.distributed does not know; {_INSTEAD}"
+                f" torch.distributed does not support; {_INSTEAD}"
             )
     first = workers[0][0]
     for rank, (host, devices) in enumerate(workers):

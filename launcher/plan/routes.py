@@ -1,4 +1,4 @@
-"""Which address of the coordinator's host the workers use, by routes. Pure: contacts no machine.
+"""Choose the coordinator's address for the workers, by routes. Pure: contacts no machine.
 
 Every address of that host is a candidate, and every other host has reported its route to each. The
 best one is on a network common to all, without a router or a VPN between.

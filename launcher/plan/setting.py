@@ -1,4 +1,4 @@
-"""What a plan takes from the launcher's own machine, and what follows for each host. Pure."""
+"""The launcher machine's part of a plan, and the values derived for each host. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster as commands use it: its hosts, the runs on them, and how one starts and ends."""
+"""The commands' interface to a cluster: its hosts, and how to find, start and end runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from trainer.planning.budget.ledger import SpendRecord
 
 @dataclass(frozen=True)
 class Launch:
-    """A start that is planned; nothing has been changed yet."""
+    """A planned start; nothing has been changed yet."""
 
     plan: LaunchPlan
     job: RunConfig | DistillJob
@@ -46,7 +46,7 @@ class Launch:
 
 
 class Cluster:
-    """The hosts of an inventory; without one, this machine. Hosts are read when they are needed."""
+    """The hosts of an inventory; without one, this machine. Hosts are read on first use."""
 
     def __init__(
         self,
@@ -164,7 +164,8 @@ class Cluster:
         """Start a run and return it once every process takes part; see `bring_up`.
 
         Raises:
-            BudgetError: it would cost too much, or its cost is unknown; nothing was started.
+            OverBudgetError: it would exceed the ceiling, or its cost is unknown; nothing was
+            started.
         """
         from launcher.runs.budget.authorise import (
             authorise,  # with the planner, which no look needs
@@ -207,7 +208,7 @@ class Cluster:
 
         Raises:
             ConfigError: a figure is wrong, or the command cannot be started.
-            BudgetError: the guard stopped it.
+            OverBudgetError: the guard stopped it.
         """
         from launcher.runs.budget.guarded_command import command_budget, run_guarded
 

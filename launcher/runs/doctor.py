@@ -1,4 +1,4 @@
-"""What `launch doctor` does: the checks of a start, whatever else is wrong."""
+"""The steps of `launch doctor`: all checks of a start, even if some cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop a run, and check that nothing of it is left on any host that answers."""
+"""Stop a run, and verify that none of its processes is left on any host that answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SWEEP_DEADLINE = 10.0
 
 @dataclass(frozen=True)
 class TeardownResult:
-    """What `tear_down` did."""
+    """The result of `tear_down`."""
 
     run_id: str
     stopped: tuple[str, ...]

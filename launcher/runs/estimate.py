@@ -1,4 +1,4 @@
-"""What a start will cost, by the same plan as `launch plan`: devices, and what its hosts have."""
+"""Estimate the cost of a start with the plan of `launch plan`, for its hosts' devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures since the last look: the processes that failed, with their last log lines."""
+"""Failures since the last view: the processes that failed, with their last log lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Failure:
 
 
 class FailureWatch:
-    """Compares looks at one run. Failures that recovered before the first are not reported."""
+    """Compares successive views of a run. Failures that recovered before the first are omitted."""
 
     def __init__(self, monitor: RunMonitor, without: Collection[str] = ()) -> None:
         """`without` are the processes whose logs are shown anyway."""

@@ -1,4 +1,4 @@
-"""The wait for a started run: until it is complete, until its first step, or until it fails.
+"""Wait for a started run until all workers have joined, until its first step, or until it fails.
 
 A missing process is named with its last log lines.
 """
@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from launcher.errors import (
-    BudgetError,
     InterruptedStartError,
     JobFailedError,
     LauncherError,
+    OverBudgetError,
     PartialError,
 )
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import POLL
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
-from trainer.system.errors import BudgetError as GuardError
+from trainer.system.errors import BudgetStopError
 
 STEP_PATIENCE = 15.0
 """Seconds for which `up` waits for the first step, to say how long it took."""
@@ -78,8 +78,8 @@ def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE
 def job_failure(monitor: RunMonitor, view: RunView) -> LauncherError:
     """Return the error with the reason of the leader's end."""
     leader = view.run.plan.leader
-    if view.processes[leader.name].exit_code == GuardError.exit_code:
-        return BudgetError(f"run {view.run.run_id} {view.outcome}: {view.reason}")
+    if view.processes[leader.name].exit_code == BudgetStopError.exit_code:
+        return OverBudgetError(f"run {view.run.run_id} {view.outcome}: {view.reason}")
     ending = view.processes[leader.name].ending or view.processes[leader.name].state
     reason = f": {view.reason}" if view.reason else ""
     return JobFailedError(
@@ -114,7 +114,7 @@ def _missing_followers(
     if len(view.missing) == len(view.run.plan.followers):
         details += _evidence(monitor, view, leader)
     return PartialError(
-        f"{_present(view)} joined{when}; missing: {names}; all was stopped", details
+        f"{_present(view)} joined{when}; missing: {names}; everything was stopped", details
     )
 
 

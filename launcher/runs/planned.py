@@ -1,4 +1,4 @@
-"""What `launch plan` plans with: a model by its config, and the devices of hosts."""
+"""The inputs of `launch plan`: a model by its config, and the devices of hosts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model_shape(model: str | None, shape: str | None) -> ModelShape:
         UnreachableError: the hub does not answer.
     """
     if (model is None) == (shape is None):
-        raise ConfigError("give --model DIR|NAME or --shape NAME, one of them")
+        raise ConfigError("give either --model DIR|NAME or --shape NAME")
     try:
         if shape is not None:
             return named_shape(shape)
@@ -61,7 +61,9 @@ def model_shape(model: str | None, shape: str | None) -> ModelShape:
 def _from_hub(name: str) -> ModelShape:
     """Fetch a config.json alone, by HTTPS."""
     if is_offline():
-        raise ConfigError(f"{name} is not in the hub cache, and this machine is set offline")
+        raise ConfigError(
+            f"{name} is not in the hub cache, and downloads are disabled on this machine"
+        )
     address = _HUB.format(name)
     try:
         with urllib.request.urlopen(address, timeout=_DEADLINE) as answer:  # noqa: S310  # _HUB is https
@@ -111,7 +113,7 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
             cores = device.threads or host.cores or 1
             memory = int((host.memory or 0) * MAIN_MEMORY)
             if not memory:
-                raise ConfigError(f"host {host.name}: its main memory is not known")
+                raise ConfigError(f"host {host.name}: its main memory is unknown")
             remarks.append(f"CPU: {CORE_FLOPS / 1e9:g} GFLOP/s a core are assumed")
             found[
                 known.DeviceModel(

@@ -1,7 +1,7 @@
 """The status of a run: the states of its supervisors, and its processes' reports.
 
-Every host is asked at once and on its own. One that does not answer costs a look its deadline
-(`fleet.LOOK`), its processes are `unreachable`, and everything else is shown.
+All hosts are queried concurrently. A host that does not answer delays a view by its deadline
+(`fleet.LOOK`) and its processes are `unreachable`; everything else is shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.runs.processes.systemd import supervise
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run, StateFolder
 from launcher.runs.records.self_reports import read_report, read_training
-from trainer.system.errors import BudgetError
+from trainer.system.errors import BudgetStopError
 
 JOINED = frozenset({"active", "idle"})
 """States in `status.json` of a worker that takes part."""
@@ -37,7 +37,7 @@ _HANGING_PAUSE = 30.0
 
 @dataclass(frozen=True)
 class RunView:
-    """One look at a run."""
+    """One view of a run."""
 
     run: Run
     state: str
@@ -253,7 +253,7 @@ def derive_state(leader: ProcessState, training: Mapping[str, Any] | None) -> st
     match leader.state:
         case "exited" | "stopped":
             return said if said in OVER else "stopped"
-        case "failed" if leader.exit_code == BudgetError.exit_code and said == "stopped":
+        case "failed" if leader.exit_code == BudgetStopError.exit_code and said == "stopped":
             return "stopped"
         case "failed" | "lost":
             return "failed"

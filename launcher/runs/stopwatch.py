@@ -1,4 +1,4 @@
-"""Where the time of a command went, from the moment its process began."""
+"""The time that each phase of a command took, from the start of its process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.session.processes import identify
 
 
 class Stopwatch:
-    """Laps of one command, in seconds; the first one begins with the process itself."""
+    """Laps of one command, in seconds; the first begins with the process itself."""
 
     def __init__(self) -> None:
         me = identify(os.getpid())

@@ -1,4 +1,4 @@
-"""Start a run: plan, preflight, certificates, processes, and the wait until all take part.
+"""Start a run: plan, preflight, certificates, processes, then wait until all have joined.
 
 If any step fails, nothing is left running.
 """

@@ -1,4 +1,4 @@
-"""A child in a process group of its own: it dies with its parent, and nothing of it outlives it.
+"""A child in its own process group: it dies with its parent, and none of its processes survives it.
 
 For a program that blocks SIGCHLD and has no other children. Standard library only.
 """

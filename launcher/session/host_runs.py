@@ -1,6 +1,6 @@
 """A host's own list of its runs, so that the launcher need not read every file remotely.
 
-Standard library only: agents answer it.
+Standard library only: agents call it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""When a log grew: `attempt-N.times` beside `attempt-N.log`, a line `UNIX-SECONDS SIZE` a mark.
+"""Time marks of a log: `attempt-N.times` beside `attempt-N.log`, with lines `UNIX-SECONDS SIZE`.
 
-Processes write what they like; their lines carry no time. Every few seconds in which the log grew
-their supervisor notes how long it was, so `launch logs --since` knows where to begin: what lies
-before a mark was written before it. Standard library only.
+The lines of a log need not have timestamps. While the log grows, the supervisor records its size
+every few seconds, so `launch logs --since` knows where to begin: everything before a mark was
+written before it. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GRANULARITY = 5.0
 
 
 class LogMarks:
-    """Writes the marks of one log. A failure is no reason to end the training."""
+    """Writes the marks of one log. Failures to write are ignored; training continues."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

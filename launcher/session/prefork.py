@@ -1,11 +1,11 @@
 """A program that imports once and forks a child for each attempt, as its supervisor sees it.
 
-The supervisor tells every program by $MOTLEY_PARENT, `PID:DESCRIPTOR`, of a socket between the
-two. A program that knows it (`trainer/system/process/prefork.py`) imports what it needs and then,
-for each descriptor of a log that arrives, forks a child that writes there, and answers with its
-pid. That child was orphaned on purpose: it comes to the supervisor, which has adopted orphans, so
-its end, signals and group are those of any child. It waits until the supervisor has recorded its
-pid. Every other program just runs. Standard library only.
+The supervisor passes every program a socket, in $MOTLEY_PARENT as `PID:DESCRIPTOR`. A program that
+supports it (`trainer/system/process/prefork.py`) does its imports and then, for each log descriptor
+that arrives, forks a child that writes to that log, and replies with its pid. The child is orphaned
+on purpose: the supervisor, a subreaper, adopts it, so its exit, signals and group are those of any
+child. It waits until the supervisor has recorded its pid. Programs without that support just run.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATIENCE = 10.0
 
 
 class Children:
-    """The children of a supervisor, one after the other. It has blocked SIGCHLD and SIGIO.
+    """The children of a supervisor, one at a time. The supervisor has blocked SIGCHLD and SIGIO.
 
     One at a time is an attempt's: the program that was started, or what that forked.
     """

@@ -3,8 +3,8 @@
 An instance is the process of that name in $MOTLEY_STATE_DIR: systemd's units name theirs so. A host
 that was rebooted resumes an unfinished process and leaves a finished one alone.
 
-It outlives the terminal and the SSH session that started it, restarts its child with backoff,
-and writes down what it knows in `state.json`. It needs nothing but the standard library.
+It outlives the terminal and the SSH session that started it, restarts its child with backoff, and
+records its state in `state.json`. Standard library only.
 
 The child runs in a process group of its own and dies with its supervisor (PR_SET_PDEATHSIG), so a
 killed supervisor never leaves an unsupervised training process behind. A program that supports it
@@ -60,7 +60,7 @@ _HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCH
 
 
 class ProcessSupervisor:
-    """Runs one child until it is done, hopeless or asked to stop. Not reusable."""
+    """Runs one child until it is done, fails for good or is asked to stop. Not reusable."""
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""What a session supervisor is asked to do, as the file that it reads. Standard library only."""
+"""The spec file of a process supervisor. Standard library only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What to keep running. `env` is added to the supervisor's own environment."""
+    """The process to keep running. `env` is added to the supervisor's own environment."""
 
     name: str
     run_id: str

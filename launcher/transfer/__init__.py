@@ -1,1 +1,1 @@
-"""Between this machine and the hosts: Motley itself, models, data, checkpoints."""
+"""Copy Motley itself, models, data and checkpoints between this machine and the hosts."""

@@ -1,4 +1,4 @@
-"""A new version of Motley for every host, without Ansible: the wheel goes over the connection.
+"""Update Motley on every host without Ansible: the wheel is sent over the connection.
 
 The host installs it by itself (`install.py`, run from that very wheel), in a session of its
 own: it finishes even if the connection breaks, and its output is read from its log.
@@ -205,7 +205,7 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _InstallFailure:
-    """Why nothing was installed."""
+    """The reason why nothing was installed."""
 
     error: str
     exit_code: int

@@ -1,4 +1,4 @@
-"""One transfer with rsync: where from, where to, and what its exit code means.
+"""One transfer with rsync: source, target, and the meaning of its exit code.
 
 A broken transfer resumes where it stopped: a partial file is kept in `.rsync-partial`, and a file
 appears under its name only when it is complete.
@@ -35,7 +35,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A folder on some host, and how rsync gets there."""
+    """A folder on a host, and how rsync reaches it."""
 
     host: str
     folder: str
@@ -67,7 +67,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class TransferStats:
-    """What one transfer did."""
+    """The statistics of one transfer."""
 
     files: int = 0
     size: int = 0

@@ -1,4 +1,4 @@
-"""Models, data and logits to the hosts, checkpoints from them, with rsync.
+"""Copy models, data and logits to the hosts, and checkpoints from them, with rsync.
 
 Readers trust a manifest, so it travels last: an incomplete transfer is never taken for a
 complete one, and the same command resumes it.
@@ -168,7 +168,9 @@ def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
     elif host.share_folder is not None or managed:
         folder = f"{host.share_folder or SHARE}/{kind}"
     else:
-        raise ConfigError(f"host {host.name}: set motley_share_folder, where its {kind} are")
+        raise ConfigError(
+            f"host {host.name}: set motley_share_folder to the folder of its{kind} are"
+        )
     if host.is_local:
         there.make_folder(folder)
         return Endpoint(host.name, folder)

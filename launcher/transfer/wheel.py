@@ -50,7 +50,7 @@ def wheel_to_push(named: Path | None, folder: Path) -> WheelFacts:
         return read_wheel(named)
     checkout = checkout_folder()
     if checkout is None:
-        raise ConfigError("this is an installed Motley, not a checkout; name one: --wheel")
+        raise ConfigError("Motley is installed here without a checkout; give --wheel FILE")
     return build_wheel(checkout, folder)
 
 
@@ -66,7 +66,7 @@ def build_wheel(checkout: Path, folder: Path) -> WheelFacts:
     """
     missing = [name for name in (*_FILES, *_PACKAGES) if not (checkout / name).exists()]
     if missing:
-        raise ConfigError(f"{checkout}: no checkout of Motley, {', '.join(missing)} is missing")
+        raise ConfigError(f"{checkout}: not a checkout of Motley:{', '.join(missing)} is missing")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="motley-wheel-") as scratch:
         source = Path(scratch) / "source"

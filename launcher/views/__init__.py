@@ -1,1 +1,1 @@
-"""What is printed: tables, the live view, logs."""
+"""Printed output: tables, the live view, logs."""

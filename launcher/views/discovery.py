@@ -1,4 +1,4 @@
-"""What was discovered, for people and as JSON."""
+"""The result of a discovery, for people and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single keys of a terminal, without Enter; Ctrl-C stays what it is."""
+"""Single keys of a terminal, without Enter; Ctrl-C keeps its meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of `launch cluster status --watch`: progress and each worker's share."""
+"""The live view of `launch cluster status --watch`: progress and each worker's share."""
 
 from __future__ import annotations
 

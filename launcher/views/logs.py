@@ -1,4 +1,4 @@
-"""The output of a run's processes: whole, its end, or as it grows over several attempts.
+"""The output of a run's processes: all of it, its end, or as it grows over several attempts.
 
 Following survives lost connections: it remembers the offset of the printed lines, and resumes there
 when a host is back. Each process is followed in its own thread, so that an unreachable host delays
@@ -40,7 +40,7 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which lines are wanted."""
+    """The selected lines."""
 
     attempt: int | None = None
     """None: the last one, with `since` all that are as young."""
@@ -57,7 +57,7 @@ class Selection:
 
 
 class ProcessLog:
-    """The logs of one process; remembers how far they were read."""
+    """The logs of one process, and how far they have been read."""
 
     def __init__(self, monitor: RunMonitor, process: ProcessPlan, selection: Selection) -> None:
         self.process = process
@@ -231,7 +231,7 @@ class LogReader:
 
 @dataclass(frozen=True)
 class _Event:
-    """What a thread has found: lines, something to say, an error, or (nothing) its end."""
+    """The result of a thread: lines, a message, an error, or (nothing) its end."""
 
     process: ProcessPlan | None = None
     attempt: int = 0

@@ -63,7 +63,7 @@ _SPEND = (
 
 
 class _Terminal(Console):
-    """A console on which texts have no effects beyond the styles that we give them."""
+    """A console on which texts have no effects beyond the given styles."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: columns that matter least give way, and no word is broken."""
+"""Tables that fit the terminal: the least important columns are dropped, and no word is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at a run and its devices in the background, so that a view never waits for a host."""
+"""Queries a run and its devices in the background, so that a view never waits for a host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Gauges = Mapping[str, Mapping[str, Gauge]]
 
 @dataclass(frozen=True)
 class TelemetrySnapshot:
-    """What is known at one moment."""
+    """The known state at one moment."""
 
     view: RunView
     age: float
@@ -46,7 +46,7 @@ class TelemetrySnapshot:
 
 
 class StepRate:
-    """How fast steps have come of late."""
+    """The recent rate of steps."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=_PACE_LOOKS)

@@ -165,7 +165,7 @@ def test_a_runner_that_slept_comes_too_late(trainee: Trainee) -> None:
     assert second.wait() == 0
     first.signal(signal.SIGCONT)
     assert first.wait() == 0
-    assert "this result is void" in first.text
+    assert "this result is discarded" in first.text
     assert [line["runner"] for line in trainee.lines] == ["second"]
 
 

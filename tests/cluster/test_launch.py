@@ -100,10 +100,10 @@ def test_a_worker_that_is_refused_is_named_and_everything_is_stopped(cluster: Cl
     cluster.behave(worker_1="exit 4")
     done = cluster.up()
     assert done.returncode == 5
-    assert "missing: worker-1 (failed, exit code 4); all was stopped" in done.stderr
+    assert "missing: worker-1 (failed, exit code 4); everything was stopped" in done.stderr
     assert "worker-1: something specific is wrong" in done.stderr
     assert cluster.living() == []
-    why = "1 of 2 workers joined; missing: worker-1 (failed, exit code 4); all was stopped"
+    why = "1 of 2 workers joined; missing: worker-1 (failed, exit code 4); everything was stopped"
     status = cluster.status()
     assert (status["state"], status["reason"]) == ("failed", why)
     assert f": failed: {why}" in cluster.launch("cluster", "status").stdout

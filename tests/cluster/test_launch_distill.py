@@ -233,7 +233,7 @@ def test_a_teacher_that_cannot_begin_is_named(distillation: Distillation, inputs
     distillation.job.write_text(yaml.safe_dump(distillation.tree))
     done = distillation.launch("distill", "up", "--config", str(distillation.job), check=False)
     assert done.returncode == 5, done.stderr
-    assert "missing: teacher-0 (failed, exit code 4); all was stopped" in done.stderr
+    assert "missing: teacher-0 (failed, exit code 4); everything was stopped" in done.stderr
     assert str(other) in done.stderr  # its own words
     assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
 

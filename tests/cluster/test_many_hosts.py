@@ -230,7 +230,7 @@ def test_a_worker_that_fails_far_away_shows_its_last_lines(cluster: Cluster) -> 
     cluster.behave(worker_2="exit 4")
     done = cluster.up()
     assert done.returncode == 5
-    assert "missing: worker-2 (failed, exit code 4); all was stopped" in done.stderr
+    assert "missing: worker-2 (failed, exit code 4); everything was stopped" in done.stderr
     assert "worker-2 on attic, attempt 1" in done.stderr
     assert "worker-2: something specific is wrong" in done.stderr
     assert cluster.living() == []

@@ -120,7 +120,7 @@ class CheckpointStore:
         try:
             removal.sweep(self._disk, folder)
         except OSError as error:
-            raise StorageError(f"{folder}: cannot be tidied: {error.strerror}") from None
+            raise StorageError(f"{folder}: cannot be cleaned up: {error.strerror}") from None
 
     def save(
         self, snapshot: SavedState, progress: RunProgress, metric: float | None = None

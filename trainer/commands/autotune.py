@@ -58,7 +58,7 @@ def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
             click.echo(
                 f"{best.product.key:<28} {best.gflops:8.1f} GF/s  {best.variant.name}  ({others})"
             )
-        click.echo(f"kept in {save(device)}")
+        click.echo(f"stored in {save(device)}")
     except DeviceError as error:
         raise InputError(str(error)) from None
     except OSError as error:

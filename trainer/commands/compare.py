@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.group("compare")
 def compare() -> None:
-    """Measure Motley beside other programs."""
+    """Compare Motley with other programs."""
 
 
 @compare.command("backends")
@@ -43,7 +43,9 @@ def compare() -> None:
 )
 @click.option("--workers", type=click.IntRange(2, 16), default=3, show_default=True)
 @click.option("--steps", type=click.IntRange(2, 1000), default=10, show_default=True)
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw them.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the results."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def backends(
     names: tuple[Any, ...],

@@ -36,7 +36,7 @@ _Path = click.Path(path_type=Path)
     "--tasks",
     default="loss",
     show_default=True,
-    help="For --watch: loss, generate, code, summaries, lm-eval:NAME; the first rates checkpoints.",
+    help="For --watch: loss, generate, code, summaries, lm-eval:NAME; the first picks the best.",
 )
 @click.option("--prompts", type=_Path, help="For generate: JSON Lines.")
 @click.option("--problems", type=_Path, help="For code: JSON Lines: prompt, test, entry_point.")
@@ -108,8 +108,8 @@ def evaluate(
 ) -> None:
     """Evaluate MODEL: an output folder, a checkpoint, an adapter or a full model.
 
-    With --watch, score each checkpoint of a run as it appears, beside the run and other runners;
-    the options from --tasks on belong to it.
+    With --watch, score each checkpoint of a run as it appears, together with other runners;
+    the options from --tasks on need --watch.
     """
     if (model is None) == (watch is None):
         raise click.UsageError("give MODEL or --watch DIR")

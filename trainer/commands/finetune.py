@@ -47,7 +47,7 @@ _SETTINGS = {
 @click.option("--bind", metavar="HOST:PORT", default="127.0.0.1:9000", show_default=True)
 @click.option("--coordinator", metavar="HOST:PORT", help="The coordinator's address, for a worker.")
 @click.option(
-    "--expect-workers", type=click.IntRange(min=1), help="Start when this many have joined."
+    "--expect-workers", type=click.IntRange(min=1), help="Start when this many workers have joined."
 )
 @click.option(
     "--rank",
@@ -57,10 +57,12 @@ _SETTINGS = {
 @click.option(
     "--distributed",
     is_flag=True,
-    help="As one of equal processes, started by torchrun, Slurm, Kubernetes or by hand.",
+    help="Run as one of equal processes, started by torchrun, Slurm, Kubernetes or by hand.",
 )
-@click.option("--world-size", type=click.IntRange(min=1), help="Processes, if started by hand.")
-@click.option("--master", metavar="HOST:PORT", help="Where rank 0 listens, if started by hand.")
+@click.option(
+    "--world-size", type=click.IntRange(min=1), help="Number of processes, if started by hand."
+)
+@click.option("--master", metavar="HOST:PORT", help="Address of rank 0, if started by hand.")
 @click.option(
     "--gpus",
     metavar="LIST",
@@ -70,7 +72,7 @@ _SETTINGS = {
 @click.option(
     "--strategy",
     type=click.Choice(GROUP_STRATEGIES),
-    help="How a worker's --gpus hold one replica together.",
+    help="How the --gpus of a worker share one replica.",
 )
 @click.option(
     "--gpu-backend",
@@ -92,9 +94,9 @@ def finetune(
 ) -> None:
     """Fine-tune MODEL_DIR on JSON Lines data, or on a teacher's logits.
 
-    Without --role it runs alone; `--role coordinator` starts the server, and one worker for
+    Without --role it runs in one process; `--role coordinator` starts the server, and a worker for
     each of --gpus; `--role worker` joins a coordinator; `--distributed` needs none. Without
-    --config the settings follow from data and model; what is given wins.
+    --config the settings are derived from data and model; options override them.
     """
     environment = _environment(role, flags)
     if environment is not None:

@@ -21,7 +21,7 @@ from trainer.config.run import Backend
     type=float,
     default=0.0,
     show_default=True,
-    help="0 takes the most likely token.",
+    help="0 selects the most likely token.",
 )
 @click.option("--top-k", type=int, help="Sample from this many of the most likely tokens.")
 @click.option(

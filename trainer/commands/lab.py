@@ -16,7 +16,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 @click.group("lab")
 def lab() -> None:
-    """Show one technique each with its measured figures: offline, in seconds."""
+    """Show single techniques with measured figures, offline and in seconds."""
 
 
 def _options(
@@ -46,10 +46,16 @@ def _options(
 
 
 @lab.command("topk")
-@click.option("--density", type=float, default=0.1, show_default=True, help="Share that is kept.")
+@click.option(
+    "--density",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="Fraction of the values that is kept.",
+)
 @_options(gradients=True)
 def topk(density: float, parameters: int, workers: int, seed: int, as_json: bool) -> None:
-    """What the largest values alone keep of gradients, and how many bytes they take."""
+    """Show how much of a gradient its largest values keep, and in how many bytes."""
     from trainer.lab.compression import top_k
 
     _print(top_k(seed, parameters, workers, density), as_json=as_json)
@@ -58,7 +64,7 @@ def topk(density: float, parameters: int, workers: int, seed: int, as_json: bool
 @lab.command("feedback")
 @_options(steps=100, gradients=True)
 def feedback(steps: int, parameters: int, workers: int, seed: int, as_json: bool) -> None:
-    """What error feedback brings back of what lossy codecs drop."""
+    """Show how much of what lossy codecs drop is recovered by error feedback."""
     from trainer.lab import compression
 
     _print(compression.feedback(seed, parameters, workers, steps), as_json=as_json)
@@ -71,7 +77,7 @@ def feedback(steps: int, parameters: int, workers: int, seed: int, as_json: bool
 @click.option("--devices", type=click.IntRange(1, 1_000_000), default=8, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def zero(parameters: float, devices: int, as_json: bool) -> None:
-    """What weights, gradients and optimizer states take under each stage of ZeRO."""
+    """Show the memory of weights, gradients and optimizer states under each stage of ZeRO."""
     from trainer.lab import zero
 
     _print(zero.zero(parameters, devices), as_json=as_json)
@@ -80,7 +86,7 @@ def zero(parameters: float, devices: int, as_json: bool) -> None:
 @lab.command("precision")
 @_options(steps=20)
 def precision(steps: int, seed: int, as_json: bool) -> None:
-    """Time, memory and loss of 16-bit products on this machine."""
+    """Measure time, memory and loss of 16-bit products on this machine."""
     from trainer.lab import training
 
     _print(training.precision(seed, steps), as_json=as_json)
@@ -89,7 +95,7 @@ def precision(steps: int, seed: int, as_json: bool) -> None:
 @lab.command("checkpointing")
 @_options(steps=20)
 def checkpointing(steps: int, seed: int, as_json: bool) -> None:
-    """Time and memory on this machine of layers that are computed twice."""
+    """Measure time and memory of gradient checkpointing on this machine."""
     from trainer.lab import training
 
     _print(training.checkpointing(seed, steps), as_json=as_json)

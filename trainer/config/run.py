@@ -144,7 +144,7 @@ class ExchangeConfig(TopologySettings):
         if self.lost_after <= 2 * self.heartbeat:
             raise ValueError("lost_after must be more than twice heartbeat")
         if self.sum_on_host and self.may_have_rounds:
-            raise ValueError("sum_on_host needs schedule steps: a round sends little as it is")
+            raise ValueError("sum_on_host needs schedule steps: a round already sends little")
         if self.schedule == "auto" and self.codec.startswith("powersgd"):
             raise ValueError("schedule auto needs a codec of a known size, not powersgd")
         return self

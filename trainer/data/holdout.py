@@ -26,7 +26,7 @@ def hold_out(file: SampleFile, fraction: float) -> tuple[SampleFile, SampleFile]
     different = sorted(set(digests))  # digests are random, so is their order
     if len(different) < 2:
         raise InputError(
-            f"{file.path}: has one different sample, so none can be held out; give a validation"
+            f"{file.path}: has only one distinct sample, so none can be held out; give a validation"
             " file, or data.validation_fraction 0"
         )
     held = set(different[: max(1, round(fraction * len(different)))])

@@ -101,7 +101,7 @@ def iterate(
             for number, raw in _lines(file, hasher):
                 try:
                     if raw is None:
-                        raise BadLineError(f"line is above {MAX_LINE_BYTES >> 20} MiB")
+                        raise BadLineError(f"line is longer than {MAX_LINE_BYTES >> 20} MiB")
                     if raw.strip():
                         yield begin, _parse(raw, number, task, num_classes)
                 except BadLineError as error:

@@ -234,7 +234,7 @@ class Runner:
                 self._say(f"{name}: result not written: {error.strerror or error}; waiting")
                 self._interruption.wait(self._pause)
         if not delivered:
-            logger.warning("%s: another runner has taken it over, this result is void", name)
+            logger.warning("%s: another runner has taken it over, this result is discarded", name)
             return
         logger.info("%s: %s", name, _told(record))
         try:

@@ -138,8 +138,8 @@ class UnprovedError(TrainerError):
         )
 
 
-class BudgetError(TrainerError):
-    """The budget guard stopped the run in order; everything is saved."""
+class BudgetStopError(TrainerError):
+    """The budget guard stopped the run cleanly; everything is saved."""
 
     exit_code = 9
 

@@ -20,7 +20,7 @@ from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
-from trainer.system.errors import RESTARTED, BudgetError, StorageError, UnprovedError
+from trainer.system.errors import RESTARTED, BudgetStopError, StorageError, UnprovedError
 from trainer.system.storage.lease import Lease
 from trainer.tracking.card import make_card
 from trainer.tracking.metrics import MetricsLog, StepMetrics
@@ -178,14 +178,14 @@ class RunRecorder:
         self._writer.shutdown(wait=True)
         if self._lease_of_output:
             self._lease_of_output.check()
-        saved = (0, UnprovedError.exit_code, BudgetError.exit_code)
+        saved = (0, UnprovedError.exit_code, BudgetStopError.exit_code)
         if exit_code in saved and self._failed_save:
             exit_code, reason = StorageError.exit_code, self._failed_save
         if self._budget:
             self._budget.close(ended=exit_code not in RESTARTED)
             self._status["budget"] = self._budget.status
         unfinished = exit_code == 0 and self._status["step"] < self._plan.total_steps
-        if unfinished or exit_code == BudgetError.exit_code:
+        if unfinished or exit_code == BudgetStopError.exit_code:
             self._status["state"] = "stopped"
             self._metrics.event("stopped", self._status["step"], reason=reason)
         else:

@@ -1,6 +1,6 @@
-"""What a model folder or a data file holds, as digests that two hosts can compare.
+"""Digests of model folders and data files, by which two hosts can compare them.
 
-Hashing gigabytes takes seconds, so a digest is remembered until the file changes.
+Hashing gigabytes takes seconds, so a digest is cached until the file changes.
 """
 
 from __future__ import annotations

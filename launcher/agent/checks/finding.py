@@ -1,4 +1,4 @@
-"""What a check finds: a finding on its host, and a check as the operator sees it."""
+"""The result of a check: a finding on its host, and a check as the operator sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of run needs of its hosts: trainer, devices, folders, port."""
+"""Checks of a host for every kind of run: trainer, devices, folders, port."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def check_sleep() -> Finding:
     if machine.may_sleep():
         return Finding(
             "warn",
-            "a desktop runs here and may suspend the machine",
+            "a desktop session is running and may suspend the machine",
             "sudo systemctl mask sleep.target suspend.target hibernate.target",
         )
     return Finding("ok", "stays awake")
@@ -168,7 +168,7 @@ def check_port(address: str, port: int) -> Finding:
                 return Finding(
                     "fail",
                     f"{address} is not an address of this host",
-                    "set motley_bind_address to one of `ip address`",
+                    "set motley_bind_address to one that `ip address` lists",
                 )
             return Finding("fail", f"port {port} on {address}: {error.strerror}")
     return Finding("ok", f"{port} on {address} is free")

@@ -1,6 +1,6 @@
-"""What a run needs besides its hosts: the model, the data, the output folder, enough memory.
+"""Checks of a run's inputs on a host: the model, the data, the output folder, enough memory.
 
-Configs, plans and paths arrive as JSON; `validate_call` makes them what they were.
+Configs, plans and paths arrive as JSON; `validate_call` converts them back.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def _absent_model(path: str) -> Finding:
         return Finding("fail", f"{here} here", own)
     if is_offline():
         missing = f"no model folder {path}; as a hub name it is not complete in the hub cache"
-        detail = f"{missing} {cache_folder()}, and this machine is set offline"
+        detail = f"{missing} {cache_folder()}, and downloads are disabled on this machine"
         return Finding("fail", detail, f"unset HF_HUB_OFFLINE to fetch it, or {own}")
     return Finding(
         "warn",
         f"no model folder {path}, so it is treated as a hub name and not checked",
-        "the trainer will download it, which can take long the first time",
+        "the trainer will download it, which can take a long time",
     )
 
 
@@ -200,7 +200,7 @@ def own_settings(config: RunConfig, given: list[str], rooms: list[Room]) -> list
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run computes."""
+    """The computation of a run."""
 
     shape: ModelShape
     samples: float

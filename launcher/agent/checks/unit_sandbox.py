@@ -1,6 +1,6 @@
-"""What systemd's sandbox lets a process see and write.
+"""The paths that systemd's sandbox lets a process read and write.
 
-An agent runs outside of the sandbox: what it can access says nothing about the units it starts. A
+An agent runs outside the sandbox, so its own access does not tell what a unit may access. A
 folder that a unit may not write to would end a run with `Read-only file system`, and one in its
 private /tmp would be deleted with it. Standard library only: an agent runs this on its host.
 """

@@ -1,7 +1,7 @@
 """The GPUs that Vulkan shows, read from `vulkaninfo`, and why a card is not among them.
 
-A software rasteriser (llvmpipe) answers like a GPU but is none: it appears exactly when the run
-user may not open the card, so `kind` distinguishes it. Standard library only, as `pci.py`.
+A software rasteriser (llvmpipe) is listed like a GPU. It is often the only device when the run user
+may not open the card, so `kind` distinguishes it. Standard library only, as `pci.py`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What runs may cost and have cost."""
+"""The budget and the spending of runs."""

@@ -1,11 +1,11 @@
-"""Whether a start may cost what it will: asked before anything is started."""
+"""Check the estimated cost of a start against its ceiling, before anything is started."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from launcher.discovery.survey import Survey
-from launcher.errors import BudgetError, ConfigError
+from launcher.errors import ConfigError, OverBudgetError
 from launcher.hosts.base import Connection
 from launcher.plan.budget import refuse_unknown_rents
 from launcher.plan.plan import LaunchPlan
@@ -29,8 +29,8 @@ def authorise(
     """Refuse a start whose cost is unknown, or would breach its ceiling.
 
     Raises:
-        BudgetError: a rented host has no price; or what the run has cost, and what is left of it
-            by its plan, are more than the ceiling.
+        OverBudgetError: a rented host has no price; or the cost so far plus the planned rest
+            exceeds the ceiling.
         ConfigError: the ledger cannot be used.
         UnreachableError: a host does not answer.
     """
@@ -50,7 +50,7 @@ def authorise(
     before = f"{spent:.2f} {unit} were spent, and " if spent else ""
     if cost is None or cost.money is None:
         if spent >= ceiling:
-            raise BudgetError(f"{spent:.2f} {unit} were spent, {_remedy(ceiling, unit)}")
+            raise OverBudgetError(f"{spent:.2f} {unit} were spent, {_remedy(ceiling, unit)}")
         report(
             f"budget: {before}the rest cannot be planned on this model and these devices; the run"
             f" stops before it costs {ceiling:.2f} {unit}"
@@ -59,7 +59,7 @@ def authorise(
     money, hours = cost.money, cost.seconds / 3600
     said = f"{before}{money:.2f} {unit} are planned for {hours:.2f} h"
     if spent + money > ceiling:
-        raise BudgetError(f"{said}, {_remedy(ceiling, unit)}")
+        raise OverBudgetError(f"{said}, {_remedy(ceiling, unit)}")
     report(f"budget: {said}; the ceiling is {ceiling:.2f} {unit}")
 
 

@@ -1,4 +1,4 @@
-"""Any command under the budget guard of a run."""
+"""Run any command under the budget guard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.errors import BudgetError, ConfigError
+from launcher.errors import ConfigError, OverBudgetError
 from launcher.files import default_state_folder, make_private_folder
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import currency_of, rates_of, refuse_unknown_rents
@@ -43,7 +43,7 @@ def command_budget(
 
     Raises:
         ConfigError: there is no ceiling or no price, or there are two currencies.
-        BudgetError: a rented host has no price.
+        OverBudgetError: a rented host has no price.
     """
     refuse_unknown_rents(hosts)
     if ceiling is not None and currency is None:
@@ -73,7 +73,7 @@ def run_guarded(
 
     Raises:
         ConfigError: the command cannot be started, or the ledger not be used.
-        BudgetError: the guard stopped it, with all that it had started in its group.
+        OverBudgetError: the guard stopped it, with all that it had started in its group.
     """
     program = shutil.which(argv[0])
     if program is None:
@@ -89,7 +89,7 @@ def run_guarded(
         raise ConfigError(f"state folder {folder}: {error.strerror}") from None
     if ending := watch.ending:
         watch.close()
-        raise BudgetError(f"{run}: {ending.reason}; nothing was started")
+        raise OverBudgetError(f"{run}: {ending.reason}; nothing was started")
     try:
         child = start_child([program, *argv[1:]], str(Path.cwd()), os.environ, None)
     except OSError as error:
@@ -114,7 +114,7 @@ def run_guarded(
             signal.signal(number, handler)
         watch.close()
     if reason:
-        raise BudgetError(f"{run}: {reason}; the command was stopped")
+        raise OverBudgetError(f"{run}: {reason}; the command was stopped")
     return code if code >= 0 else 128 - code
 
 

@@ -1,4 +1,4 @@
-"""What a cluster's runs have cost, and what its idle hosts cost now."""
+"""The spending of a cluster's runs, and the current cost of its idle hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_SPEND = 1 << 28
 
 @dataclass(frozen=True)
 class Total:
-    """What was spent under one name, in one currency."""
+    """The spending under one name, in one currency."""
 
     name: str
     seconds: float
@@ -38,7 +38,7 @@ class Total:
 
 @dataclass(frozen=True)
 class IdleHost:
-    """A priced host that does nothing."""
+    """A host with a price and without a process of a run."""
 
     name: str
     an_hour: float

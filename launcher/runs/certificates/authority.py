@@ -1,7 +1,7 @@
-"""The cluster's own certificate authority, and a fresh leaf for every process of a run.
+"""The cluster's own certificate authority, and a new leaf for every process of a run.
 
 P-256 everywhere. The CA's key never leaves the launcher; a process gets `ca.pem`, `cert.pem` and
-`key.pem`. The leaf's SAN holds the run and the role as a URI, so it is valid for these alone.
+`key.pem`. The leaf's SAN holds the run and the role as a URI, so it is valid only for these.
 Leafs carry subject and authority key identifiers: Python 3.13 refuses chains without them.
 """
 
@@ -34,7 +34,7 @@ CA_LIFETIME = datetime.timedelta(days=3650)
 
 @dataclass(frozen=True)
 class Credentials:
-    """What one process gets: PEM bytes for `ca.pem`, `cert.pem` and `key.pem`."""
+    """The credentials of one process: PEM bytes for `ca.pem`, `cert.pem` and `key.pem`."""
 
     ca: bytes
     certificate: bytes
@@ -46,7 +46,7 @@ class Credentials:
 
 
 class Authority:
-    """The CA of a cluster; `Authority.open` makes it at first use."""
+    """The CA of a cluster; `Authority.open` creates it on first use."""
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._certificate = certificate
@@ -93,13 +93,16 @@ class Authority:
             key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{folder}: the cluster CA cannot be read ({error}); remove ca.pem for a new one"
+                f"{folder}: the cluster CA cannot be read ({error}); remove ca.pem to create "
+                "a new one"
             ) from None
         if (
             not isinstance(key, ec.EllipticCurvePrivateKey)
             or key.public_key() != certificate.public_key()
         ):
-            raise ConfigError(f"{key_path} does not belong to ca.pem; remove both for a new CA")
+            raise ConfigError(
+                f"{key_path} does not belong to ca.pem; remove both to create a new CA"
+            )
         return cls(certificate, key)
 
     @property

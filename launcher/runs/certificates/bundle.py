@@ -87,7 +87,7 @@ def _require_place(folder: Path, *, replace: bool) -> None:
     """Refuse a place that holds anything but a bundle that may be replaced."""
     if not folder.is_dir():
         if folder.exists():
-            raise ConfigError(f"{folder} is a file; give -o a folder that is to be made")
+            raise ConfigError(f"{folder} is a file; give -o a new folder")
         return
     try:
         found = sorted(folder.iterdir())
@@ -95,7 +95,7 @@ def _require_place(folder: Path, *, replace: bool) -> None:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     other = [path.name for path in found if not (_MEMBER.fullmatch(path.name) and path.is_dir())]
     if other:
-        raise ConfigError(f"{folder} holds other things, such as {other[0]}; give another -o")
+        raise ConfigError(f"{folder} contains other files, such as {other[0]}; give another -o")
     if found and not replace:
         raise ConfigError(f"{folder} holds certificates already; --force makes new ones")
 

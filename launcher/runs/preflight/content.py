@@ -1,4 +1,4 @@
-"""Whether a host's files are the coordinator's, by digests that each host is asked for once."""
+"""Compare a host's files with the coordinator's, by digests that each host computes once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of whom the checks of a distillation ask what: models, texts, folders, one common share."""
+"""The checks of a distillation by host: models, texts, folders, one common share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a check is declared, and what declarations know of the cluster that is examined."""
+"""The declaration of a check, and the data about the examined cluster that it can use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Kind = Literal["host", "plan", "training", "distillation"]
 
 
 class Examination:
-    """The hosts that are examined, all of which answered, and the run that is planned on them."""
+    """The examined hosts, all of which answered, and the run planned on them."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ Asked = Iterable[Arguments | Find | tuple[Find, float]]
 
 @dataclass(frozen=True)
 class Declared:
-    """One check. Who answers its question gives the verdict and the remedy."""
+    """One check. The host that answers its question gives the verdict and the remedy."""
 
     name: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""Of whom the checks of a training run ask what: model, data, output, units, memory.
+"""The checks of a training run by host: model, data, output, units, memory.
 
 Every host that trains needs the model and the data, with the same content as the coordinator's.
 """

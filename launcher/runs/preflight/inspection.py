@@ -1,8 +1,8 @@
 """Every check of a start, over all hosts at once: its declaration, and the question to each host.
 
-`launch cluster up` stops if one fails, `launch doctor` shows all. What a check does is in
-`checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/checks.md
-lists them all with what to do. A new check is a line of CHECKS.
+`launch cluster up` stops if one fails, `launch doctor` shows all. The checks themselves are in
+`checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/checks.md lists
+them all with their remedies. A new check is a line of CHECKS.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
         there: Any = connection.call("clock", {})
         after = clock()
         if not isinstance(there, int | float) or not math.isfinite(there):
-            return Finding("fail", f"its answer is not a time: {there!r:.80}", _UPDATE)
+            return Finding("fail", f"invalid answer, not a time: {there!r:.80}", _UPDATE)
         sample = after - before, there - (before + after) / 2
         best = sample if best is None else min(best, sample)
     assert best is not None

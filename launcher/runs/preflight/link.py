@@ -84,7 +84,7 @@ class LinkTrial:
         self._listened.wait(self._deadline + _MARGIN)
         if self._listening.problem:
             head = self._plan.leader.host
-            return Finding("warn", f"not tried: {head} could not listen on {target}")
+            return Finding("warn", f"not tested: {head} could not listen on {target}")
         return judge(crossing, host, target, self._plan, host in self._listening.heard)
 
 

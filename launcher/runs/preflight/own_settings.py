@@ -1,4 +1,4 @@
-"""The settings of a user's own run, from its model and data: the coordinator's host has both."""
+"""Derive the settings of a run from its model and data, which the coordinator's host has."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def ask_finding(
         case {"status": "ok" | "warn" | "fail" as status, "detail": str(detail), **rest}:
             return Finding(status, detail, str(rest.get("remedy", "")))
         case _:
-            return Finding("fail", f"its answer is not a finding: {answer!r:.200}")
+            return Finding("fail", f"invalid answer: {answer!r:.200}")
 
 
 def examine(probes: Sequence[Probe]) -> list[Check]:
@@ -60,7 +60,9 @@ def examine(probes: Sequence[Probe]) -> list[Check]:
         try:
             answers.put((index, probe.ask()))
         except Exception as error:  # a check must not end the others; its defect is its finding
-            answers.put((index, Finding("fail", f"the check broke: {error!r}")))
+            answers.put(
+                (index, Finding("fail", f"the check failed with an internal error: {error!r}"))
+            )
 
     began = time.monotonic()
     for index, probe in enumerate(probes):

@@ -1,1 +1,1 @@
-"""What is kept of a run: its plan, config, settings, and reports."""
+"""The records of a run: its plan, config, settings, and reports."""

@@ -1,4 +1,4 @@
-"""The plan.json of a run as a host keeps it: names are taken from it, and nothing else.
+"""The plan.json of a run as a host keeps it; only names are taken from it.
 
 Units write below the state folder, so a compromised worker can write any plan.json. The
 inventory defines the hosts and how to reach them; the folder of a run follows from its host's state
@@ -33,7 +33,7 @@ _Number = Annotated[int, Field(ge=0, le=1 << 20)]
 
 @dataclass(frozen=True)
 class Record:
-    """The part of a plan.json that is used."""
+    """The used part of a plan.json."""
 
     plan: LaunchPlan
     """Without commands, environments, folders and certificates' names. Its hosts are names: local
@@ -107,15 +107,17 @@ class _Plan(BaseModel):
         hosts = {host.name for host in self.hosts}
         names = [process.name for process in self.processes]
         if len(hosts) < len(self.hosts) or len(set(names)) < len(names):
-            raise ValueError("two hosts or processes have one name")
+            raise ValueError("two hosts or processes have the same name")
         # A ring's leader is its rank 0.
         ring = [process.rank for process in self.processes] == list(range(len(names)))
         ring = ring and len(names) >= FEWEST
         if self.processes[0].role not in ("coordinator", "student") and not ring:
-            raise ValueError(f"{names[0]} leads no run")
+            raise ValueError(f"{names[0]} cannot lead a run")
         for process in self.processes:
             if process.host not in hosts:
-                raise ValueError(f"{process.name} is on {process.host}, which is no host of it")
+                raise ValueError(
+                    f"{process.name} is on {process.host}, which is not one of its hosts"
+                )
         return self
 
 
@@ -129,7 +131,7 @@ def read_record(data: bytes, run_id: str) -> Record:
         raise ValueError(f"longer than {MOST} bytes")
     found = receive(_Plan, parse(data, PLAN_SCHEMA), PLAN_SCHEMA)
     if found.run_id != run_id:
-        raise ValueError(f"it is of another run, {found.run_id}")
+        raise ValueError(f"it belongs to another run, {found.run_id}")
     plan = LaunchPlan(
         run_id=run_id,
         output=found.output,

@@ -151,7 +151,9 @@ class Registry:
         for place in self._places:
             with contextlib.suppress(OSError):
                 return place.connection.read(f"{place.run_folder(run_id)}/run.yaml", limit=MOST)
-        raise ConfigError(f"run {run_id} has lost its run.yaml; start a new run, without --resume")
+        raise ConfigError(
+            f"run {run_id} has no run.yaml any more; start a new run, without --resume"
+        )
 
     def all(self, among: Collection[str] | None = None) -> list[Run]:
         """Return every readable run, the oldest first; damaged ones are left out."""

@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class StateFolder:
-    """A host's state folder and the way there."""
+    """A host's state folder and the connection to it."""
 
     connection: Connection
     folder: Path

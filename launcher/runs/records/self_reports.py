@@ -1,7 +1,7 @@
 """The reports of processes in files: the leader's status.json, a teacher's heartbeat.
 
-A report is kept as it came once the parts that are used have the types they should have; one that
-does not is no report.
+A report is kept unchanged if the parts that are used have the expected types, and ignored
+otherwise.
 """
 
 from __future__ import annotations

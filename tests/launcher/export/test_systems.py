@@ -162,7 +162,7 @@ def test_shellcheck_finds_nothing(render: Any, tmp_path: Path) -> None:
 
 
 def test_a_run_id_that_is_none_and_one_too_long_for_pods() -> None:
-    with pytest.raises(ConfigError, match=r"run id '\$\(id\)': must be of lower-case letters"):
+    with pytest.raises(ConfigError, match=r"run id '\$\(id\)': must consist of lower-case letters"):
         dataclasses.replace(job(), run_id="$(id)")
     long = dataclasses.replace(job(), run_id="a" * 60)
     with pytest.raises(ConfigError, match="6 characters too long for the names of pods"):

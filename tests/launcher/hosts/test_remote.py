@@ -254,7 +254,7 @@ def test_lines_are_cut_wherever_the_bytes_are() -> None:
 def test_a_hello_whose_paths_are_none_is_refused(speak: Speak, key: str, value: object) -> None:
     hello = json.dumps({**json.loads(HELLO), key: value})
     link = AgentLink("far", speak(f"print({hello!r}); import sys; sys.stdin.read()"))
-    with pytest.raises(UnreachableError, match=f"names a {key} that is no path"):
+    with pytest.raises(UnreachableError, match=f"reports an invalid path as its {key}"):
         RemoteConnection("far", lambda: link)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from launcher.errors import BudgetError, ConfigError
+from launcher.errors import ConfigError, OverBudgetError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import rates_of, refuse_unknown_rents, why_rented, with_budget
@@ -63,7 +63,7 @@ def test_a_rented_host_without_a_price_is_refused() -> None:
         (Host(name="a", provider="Hetzner"), "its firmware says Hetzner"),
         (Host(name="a", rented=True, watts=5, price_kwh=1), "motley_rented is true"),
     ):
-        with pytest.raises(BudgetError, match=why) as found:
+        with pytest.raises(OverBudgetError, match=why) as found:
             refuse_unknown_rents([RACK, host])
         assert "host a is rented" in str(found.value)
         assert found.value.exit_code == 7

@@ -65,7 +65,7 @@ def test_a_plan_without_a_leader_is_none(config: RunConfig) -> None:
     tree = json.loads(place([LOCAL], config, 4, SETTING).to_json())
     coordinator = {**tree["processes"][0], "name": "coordinator", "role": "coordinator"}
     tree["processes"].append({**coordinator, "rank": None})
-    with pytest.raises(ValueError, match="worker-0 leads no run"):
+    with pytest.raises(ValueError, match="worker-0 cannot lead a run"):
         read_record(json.dumps(tree).encode(), SETTING.run_id)
 
 
@@ -76,7 +76,7 @@ def test_a_plan_without_a_leader_is_none(config: RunConfig) -> None:
         (
             [replace(HEAD, devices=(*CARDS, Device("wgpu", "0000:0b:00.0"))), FAR],
             None,
-            "worker-2 on head computes with wgpu, which torch.distributed does not know",
+            "worker-2 on head computes with wgpu, which torch.distributed does not support",
         ),
         (
             [HEAD, replace(FAR, devices=(CARDS[0], Device("cuda", "GPU-9", "RTX 3090")))],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.discovery.survey import Survey
-from launcher.errors import BudgetError
+from launcher.errors import OverBudgetError
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
@@ -131,7 +131,7 @@ def test_a_new_student_has_the_size_of_its_config(inputs: Path, tmp_path: Path) 
 def test_a_ceiling_below_the_estimate_is_refused(inputs: Path, tmp_path: Path) -> None:
     (said,) = Start(inputs, tmp_path).ask()
     assert said.startswith("budget: 0.00 EUR are planned for 0.00 h; the ceiling is 5.00 EUR")
-    with pytest.raises(BudgetError, match=r"EUR are planned .* ceiling is 5\.00 EUR: raise it"):
+    with pytest.raises(OverBudgetError, match=r"EUR are planned .* ceiling is 5\.00 EUR: raise it"):
         Start(inputs, tmp_path, price=1e9).ask()
 
 
@@ -142,7 +142,7 @@ def test_a_rented_host_without_a_price_is_refused(inputs: Path, tmp_path: Path, 
         replace(host, price_hour=None, rented=True) if host.name == name else host
         for host in start.hosts
     ]
-    with pytest.raises(BudgetError, match=f"host {name} is rented"):
+    with pytest.raises(OverBudgetError, match=f"host {name} is rented"):
         start.ask()
 
 
@@ -158,7 +158,7 @@ def test_what_is_done_is_not_planned_again(inputs: Path, tmp_path: Path) -> None
     dear = 2e7 * whole.seconds / 3600
     steps["budget.ceiling"] = 1 + dear / 2
     start = Start(inputs, tmp_path, 1e7, steps)
-    with pytest.raises(BudgetError, match="are planned"):
+    with pytest.raises(OverBudgetError, match="are planned"):
         start.ask()
     record = SpendRecord(
         run="r", host="near", until=1, seconds=1, kwh=0, measured=0, money=0.5, currency="EUR"

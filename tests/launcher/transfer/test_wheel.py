@@ -86,7 +86,7 @@ def test_other_sources_give_another_hash(built: WheelFacts, clone: Path, tmp_pat
 
 
 def test_no_checkout(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no checkout of Motley, pyproject\.toml"):
+    with pytest.raises(ConfigError, match=r"not a checkout of Motley:pyproject\.toml"):
         build_wheel(tmp_path, tmp_path / "out")
 
 

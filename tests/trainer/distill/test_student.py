@@ -31,7 +31,7 @@ from trainer.planning.budget import stopper
 from trainer.planning.budget.guard import BudgetStop, Guard
 from trainer.planning.budget.ledger import SpendLedger
 from trainer.replica.sampling import Sampling
-from trainer.system.errors import BudgetError, InputError, NonFiniteError, RefusedError
+from trainer.system.errors import BudgetStopError, InputError, NonFiniteError, RefusedError
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.status import read_status
 
@@ -81,7 +81,7 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
     assert ledger.read()[-1].end
 
     course.settings["budget"] = budget | {"ceiling": 1}
-    with pytest.raises(BudgetError, match=r"^budget\.ceiling: "):
+    with pytest.raises(BudgetStopError, match=r"^budget\.ceiling: "):
         course.run()
     assert len(course.steps()) == stopped
     course.settings["budget"] = budget | {"ceiling": 100_000}
@@ -95,7 +95,7 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
 def test_its_budget_counts_while_it_waits_for_a_teacher(model: Path, tmp_path: Path) -> None:
     budget = {"ceiling": 1, "currency": "EUR", "hosts": [{"name": "rack", "price_hour": 3600}]}
     course = Course(tmp_path / "out", model, tmp_path / "nothing", budget=budget)
-    with pytest.raises(BudgetError, match=r"^budget\.ceiling: ") as stopped:
+    with pytest.raises(BudgetStopError, match=r"^budget\.ceiling: ") as stopped:
         course.run()
     assert stopped.value.exit_code == 9
     status = read_status(course.output / "status.json")

@@ -193,7 +193,7 @@ def test_a_result_that_comes_after_a_takeover_is_void(
         assert claim.deliver(record)
 
     runner(run, Probe(taken_over)).run()
-    assert "this result is void" in caplog.text
+    assert "this result is discarded" in caplog.text
     assert claims(run).look()[digest].record == record
     assert run.records == [record]
 

@@ -63,7 +63,7 @@ def test_nobody_left_proves_nothing():
 def test_other_weights():
     stand = Stand(0, 1)
     stand.answers(1, 4, "right")
-    with pytest.raises(ProtocolError, match="it holds other weights after step 4"):
+    with pytest.raises(ProtocolError, match="its weights differ after step 4"):
         stand.answers(0, 4, "wrong")
     assert stand.said()[-1] == {"event": "diverged", "rank": 0, "at": 4, "digest": "wrong"}
     assert stand.diverged == {0: 1}

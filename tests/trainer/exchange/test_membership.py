@@ -63,7 +63,7 @@ def test_a_taken_rank_is_refused_for_now(problem: ExactProblem):
     double = candidate(cluster, 0, host="elsewhere")
     introduce(cluster, double)
     assert double.refused is None, "it may try again: the other may be dead without our knowing"
-    assert "rank 0 is already here, from host-0" in cluster.named("refused")[0]["reason"]
+    assert "rank 0 has already joined, from host-0" in cluster.named("refused")[0]["reason"]
     assert double.session is None
     cluster.kill(cluster.workers[0])
     introduce(cluster, double)
@@ -76,7 +76,7 @@ def test_a_host_name_of_any_length_breaks_no_refusal(problem: ExactProblem):
     introduce(cluster, first)
     double = candidate(cluster, 0)
     introduce(cluster, double)
-    assert "rank 0 is already here, from hhh" in cluster.named("refused")[0]["reason"]
+    assert "rank 0 has already joined, from hhh" in cluster.named("refused")[0]["reason"]
 
 
 @pytest.mark.parametrize(

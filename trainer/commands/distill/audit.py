@@ -25,7 +25,7 @@ from trainer.system.errors import RefusedError
     type=click.FloatRange(0, 1),
     default=0.001,
     show_default=True,
-    help="Fraction of the present windows; at least one window.",
+    help="Fraction of the existing windows; at least one window.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sample."

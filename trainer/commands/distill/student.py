@@ -59,7 +59,7 @@ _SETTINGS = {
 @click.option(
     "--await-scores",
     is_flag=True,
-    help="End once an eval runner has scored the checkpoints, so that a budget counts it.",
+    help="End only after an eval runner has scored the checkpoints, so that a budget includes it.",
 )
 def student(
     source: str,

@@ -127,7 +127,9 @@ class Share(click.ParamType):
     help="Score every Nth shard, starting with the Ith; other processes score the rest.",
 )
 @click.option("--name", help="This teacher's name in the folder; default: host and part.")
-@click.option("--stay", is_flag=True, help="Then wait for students' requests, until SIGTERM.")
+@click.option(
+    "--stay", is_flag=True, help="When finished, wait for students' requests until SIGTERM."
+)
 @click.option(
     "--until",
     type=click.Path(path_type=Path),
@@ -164,7 +166,7 @@ def teacher(model: str, **options: Any) -> None:
     until: Path | None = options["until"]
     with_student: bool = options.pop("with_student")
     if with_student and until is None:
-        raise InputError("--with-student: give --until STATUS, which lies in the student's folder")
+        raise InputError("--with-student: give --until STATUS, which is in the student's folder")
     from trainer.system.process.interruption import Interrupted, Interruption
 
     interruption = Interruption()

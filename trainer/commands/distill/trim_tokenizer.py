@@ -35,8 +35,8 @@ def trim_tokenizer(
 ) -> None:
     """Write a smaller TOKENIZER whose tokens all exist in the old one.
 
-    TOKENIZER is a model folder with a byte-level BPE. All bytes and all special tokens stay, so any
-    text can still be written; the rest of the size goes to what the data uses most.
+    TOKENIZER is a model folder with a byte-level BPE. All bytes and special tokens are kept, so any
+    text can still be encoded; the other tokens are those that the data uses most.
     """
     from trainer.data.documents import Documents
     from trainer.distill.tokenizer.trim import trim

@@ -41,7 +41,7 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
         for each in wrong:
             click.echo(f"{each.name} is damaged: {each.reason}")
         if missing:
-            click.echo(f"not there yet: {_ranges(missing)}")
+            click.echo(f"missing: {_ranges(missing)}")
         tokens = sum(
             logits.description.shards[each.number].tokens for each in found if each.state == "whole"
         )

@@ -176,7 +176,9 @@ def _parse(path: Path) -> ElementTree.Element:
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path}: is above {_MAX_BYTES >> 20} MiB, no file of the corpus is")
+            raise InputError(
+                f"{path}: is larger than {_MAX_BYTES >> 20} MiB, unlike any file of the corpus"
+            )
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None

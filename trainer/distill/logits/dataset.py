@@ -72,7 +72,7 @@ class LogitsFolder:
             try:
                 self._known = Description.from_json(path.read_bytes())
             except FileNotFoundError:
-                raise InputError(f"{path}: not found, no teacher has begun here") from None
+                raise InputError(f"{path}: not found, no teacher has started here") from None
             except OSError as error:
                 raise InputError(f"{path}: cannot be read: {error.strerror}") from None
             except (ValueError, RecursionError) as error:

@@ -180,7 +180,7 @@ class ShardStream:
             missing = ", ".join(map(str, self._folder.missing()))
             raise InputError(
                 f"{path}: shards {missing} are missing although every teacher is done; "
-                "run `trainer distill teacher` again with the same arguments, it writes these alone"
+                "run `trainer distill teacher` again with the same arguments: it writes only these"
             )
         what = "; ".join(
             f"{each.beat.name} {each.beat.reason or each.beat.state}"

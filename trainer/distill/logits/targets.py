@@ -52,7 +52,7 @@ def check(scheme: Scheme, temperature: float, divergence: Divergence) -> None:
     """
     if scheme.kind == "sampled" and divergence != "forward":
         raise InputError(
-            f"divergence {divergence}: draws alone (`sampled`) give no probabilities; "
+            f"divergence {divergence}: draws (`sampled`) give no probabilities; "
             "use forward, or logits of `topk` or `full`"
         )
     bare = has_bare_rest(scheme)

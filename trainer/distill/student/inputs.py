@@ -103,7 +103,7 @@ def await_description(
             due = waited + _TELL
         if watch.quiet() >= timeout:
             raise UnreachableError(
-                f"{folder.path}: no teacher has begun here within {timeout:g} s; start `trainer "
+                f"{folder.path}: no teacher has started here within {timeout:g} s; start `trainer "
                 f"distill teacher ... --out {folder.path}`"
             )
         time.sleep(_LOOK)

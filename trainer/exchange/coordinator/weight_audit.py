@@ -65,7 +65,7 @@ class WeightAudit:
             question.failed.add(rank)
             self._diverged[rank] = self._diverged.get(rank, 0) + 1
             self._outbox.emit("diverged", rank=rank, at=at, digest=report.digest)
-            raise ProtocolError(f"it holds other weights after step {at}")
+            raise ProtocolError(f"its weights differ after step {at}")
         self._confirm(question, rank)
 
     def joined(self, rank: int, at: int, due: float) -> None:

@@ -145,7 +145,7 @@ class Membership:
             )
         if taken := self._members.get(rank):
             raise RefusalError(
-                f"rank {rank} is already here, from {taken.request.host}", retry=True
+                f"rank {rank} has already joined, from {taken.request.host}", retry=True
             )
         self.generation += 1
         member = Member(link, rank, self.generation, request, now, since=now)

@@ -14,7 +14,7 @@ from trainer.exchange.protocol.messages import Message, ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.worker.session import Event, Session
-from trainer.system.errors import BudgetError
+from trainer.system.errors import BudgetStopError
 
 _LINK = 1
 
@@ -65,7 +65,7 @@ class LocalExchange:
             reason, self._stop_reason = self._stop_reason, None
             self._perform(self._coordinator.stop(reason, time.monotonic()))
         if ending := self._recorder.ending:
-            now, code = time.monotonic(), BudgetError.exit_code
+            now, code = time.monotonic(), BudgetStopError.exit_code
             self._perform(self._coordinator.stop(ending.reason, now, code))
         if failure := self._recorder.failure:
             self._perform(self._coordinator.halt(failure))

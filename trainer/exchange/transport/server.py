@@ -24,7 +24,7 @@ from trainer.exchange.transport.malloc import return_freed_arrays
 from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.transport.refusals import Refusals
 from trainer.exchange.transport.same_host import SameHostListener, socket_name
-from trainer.system.errors import BudgetError, InputError, ProtocolError, TrainerError
+from trainer.system.errors import BudgetStopError, InputError, ProtocolError, TrainerError
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class GradientServer:
         """End the run after a defect: loudly, and with a last checkpoint if that is possible."""
         assert self._finished is not None
         if self._finished.done():
-            log.error("a defect after the run was over", exc_info=error)
+            log.error("an internal error after the end of the run", exc_info=error)
             return
         reason = f"a defect in Motley: {type(error).__name__}: {error}"
         log.critical("the run ends: %s", reason, exc_info=error)
@@ -169,7 +169,7 @@ class GradientServer:
         self._refusals.sum_up(now)
         self._perform(self._coordinator.tick(now))
         if ending := self._recorder.ending:
-            self._stop(ending.reason, BudgetError.exit_code)
+            self._stop(ending.reason, BudgetStopError.exit_code)
         if failure := self._recorder.failure:
             self._perform(self._coordinator.halt(failure))
 

@@ -176,7 +176,7 @@ class BudgetWatch:
             self._accrual.put_back(parts)
             if self._written:
                 log.error(
-                    "ALARM: %s: not written: %s; Motley tries again, and the ceiling holds",
+                    "ALARM: %s: not written: %s; Motley tries again, and the ceiling still applies",
                     self._ledger.path,
                     error.strerror or error,
                 )

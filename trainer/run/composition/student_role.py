@@ -20,7 +20,7 @@ from trainer.run.composition.roles import Placement, open_replica
 from trainer.run.inputs import read_student_inputs
 from trainer.system.errors import (
     RESTARTED,
-    BudgetError,
+    BudgetStopError,
     InputError,
     InUseError,
     NonFiniteError,
@@ -63,7 +63,7 @@ def run_student(
         UnreachableError: the teacher was lost, or never started.
         NonFiniteError: NaN or Inf halted the run.
         StorageError: the folder, or the last checkpoint, cannot be read or written.
-        BudgetError: the guard stopped the run before its first step.
+        BudgetStopError: the guard stopped the run before its first step.
         InUseError: another process writes the output folder or the checkpoints.
     """
     config.check_one_process()
@@ -94,7 +94,7 @@ def run_student(
                     student.recorder.emit({"event": "halted", "reason": str(error)})
                 code = student.recorder.close(error.exit_code, str(error))
                 raise
-        code = BudgetError.exit_code if stopper.ending is not None and not done else 0
+        code = BudgetStopError.exit_code if stopper.ending is not None and not done else 0
         code = student.recorder.close(code, reason)
         return code
     except TrainerError as error:
@@ -123,7 +123,7 @@ def _begin(
         validation = check_ahead(config, fresh)
         described = await_description(folder, teacher_timeout, stopper.stop, on_wait)
         if stopper.ending is not None:  # reading a large model would cost more than was kept back
-            raise BudgetError(stopper.ending.reason)
+            raise BudgetStopError(stopper.ending.reason)
         if not described:
             return None
         if fresh is not None:
@@ -167,7 +167,7 @@ def _failure_in_status(config: RunConfig, run_id: str) -> Iterator[Callable[[str
     try:
         yield on_wait
     except TrainerError as error:
-        state = "stopped" if isinstance(error, BudgetError) else "failed"
+        state = "stopped" if isinstance(error, BudgetStopError) else "failed"
         status.update(state=state, reason=str(error), exit_code=error.exit_code)
         # Checkpoints that another process writes are left alone.
         checkpoints = None if isinstance(error, InUseError) else config.checkpoint.folder

@@ -20,7 +20,7 @@ from trainer.optimizer.adamw import learning_rate_at
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.optimizer import ParallelAdamW
 from trainer.run.distributed.weight_audit import WeightAudit
-from trainer.system.errors import BudgetError, NonFiniteError, StorageError
+from trainer.system.errors import BudgetStopError, NonFiniteError, StorageError
 from trainer.system.process.stopping import Stop
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class DistributedRun:
             raise failure or StorageError("rank 0 cannot save any more")
         if int(worst) == _SPENT:
             reason = ending.reason if ending else "the budget guard of rank 0 stopped the run"
-            return reason, BudgetError.exit_code
+            return reason, BudgetStopError.exit_code
         if int(worst) == _STOP:
             return self.stop.reason or "stopped by another rank", 0
         return None

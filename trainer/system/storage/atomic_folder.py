@@ -184,7 +184,7 @@ def prepare_folder(folder: Path) -> None:
         probe.touch()
         probe.unlink(missing_ok=True)  # another process may sweep here
     except (FileExistsError, NotADirectoryError):
-        raise InputError(f"{folder}: is a file or lies below one, choose another output") from None
+        raise InputError(f"{folder}: is a file or inside one, choose another output") from None
     except OSError as error:
         with suppress(OSError):
             probe.unlink()

@@ -38,7 +38,7 @@ def pin(folder: Path) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         # The lock may be on a folder that was removed meanwhile.
         if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
-            raise StorageError(f"{folder}: was removed, take a newer one")
+            raise StorageError(f"{folder}: was removed, use a newer one")
         yield folder
     finally:
         os.close(descriptor)

@@ -16,7 +16,7 @@ import pytest
 
 from launcher.cli import run
 from launcher.discovery.survey import Survey
-from launcher.errors import BudgetError, ConfigError
+from launcher.errors import ConfigError, OverBudgetError
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
@@ -240,17 +240,19 @@ def test_an_estimate_below_the_ceiling_is_said(inputs: Path, tmp_path: Path) -> 
 
 
 def test_an_estimate_above_the_ceiling_is_refused(inputs: Path, tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"are planned for .* the ceiling is 5\.00 EUR: raise it"):
+    with pytest.raises(
+        OverBudgetError, match=r"are planned for .* the ceiling is 5\.00 EUR: raise it"
+    ):
         Start(inputs, tmp_path, price=1e6).ask()
 
 
 def test_what_was_spent_counts_and_so_does_what_is_done(inputs: Path, tmp_path: Path) -> None:
     start = Start(inputs, tmp_path)
     SpendLedger(start.ledger).append([line("r", "box", 1.0, 5.0), line("x", "box", 1.0, 99.0)])
-    with pytest.raises(BudgetError, match=r"^5\.00 EUR were spent, and 0\.0"):
+    with pytest.raises(OverBudgetError, match=r"^5\.00 EUR were spent, and 0\.0"):
         start.ask()
     dear = Start(inputs, tmp_path / "b", price=1e4)
-    with pytest.raises(BudgetError):
+    with pytest.raises(OverBudgetError):
         dear.ask()
     SpendLedger(dear.ledger).append([line("r", "box", 1.0, 0.5)])
     status = {"schema": "motley.status/1", "run_id": "r", "step": 12_499}
@@ -284,7 +286,7 @@ def test_the_measured_link_is_planned_with(inputs: Path, tmp_path: Path) -> None
 def test_a_rented_host_without_a_price_is_refused(inputs: Path, tmp_path: Path) -> None:
     start = Start(inputs, tmp_path)
     start.host = replace(start.host, price_hour=None, currency=None, provider="Amazon")
-    with pytest.raises(BudgetError, match="host box is rented"):
+    with pytest.raises(OverBudgetError, match="host box is rented"):
         start.ask()
 
 
@@ -303,5 +305,5 @@ def test_what_cannot_be_planned_is_said(inputs: Path, tmp_path: Path) -> None:
     (said,) = start.ask()
     assert "cannot be planned" in said
     SpendLedger(start.ledger).append([line("r", "box", 1.0, 6.0)])
-    with pytest.raises(BudgetError, match=r"^6\.00 EUR were spent"):
+    with pytest.raises(OverBudgetError, match=r"^6\.00 EUR were spent"):
         start.ask()

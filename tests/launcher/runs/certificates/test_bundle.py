@@ -84,7 +84,7 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(
 ) -> None:
     (tmp_path / "rank-0").mkdir()
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"holds other things, such as thesis\.tex"):
+    with pytest.raises(ConfigError, match=r"contains other files, such as thesis\.tex"):
         write_bundle(authority, tmp_path, "run", 1, [], replace=True)
     with pytest.raises(ConfigError, match="is a file"):
         write_bundle(authority, tmp_path / "thesis.tex", "run", 1, [], replace=True)

@@ -31,7 +31,7 @@ def test_verify_counts_what_is_whole_and_what_is_missing(tmp_path):
     folder = tiny_folder(tmp_path, DESCRIPTION, write=[0, 2])
     result = call(verify, tmp_path)
     assert result.exit_code == 0
-    assert "not there yet: shard-00001" in result.output
+    assert "missing: shard-00001" in result.output
     assert "2 of 3 shards are whole: 52 of 65 tokens" in result.output
     result = call(verify, tmp_path, "--complete")
     assert isinstance(result.exception, StorageError)
