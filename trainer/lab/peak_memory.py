@@ -8,7 +8,7 @@ from types import TracebackType
 
 import torch
 
-from trainer.exchange.transport.malloc import return_freed_arrays
+from trainer.exchange.transport.malloc import return_free_pages, return_freed_arrays
 
 
 class PeakMemory:
@@ -28,7 +28,8 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device)
             return self
-        return_freed_arrays()  # else what was freed stays resident and is used again
+        return_freed_arrays()
+        return_free_pages()  # else what was freed stays resident, and counts as if it were in use
         try:
             # proc(5): 5 sets the peak back to what is resident now.
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -48,3 +48,15 @@ def test_the_peak_is_that_of_what_was_there_at_once() -> None:
         pass
     assert peak.bytes is not None
     assert peak.bytes < size / 4
+
+
+def test_what_was_freed_before_counts_when_it_is_used_again() -> None:
+    def many() -> list[torch.Tensor]:
+        return [torch.ones(16 << 10) for _ in range(256)]  # 64 KiB each, so of malloc's heap
+
+    before, pin = many(), torch.ones(16 << 10)  # what lies above keeps the heap from shrinking
+    del before
+    with PeakMemory(torch.device("cpu")) as peak:
+        again = many()
+    assert peak.bytes is not None
+    assert peak.bytes > 0.9 * len(again) * pin.nbytes

@@ -1,9 +1,10 @@
-"""The coordinator's heap: what is large and freed goes back to the system at once."""
+"""malloc's heap: what is freed goes back to the system."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """The numbers of these parameters in glibc's <malloc.h>."""
@@ -17,13 +18,21 @@ _SPARE = 4 * 1024 * 1024
 def return_freed_arrays() -> None:
     """Keep large arrays out of malloc's heap, on glibc; elsewhere do nothing.
 
-    glibc raises its threshold for separate pages to the largest array that was ever freed (up to
+    For the coordinator: glibc raises its threshold for separate pages to the largest array that was ever freed (up to
     32 MiB). From then on contributions of all sizes come from one heap that fragments: 9.7
     gradients of 24 MB were resident where 5.4 were in use. A threshold that is set stays.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if mallopt := _of_glibc("mallopt"):
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
         mallopt(_M_TRIM_THRESHOLD, _SPARE)
+
+
+def return_free_pages() -> None:
+    """Give all free pages of the heap back, also those between arrays in use; as above."""
+    if trim := _of_glibc("malloc_trim"):
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """Return a function of the C library, None where it is another one."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -123,7 +123,9 @@ class LocalCluster:
         """Yield what members say until all of them ended.
 
         Raises:
-            MemberFailedError: one ended with an error, or none wrote anything for too long.
+            MemberFailedError: one ended with an error, none wrote anything for too long, or the
+                coordinator lost a worker, and `kill` was not the cause: another takes over its
+                samples, which would wait at a gate for both, and what is measured does not count.
         """
         timeout = timeout or self._patience
         while self._open:
@@ -132,6 +134,8 @@ class LocalCluster:
             except queue.Empty:
                 raise MemberFailedError(f"no member wrote anything for {timeout:g} s") from None
             if isinstance(event, dict):
+                if event["event"] == "lost" and not self._killed:
+                    raise MemberFailedError(f"worker {event['rank']} was lost: {event['reason']}")
                 yield name, event
                 continue
             self._open -= 1

@@ -16,7 +16,7 @@ from typing import Any
 from trainer.lab.compare import collective, synthetic, training
 from trainer.lab.compare.backends import BACKENDS, Name, mpi_environment, mpiexec, nccl_environment
 from trainer.lab.compare.cluster import LocalCluster
-from trainer.lab.compare.member import MemberSpec
+from trainer.lab.compare.member import PATIENCE, MemberSpec
 from trainer.lab.compare.network import ShapedNetwork, missing
 from trainer.model.layout import build_layout
 from trainer.system.commandline.table import Value
@@ -25,8 +25,6 @@ from trainer.system.errors import InputError, TrainerError
 WARM_UP = 3
 REST = 0.05
 """Seconds between sums, so that every worker of the exchange has applied the one before."""
-PATIENCE = 300.0
-"""Seconds of silence after which a measurement has failed."""
 _SAMPLES_EACH = 2
 
 
@@ -197,10 +195,6 @@ class _Bench:
             settings={
                 "exchange.shares": "equal",
                 "exchange.shared_memory": False,
-                # A busy machine must not cost a member.
-                "exchange.join_deadline": PATIENCE,
-                "exchange.step_deadline": PATIENCE,
-                "exchange.lost_after": PATIENCE,
             },
             gated=0 if trains else steps,
             rest=REST,

@@ -42,6 +42,8 @@ from trainer.optimizer.nesterov import Update
 from trainer.run.inner_steps import InnerSteps
 from trainer.run.loop import Worker
 
+PATIENCE = 300.0
+"""Seconds of silence after which a measurement has failed."""
 _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
 
 
@@ -87,7 +89,14 @@ class MemberSpec:
 
     def config(self) -> RunConfig:
         """Return the run config that all members share."""
-        defaults = {"checkpoint.every": 10**6, "exchange.hash_every": 10**6}
+        defaults = {
+            "checkpoint.every": 10**6,
+            "exchange.hash_every": 10**6,
+            # A busy machine must not cost a member.
+            "exchange.join_deadline": PATIENCE,
+            "exchange.step_deadline": PATIENCE,
+            "exchange.lost_after": PATIENCE,
+        }
         run = {"training.batch_size": self.batch, "training.max_steps": self.steps}
         settings = defaults | run | self.settings
         if self.model is not None:

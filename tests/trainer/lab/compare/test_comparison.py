@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +18,7 @@ from trainer.lab.compare.backends import BACKENDS
 from trainer.lab.compare.bars import draw
 from trainer.lab.compare.cluster import LocalCluster
 from trainer.lab.compare.comparison import Comparison, Row
+from trainer.lab.compare.member import PATIENCE, MemberSpec
 from trainer.system.errors import UnreachableError
 
 
@@ -132,6 +134,23 @@ def test_a_member_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> 
         members.start("gloo 1", [sys.executable, "-c", code])
         with pytest.raises(UnreachableError, match=r"^gloo 1 ended with 7: the cable is out$"):
             list(members.events())
+
+
+def test_a_measurement_ends_when_the_coordinator_loses_a_worker(tmp_path: Path) -> None:
+    # The worker that takes over its samples would wait at a gate that needs both.
+    with LocalCluster(tmp_path) as members:
+        said = json.dumps({"event": "lost", "rank": 1, "reason": "silent for 3 s"})
+        code = f"import time; print({said!r}, flush=True); time.sleep(600)"
+        members.start("coordinator", [sys.executable, "-c", code])
+        with pytest.raises(UnreachableError, match=r"^worker 1 was lost: silent for 3 s$"):
+            list(members.events())
+
+
+def test_a_busy_machine_costs_a_measurement_no_worker() -> None:
+    spec = MemberSpec("worker", elements=720, workers=2, steps=3, address=("127.0.0.1", 0))
+    exchange = spec.config().exchange
+    assert min(exchange.lost_after, exchange.step_deadline) >= PATIENCE
+    assert replace(spec, settings={"exchange.lost_after": 2.0}).config().exchange.lost_after == 2
 
 
 def test_a_row_for_people() -> None:
