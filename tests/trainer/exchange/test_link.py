@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from launcher.runs.certificates.authority import Authority, identity_of
 from trainer.exchange.protocol.messages import Shutdown
@@ -13,6 +16,7 @@ from trainer.exchange.protocol.wire import HEADER_SIZE, Frame, FrameDecoder, Mes
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.send_queue import SendQueue
+from trainer.exchange.transport.shared_memory import Averages, WorkerEnd, supported
 from trainer.exchange.transport.sockets import shake_hands
 
 
@@ -122,6 +126,58 @@ def test_the_last_bytes_of_a_large_payload_wake_the_loop(tmp_path: Path) -> None
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert [frame.block for frame in received] == [0, 1, 2]
+
+
+@pytest.mark.skipif(not supported(), reason="no sealed anonymous files here")
+def test_a_gradient_in_shared_memory_does_not_hold_the_other_links_up() -> None:
+    """All of it is there at once, in frames of a header each: turns are by what they stand for."""
+    sizes = (64 * 1024,) * 16
+    frames = [
+        Frame(MessageType.BLOCK_GRADIENT, bytes(size), block=block)
+        for block, size in enumerate(sizes)
+    ]
+    received: list[tuple[Link, int]] = []
+    links: list[Link] = []
+    writers: list[socket.socket] = []
+
+    async def run() -> None:
+        averages = Averages(sizes)
+        for _ in range(2):
+            near, far = socket.socketpair()
+            writers.append(far)
+            near.setblocking(False)
+            end, descriptors = averages.connect()
+            queue = SendQueue(0, encrypted=False, shared=WorkerEnd(sizes, *descriptors))
+            os.close(descriptors[1])
+            queue.append(frames)
+            while queue.ready():
+                queue.send_to(far)
+            link = Link(
+                0,
+                opened=links.append,
+                frame=lambda link, frame: received.append((link, frame.block)),
+                heard=lambda _: None,
+                closed=lambda link, _: links.remove(link),
+                max_queued=9,
+            )
+            link.begin(near, end)
+            link.admit()
+        first, second = links
+        while len(received) < 2 * len(frames):
+            await asyncio.sleep(0.01)
+        for link in (first, second):
+            assert [block for of, block in received if of is link] == list(range(16))
+        assert received.index((second, 0)) < received.index((first, 8))
+        assert received.index((first, 8)) < received.index((second, 15))
+        for link in list(links):
+            link.abort("over")
+        while links:
+            await asyncio.sleep(0.01)
+        os.close(averages.descriptor)
+        for writer in writers:
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_averages_wait_for_their_commit_but_not_for_long() -> None:

@@ -22,8 +22,9 @@ from trainer.system.errors import ProtocolError
 
 FLUSH = 5.0
 """Seconds that a closing link may take to send what is queued."""
-_TURN = 1024 * 1024
-"""Bytes that a link reads or writes before others get their turn."""
+_TURN = 256 * 1024
+"""Bytes that a link reads or writes before others get their turn, shared memory included: a worker
+of this host has a whole gradient there at once, and the wire would wait for its sums."""
 _LEAST = 64 * 1024
 """Bytes of a payload that wake the loop."""
 _HOLD = 0.02
@@ -182,10 +183,11 @@ class Link:
             if not self._closing:
                 if not taken:
                     self._heard(self)
-                self._receive(count)
+                count += self._receive(count)
             taken += count
-        # TLS may hold bytes that the kernel no longer reports.
-        self._loop.call_soon(self._read)
+        if self._shared is None:
+            # TLS may hold bytes that the kernel no longer reports, and few of them wake nobody.
+            self._loop.call_soon(self._read)
 
     def _wake_for(self, wanted: int) -> None:
         """Have the kernel wake the loop for many bytes at once, not for every packet.
@@ -199,12 +201,14 @@ class Link:
             self._least = least
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
-    def _receive(self, count: int) -> None:
+    def _receive(self, count: int) -> int:
+        """Take received bytes in and return how many more came with them in shared memory."""
         try:
             if frame := self._decoder.received(count):
                 self._frame(self, frame)
                 if self._shared:
                     self._shared.consumed(frame)
+                    return len(frame.payload)
         except IncompatibleError as error:
             self.error = error
             if self._incompatible:
@@ -212,6 +216,7 @@ class Link:
             self.close(str(error), told=self._incompatible is not None)
         except ProtocolError as error:
             self.abort(str(error))
+        return 0
 
     def _write(self) -> None:
         """Send until the socket is full or nothing is queued."""
