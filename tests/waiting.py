@@ -27,7 +27,8 @@ def wait_for(
 ) -> _Value:
     """Wait until `ready` returns something true and return it.
 
-    A look that takes long, such as a command, leaves the cores to what it waits for: as long again.
+    A look that takes long, such as a command, leaves the cores to what it waits for: four times as
+    long, or two seconds.
     """
     deadline = time.monotonic() + seconds
     began = time.monotonic()
@@ -36,6 +37,6 @@ def wait_for(
         if now > deadline:
             tails = cluster.logs() if cluster else ""
             raise AssertionError(f"{what}: not within {seconds:g} s\n{tails}")
-        time.sleep(min(max(0.02, now - began), 1.0))
+        time.sleep(min(max(0.02, 4 * (now - began)), max(2.0, now - began)))
         began = time.monotonic()
     return value

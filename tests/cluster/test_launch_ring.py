@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.session.processes import ProcessIdentity
 from tests.cluster.stand_in_cluster import Cluster, cluster
 from tests.trainer.small_model import write_data, write_model
 from tests.waiting import wait_for
@@ -31,6 +32,16 @@ def ring(cluster: Cluster, tmp_path: Path) -> tuple[str, ...]:
     settings = ("exchange.topology=ring", "training.max_steps=100000", f"checkpoint.every={EVERY}")
     settings = tuple(word for setting in settings for word in ("--set", setting))
     return (*settings, "--model", str(model))
+
+
+def words_of(process: ProcessIdentity) -> list[str]:
+    """Return a process's command line."""
+    return Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+
+
+def has_torch(pid: int) -> bool:
+    """Return whether a process has loaded torch's library."""
+    return "/libtorch_cpu.so" in Path(f"/proc/{pid}/maps").read_text()
 
 
 @pytest.mark.timeout(900)  # four interpreters that import torch
@@ -60,6 +71,9 @@ def test_a_lost_rank_is_named_and_all_start_again_at_the_newest_checkpoint(
 
     wait_for(all_are_back, "every rank's second attempt")
     assert again[2]["signal"] == signal.SIGKILL
+    forking = [process.pid for process in cluster.living() if "--distributed" in words_of(process)]
+    assert len(forking) == 2 * WORLD, "each rank, and the process that forks its attempts"
+    assert all(map(has_torch, forking)), "an attempt imports torch once more"
     assert {again[rank]["exit_code"] for rank in (0, 1, 3)} == {3}
     for name in ("worker-0", "worker-3"):
         log = cluster.launch("logs", name, "--attempt", "1").stdout

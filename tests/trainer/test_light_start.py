@@ -12,6 +12,7 @@ import pytest
 
 from tests.trainer.small_model import SIZES, write_data
 from tests.trainer.small_teacher import write_corpus, write_teacher
+from tests.waiting import PATIENCE
 from trainer.init_model import init_model
 
 LIBRARIES = {
@@ -45,7 +46,7 @@ def modules_after(words: list[str]) -> set[str]:
         [sys.executable, "-P", "-c", RUN, *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))

@@ -17,7 +17,7 @@ from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
-from trainer.system.process.announcement import announced
+from trainer.system.process.imports import importing
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device
@@ -133,7 +133,7 @@ def _open(
     from trainer.replica.backend import cuda_device, first_usable, vulkan_device
 
     def torch_on(device: str) -> Generator:
-        with announced("importing torch"):
+        with importing("torch"):
             from trainer.replica.torch.generator import load_generator
         return load_generator(
             trained.base_dir, trained.config, trained.layout, trained.weights, device, threads

@@ -15,7 +15,7 @@ from typing import Any
 from trainer.checkpoint.trained_model import Trained
 from trainer.evaluate.base import Compute, Outcome
 from trainer.system.errors import InputError
-from trainer.system.process.announcement import announced
+from trainer.system.process.imports import importing
 
 _BATCH = 8
 
@@ -93,7 +93,7 @@ def _import(module: str) -> Any:
 
 def _load(trained: Trained, compute: Compute) -> Any:
     """Return the harness's wrapper of the model on the first usable device."""
-    with announced("importing torch and transformers"):
+    with importing("torch", "transformers"):
         import torch
         import transformers
 

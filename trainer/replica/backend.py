@@ -23,6 +23,7 @@ from trainer.model.layout import GradientLayout
 from trainer.replica.base import Replica
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
+from trainer.system.process.imports import importing
 from trainer.system.process.prefork import FALLBACK_VARIABLE
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def cuda_device(gpu: str) -> str:
     if gpu and not gpu.isdecimal():
         # Before torch lists the devices: it then sees this one alone, as number 0.
         os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
-    with announced("importing torch"):
+    with importing("torch"):
         import torch
     if torch.version.cuda is None:
         raise UnusableError("this torch was built without CUDA")
@@ -231,7 +232,7 @@ def _open_cpu(request: BackendRequest) -> Replica:
 
 
 def _torch_replica(request: BackendRequest, device: str) -> Replica:
-    with announced("importing torch"):
+    with importing("torch"):
         from trainer.replica.torch.replica import TorchReplica
     return TorchReplica(
         request.model_dir,

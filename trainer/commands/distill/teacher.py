@@ -11,7 +11,7 @@ import click
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
 from trainer.system.errors import InputError
-from trainer.system.process.announcement import announced
+from trainer.system.process.imports import importing
 
 if TYPE_CHECKING:
     from trainer.distill.logits.scores import Kind
@@ -219,7 +219,7 @@ def _teach(
     view = open_teacher_view()
 
     def open_model() -> Teacher:
-        with announced("importing torch"):
+        with importing("torch"):
             from trainer.distill.teacher.scoring import open_teacher
         return open_teacher(
             assignment.model_dir,

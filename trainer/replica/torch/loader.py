@@ -18,7 +18,7 @@ from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare, reading
 from trainer.replica.torch.precision import compute_dtype
-from trainer.system.process.announcement import announced
+from trainer.system.process.imports import importing
 
 
 def load_model(
@@ -44,7 +44,7 @@ def load_model(
     tree, architecture = read_config(model_dir), read_architecture(model_dir)
     if not decoder.is_computed_here(tree):
         assert (layers, cut) == (None, None), "only our decoder is divided"
-        with announced("importing transformers"):
+        with importing("transformers"):
             from trainer.replica.torch.published import load_published
         return load_published(model_dir, config, device)
     dtype = base_dtype(config)

@@ -30,5 +30,8 @@ def load_worker(backend: str, strategy: str | None) -> None:
 
 def load_rank() -> None:
     """Import what a rank of `--distributed` needs, likewise."""
+    quieten_torch()
     with contextlib.suppress(ImportError, OSError):
-        quieten_torch()
+        import trainer.run.composition.distributed
+        import trainer.run.composition.roles
+        import trainer.run.distributed.run  # noqa: F401 - forked ranks have it loaded

@@ -21,7 +21,7 @@ from trainer.run.composition import run as build
 from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
 from trainer.system.errors import InputError
-from trainer.system.process.announcement import announced
+from trainer.system.process.imports import importing
 from trainer.system.process.local_workers import LocalWorkers
 from trainer.system.process.stopping import Stop
 from trainer.system.storage import lease
@@ -173,7 +173,7 @@ def run_distributed(
     stop = Stop()
     on_signal(stop.ask)
     quieten_torch()
-    with announced("importing torch"):
+    with importing("torch"):
         from trainer.run.composition.distributed import make_distributed
         from trainer.run.distributed.run import run
     return run(

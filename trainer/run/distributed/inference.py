@@ -19,6 +19,7 @@ from trainer.replica.base import EvalResult
 from trainer.run.distributed.environment import read_environment
 from trainer.system.errors import InputError, TrainerError
 from trainer.system.process.announcement import announced
+from trainer.system.process.imports import importing
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +150,7 @@ class Ranks:
         """Check the model, meet the others and return this rank's device and the mesh."""
         check_tensor_shards(trained.base_dir, self._config(trained))
         environment = self._environment
-        with announced("importing torch"):
+        with importing("torch"):
             import torch
 
             from trainer.replica.torch.parallel.mesh import make_mesh

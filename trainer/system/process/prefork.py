@@ -13,7 +13,6 @@ which adopts orphans, becomes its parent.
 from __future__ import annotations
 
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -21,6 +20,8 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from trainer.system.process.imports import uncollected
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,11 @@ def fork_workers(load: Callable[[], None]) -> None:
         return
     # OpenBLAS starts threads as NumPy is imported; a worker's products are torch's or the GPU's.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    load()
+    with uncollected():  # a collection in a child would write to, and so copy, every page
+        load()
     if (threads := sum(1 for _ in Path("/proc/self/task").iterdir())) > 1:
         log.info("%d threads run after the imports: each attempt starts a new interpreter", threads)
         return
-    gc.collect()
-    gc.freeze()  # a collection in a child would write to, and so copy, every page
     with socket.socket(fileno=int(descriptor)) as requests:
         requests.set_inheritable(False)
         while True:
