@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +14,12 @@ import yaml
 
 from launcher.cli import run
 from tests.launcher.handmade import make_wheel
+from tests.trainer.replica.torch.parallel.models import write_drawn_model
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig, load
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.system.storage import lease
-
-if TYPE_CHECKING:
-    from tests.conftest import TinyModel
 
 pytestmark = pytest.mark.usefixtures("own_state")
 TARGET = ("--target", "2 nodes x 2 CPU")
@@ -29,14 +27,15 @@ Export = Callable[..., Path]
 
 
 @pytest.fixture
-def inputs(tiny_model: TinyModel, tmp_path: Path) -> tuple[str, ...]:
+def inputs(tmp_path: Path) -> tuple[str, ...]:
     """Return the flags of a new run on a tiny model."""
     data = tmp_path / "train.jsonl"
     data.write_text('{"text": "to be"}\n')
     locks = {name: f"# {name}\n{name}==1\n" for name in ("trainer", "torch-cpu", "torch-cuda")}
     files = {f"launcher/locks/{name}.txt": text for name, text in locks.items()}
     wheel = make_wheel(tmp_path, "motley", "9.9", files)
-    described = ("--model", str(tiny_model()), "--data", str(data), "-o", str(tmp_path / "home"))
+    model = write_drawn_model(tmp_path / "model", "qwen3")
+    described = ("--model", str(model), "--data", str(data), "-o", str(tmp_path / "home"))
     return (*described, "--wheel", str(wheel), "--set", "training.max_steps=8")
 
 

@@ -1,10 +1,12 @@
 """What a student compares with: sums, exactness, unbiasedness, other temperatures."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
+from tests.covering import covering
 from tests.trainer.tiny_logits import SCHEMES, VOCABULARY, draw_logits, score
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.logits.targets import targets
@@ -112,8 +114,7 @@ def test_a_vocabulary_that_is_kept_whole_has_no_rest(tail_samples, student, dive
     np.testing.assert_array_equal(soft.rest, 0)
 
 
-@pytest.mark.parametrize("kind", ["topk", "sampled"])
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize(("kind", "seed"), covering(product(["topk", "sampled"], [11, 12])))
 def test_draws_are_unbiased(kind, seed):
     """The mean over many positions that draw is the distribution itself, and the KL the true one.
 
