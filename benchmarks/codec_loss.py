@@ -6,10 +6,12 @@ Each run is the preset `quickstart` for so many steps, with the workers' arithme
 their processes: the samples of a step are dealt to four workers in unequal shares, each encodes its
 gradient sums, the decoded sums are averaged, the average is encoded once more for the way down,
 clipped and applied by Motley's AdamW. All runs of a seed see the same samples from the same
-weights. "gap" is the validation loss against that of fp32 at the same seed, after the same tokens.
+weights. "gap" is the validation loss against that of fp32 at the same seed, after the same tokens;
+how far runs of one codec are from each other whose weights start a little apart says which gaps are
+noise.
 
 Finished runs are kept in --work and not repeated. Writes benchmarks/results/codec_loss.json, and
-docs/codec-loss.svg with --picture.
+docs/codec-loss.svg with --picture; another --result names both.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ GOALS = {"bf16": 0.2, "int8": 0.5, "topk:0.1": 1.0, "topk:0.01": 3.0}
 RATES = {"topk:0.1": (2.0, 4.0), "topk:0.01": (2.0, 4.0, 8.0), "fp32": (0.5, 2.0)}
 """Learning rates besides the preset's, as multiples. A coordinate sent every 1/k steps meets
 a second moment 1/k times too large, so Adam moves it by sqrt(k) of what it would."""
+NUDGES = (1, 2, 3, 4)
 LOSSY = ("topk:0.1", "topk:0.01", "int8", "bf16", "int4")
 COLOURS = {
     "fp32": TEXT,
@@ -69,12 +72,15 @@ class Case:
     seed: int
     one_way: bool = False
     """The average travels as bf16."""
+    nudged: int = 0
+    """Each weight starts up to 2^-9 of itself away, as rounded to bf16, by this random sequence."""
 
     @property
     def file(self) -> str:
         """A name for its result."""
         kind = "feedback" if self.feedback else "plain"
         kind += "-up" if self.one_way else ""
+        kind += f"-nudged{self.nudged}" if self.nudged else ""
         return f"{self.codec.replace(':', '')}-{kind}-{self.rate:g}-{self.seed}.json"
 
 
@@ -87,7 +93,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=int, help="train at most so many of the missing runs")
-    parser.add_argument("--picture", action="store_true", help="draw docs/codec-loss.svg")
+    parser.add_argument("--picture", action="store_true", help="draw the curves into docs/")
     parser.add_argument("--result", default="codec_loss")
     options = parser.parse_args()
     require_demo(options.demo)
@@ -108,13 +114,17 @@ def main() -> int:
         if (work / case.file).exists()
     }
     if options.picture:
-        draw(runs)
+        draw(runs, options.result.replace("_", "-"))
     return report(runs, options.result)
 
 
 def cases(seeds: Sequence[int]) -> list[Case]:
     """Return every run, those that answer most first."""
     found: list[Case] = [Case("fp32", False, 1.0, seed) for seed in seeds]
+    for by in NUDGES:
+        found += [
+            Case(codec, codec != "fp32", 1.0, seeds[0], nudged=by) for codec in ("fp32", "bf16")
+        ]
     for seed in seeds:
         found += [Case(codec, True, 1.0, seed) for codec in LOSSY]
         found += [Case(codec, True, 1.0, seed, one_way=True) for codec in ("topk:0.1", "topk:0.01")]
@@ -142,9 +152,13 @@ def _train(case: Case) -> dict[str, Any]:
     down = "bf16" if case.one_way else case.codec
     server = Sender(down, layout, feedback=case.one_way or case.feedback)
     optimizer = AdamW(config.optimizer, layout)
+    weights = initial_weights(layout, inputs.model_dir, config)
+    if case.nudged:
+        off = np.random.default_rng(case.nudged).uniform(-(2**-9), 2**-9, weights.size)
+        weights *= 1 + off.astype(np.float32)
     return {
         **asdict(case),
-        **train(inputs, replica, config, workers, server, optimizer),
+        **train(inputs, replica, config, workers, server, optimizer, weights=weights),
         "elements": layout.size,
     }
 
@@ -223,13 +237,14 @@ def report(runs: dict[Case, dict[str, Any]], name: str) -> int:
     exact = {case.seed: run["loss"] for case, run in runs.items() if _is_exact(case)}
     groups: dict[Case, list[Case]] = {}
     for case in runs:
-        groups.setdefault(replace(case, seed=0), []).append(case)
+        groups.setdefault(replace(case, seed=0, nudged=bool(case.nudged)), []).append(case)
     for group, members in groups.items():
         gaps = [100 * (runs[case]["loss"] / exact[case.seed] - 1) for case in members]
         title = f"{group.codec}, {'with' if group.feedback else 'without'} error feedback"
         title += ", bf16 down" if group.one_way else ""
         title += "" if group.rate == 1 else f", {group.rate:g} of the learning rate"
-        judged = group.feedback and group.rate == 1 and not group.one_way
+        title += ", from weights a little apart" if group.nudged else ""
+        judged = group.feedback and group.rate == 1 and not (group.one_way or group.nudged)
         written.add(
             Ratio(
                 f"{title}: percent above fp32", statistics.mean(gaps), "the validation loss",
@@ -250,17 +265,17 @@ def report(runs: dict[Case, dict[str, Any]], name: str) -> int:
 
 
 def _is_exact(case: Case) -> bool:
-    return case.codec == "fp32" and case.rate == 1
+    return case.codec == "fp32" and case.rate == 1 and not case.nudged
 
 
-def draw(runs: dict[Case, dict[str, Any]]) -> None:
+def draw(runs: dict[Case, dict[str, Any]], name: str) -> None:
     """Draw the training losses at the preset's rate, over the seeds that all curves have."""
     curves: dict[tuple[str, bool], dict[int, list[float]]] = {}
     for case, run in runs.items():
-        if case.codec in COLOURS and case.rate == 1 and not case.one_way:
+        if case.codec in COLOURS and case.rate == 1 and not (case.one_way or case.nudged):
             curves.setdefault((case.codec, case.feedback), {})[case.seed] = run["training_losses"]
     seeds = set.intersection(*(set(curve) for curve in curves.values()))
-    with picture("codec-loss", "Loss over steps by codec") as axes:
+    with picture(name, "Loss over steps by codec") as axes:
         for (codec, feedback), curve in curves.items():
             mean = np.mean([curve[seed] for seed in seeds], axis=0)
             smooth = np.convolve(mean, np.ones(10) / 10, mode="valid")

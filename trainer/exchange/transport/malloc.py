@@ -18,9 +18,10 @@ _SPARE = 4 * 1024 * 1024
 def return_freed_arrays() -> None:
     """Keep large arrays out of malloc's heap, on glibc; elsewhere do nothing.
 
-    For the coordinator: glibc raises its threshold for separate pages to the largest array that was ever freed (up to
-    32 MiB). From then on contributions of all sizes come from one heap that fragments: 9.7
-    gradients of 24 MB were resident where 5.4 were in use. A threshold that is set stays.
+    For the coordinator: glibc raises its threshold for separate pages to the largest array that was
+    ever freed (up to 32 MiB). From then on contributions of all sizes come from one heap that
+    fragments: 9.7 gradients of 24 MB were resident where 5.4 were in use. A threshold that is set
+    stays.
     """
     if mallopt := _of_glibc("mallopt"):
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
