@@ -166,10 +166,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class OneParentOfRanks(LoadFileScheduling):
-    """By file, but in one process all that use the fixture `ranks`, or import peft.
+    """By file, but in one process all that use the fixture `ranks`, or import transformers or peft.
 
     Each process that uses it would import torch for its ranks, and fork worlds of 2 and 4. The
-    import of peft takes seconds.
+    import of transformers, which `tiny_model` needs too, takes 5 s of CPU time, that of peft 1.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -177,10 +177,15 @@ class OneParentOfRanks(LoadFileScheduling):
         return "ranks" if _is_costly(file) else file
 
 
+_COSTLY = re.compile(
+    r"ranks: Ranks|\btiny_model\b|^ *(import|from) (transformers|peft)\b", re.MULTILINE
+)
+
+
 @cache
 def _is_costly(file: str) -> bool:
     text = (ROOT / file).read_text(encoding="utf-8")
-    return "ranks: Ranks" in text or re.search(r"^ *(import|from) peft", text, re.M) is not None
+    return _COSTLY.search(text) is not None
 
 
 @pytest.hookimpl(optionalhook=True)

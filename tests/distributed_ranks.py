@@ -3,6 +3,7 @@
 `Ranks(2).run("tests.module:function", ...)` calls the function on both ranks of a world and
 returns their results in order of rank. The ranks stay for the next test, so that one costs no
 start of a process; a failure or a rank that hangs ends them, and the next test forks new ones.
+With `world=0` the function runs in a process of its own, without a group.
 
 As a program, it is that parent: `python -m tests.distributed_ranks` (see `ForkServer` of the
 cluster tests for what a fork must not have).
@@ -85,6 +86,7 @@ class Ranks:
 
         Args:
             arguments: what JSON can carry, as must be the results.
+            world: how many ranks; 0 for one process outside any group, and for this call alone.
             patience: seconds.
 
         Raises:
@@ -124,7 +126,7 @@ class _World:
         self.log = Path(self.folder.name, "log")
         self._sockets: list[socket.socket] = []
         self._pids: list[int] = []
-        for rank in range(size):
+        for rank in range(size or 1):
             mine, theirs = socket.socketpair()
             pid = os.fork()
             if pid == 0:
@@ -206,11 +208,13 @@ def _serve_rank(theirs: socket.socket, rank: int, size: int, folder: Path) -> No
     from trainer.run.distributed.process_group import collectives
 
     torch.set_num_threads(1)
-    device = torch.device(device_of(rank, size, torch.cuda.device_count()))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    store = dist.FileStore(str(folder / "store"), size)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group(collectives(device), store=store, rank=rank, world_size=size)
+    if size:
+        device = torch.device(device_of(rank, size, torch.cuda.device_count()))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        file = str(folder / "store")
+        store = dist.FileStore(file, size)  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(collectives(device), store=store, rank=rank, world_size=size)
     with theirs.makefile("rb") as lines:
         for line in lines:
             request = json.loads(line)
@@ -245,7 +249,7 @@ def main() -> None:
                     importlib.import_module(request["function"].partition(":")[0])
                 worlds[size] = _World(size)
             answers = worlds[size].run(request)
-            if any("error" in answer for answer in answers):
+            if size == 0 or any("error" in answer for answer in answers):
                 worlds.pop(size).close()
             requests.sendall(json.dumps(answers).encode() + b"\n")
     for world in worlds.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -31,9 +32,21 @@ def hang_on(rank: int) -> None:
         time.sleep(600)
 
 
+def number_and_group() -> list[bool | int]:
+    return [os.getpid(), dist.is_initialized()]
+
+
 def test_every_rank_returns_its_result(ranks: Ranks) -> None:
     assert ranks.run(f"{HERE}:add_up", 10) == [[0, 21], [1, 21]]
     assert ranks.run(f"{HERE}:add_up", 1, world=4) == [[rank, 10] for rank in range(4)]
+
+
+def test_a_world_of_none_is_a_process_without_a_group_for_one_call(ranks: Ranks) -> None:
+    found = [ranks.run(f"{HERE}:number_and_group", world=0) for _ in range(2)]
+    ((first, grouped),), ((second, grouped_too),) = found
+    assert first != second
+    assert not grouped
+    assert not grouped_too
 
 
 def test_a_failing_rank_and_a_hanging_one_are_named(ranks: Ranks) -> None:

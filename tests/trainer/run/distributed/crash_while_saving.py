@@ -1,10 +1,7 @@
 """Saves a sharded checkpoint again and again, and dies one disk operation later each time.
 
-    python -m tests.trainer.run.distributed.crash_while_saving FOLDER
-
 Two ranks are threads of one process, which is killed (SIGKILL) before rank 0's k-th operation; the
-first kills come while a rank's file is begun, and when it is written but not yet told. Prints one
-JSON object a line: what a restarted job finds.
+first kills come while a rank's file is begun, and when it is written but not yet told.
 """
 
 from __future__ import annotations
@@ -14,8 +11,9 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +81,7 @@ def die() -> None:
 
 
 def crash(folder: Path, k: int) -> None:
-    """Save step 2 and die at the k-th place; never returns."""
+    """Save step 2 and die at the k-th place, if there are so many."""
     write = rank_file.RankWriter.write_data
 
     def begun(writer: Any, *arguments: Any) -> Any:
@@ -103,42 +101,41 @@ def crash(folder: Path, k: int) -> None:
         rank_file.RankWriter.write_data = (begun, written)[k - 1]  # type: ignore[method-assign]  # the fault
     disk = CountingDisk(lambda count, *_: die() if count == k - 2 else None)
     save(folder, 2, disk)
-    os._exit(0)
 
 
-def main(root: Path) -> None:
-    """Die at every place."""
-    torch.set_num_threads(1)
+def die_at_every_place(into: str) -> list[dict[str, Any]]:
+    """Return, for each place to die, what a restarted job finds; to be called in a fork."""
+    root, results = Path(into), list[dict[str, Any]]()
+    warnings.simplefilter("error", append=True)  # what nobody has silenced on purpose
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page
     saved = root / "0"
-    if (pid := os.fork()) == 0:
-        save(saved, 1)
-        os._exit(0)
-    os.waitpid(pid, 0)
-    k, status = 0, 1
-    while status:
+    assert in_a_fork(save, saved, 1) == 0
+    k, status = 0, -signal.SIGKILL
+    while status == -signal.SIGKILL:
         k += 1
         folder = root / str(k)
         shutil.copytree(saved, folder, symlinks=True)
-        pid = os.fork()
-        if pid == 0:
-            crash(folder, k)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        after = os.fork()
-        if after == 0:
-            found = restore(folder)
-            result = {
-                "k": k,
-                "exit_code": status,
-                "found": found,
-                "hidden": [path.name for path in folder.iterdir() if path.name.startswith(".")],
-            }
-            sys.stdout.write(json.dumps(result) + "\n")
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(after, 0)
+        status = in_a_fork(crash, folder, k)
+        note = root / f"{k}.json"
+        assert in_a_fork(look, folder, note) == 0
+        results.append({"k": k, "exit_code": status, **json.loads(note.read_text())})
+    return results
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def look(folder: Path, note: Path) -> None:
+    found = restore(folder)
+    hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    note.write_text(json.dumps({"found": found, "hidden": hidden}))
+
+
+def in_a_fork(act: Callable[..., object], *arguments: object) -> int:
+    """Return the exit code, as of `subprocess`."""
+    if (pid := os.fork()) == 0:
+        try:
+            act(*arguments)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import click.testing
 import pytest
 
-from tests import ROOT
 from tests.conftest import MakeConfig
+from tests.distributed_ranks import Ranks
 from tests.trainer.evaluate.test_generation import write_adapter
 from trainer.commands.evaluate import evaluate
 from trainer.commands.generate import generate
 from trainer.system.errors import InputError
 
+UNDER_TORCHRUN = "tests.trainer.run.distributed.commands_in_turn:under_torchrun"
 TORCHRUN = {
     "RANK": "0",
     "WORLD_SIZE": "2",
@@ -93,7 +91,9 @@ def test_the_watch_runs_alone() -> None:
     assert "--parallel belongs to MODEL" in result.output
 
 
-def test_an_adapter_under_torchrun(model: Path, tmp_path: Path, make_config: MakeConfig) -> None:
+def test_an_adapter_under_torchrun(
+    ranks: Ranks, model: Path, tmp_path: Path, make_config: MakeConfig
+) -> None:
     """One rank prints: tokens of one process, greedy and drawn, and its scores of every sample."""
     output = write_adapter(tmp_path / "output", model, make_config)
     texts = tmp_path / "texts.jsonl"
@@ -106,26 +106,17 @@ def test_an_adapter_under_torchrun(model: Path, tmp_path: Path, make_config: Mak
         for command, given in ((generate, words), (evaluate, scored))
     ]
     assert [one.exit_code for one in alone] == [0, 0], [one.output for one in alone]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc-per-node", "2", "-m", "tests.trainer.run.distributed.commands_in_turn"]
     commands = [
         ["generate", *words, "--parallel", "tensor=2"],
         ["evaluate", *scored, "--parallel", "data=fsdp"],
         ["evaluate", *scored, "--parallel", "tensor=2,sequence=true"],
         ["evaluate", *scored, "--parallel", "pipeline.stages=2"],
     ]
-    found = subprocess.run(
-        [*torchrun, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    )
-    assert found.returncode == 0, found.stderr
-    *tokens, sharded, cut, staged = (json.loads(line) for line in found.stdout.splitlines())
+    ((printed, log), other) = ranks.run(UNDER_TORCHRUN, commands, world=0, patience=280)[0]
+    assert other[0] == ""
+    *tokens, sharded, cut, staged = (json.loads(line) for line in printed.splitlines())
     assert tokens == [json.loads(line) for line in alone[0].stdout.splitlines()]
-    assert "on 2 x cpu" in found.stderr
+    assert "on 2 x cpu" in log
     wanted = json.loads(alone[1].stdout)
     assert wanted["count"] == 5
     for scores in (sharded, cut, staged):

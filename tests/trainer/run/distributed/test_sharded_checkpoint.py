@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
     from tests.trainer.replica.torch.parallel.conftest import DrawnModel
 
-CRASHING = "tests.trainer.run.distributed.crash_while_saving"
+CRASHING = "tests.trainer.run.distributed.crash_while_saving:die_at_every_place"
 HERE = "tests.trainer.run.distributed.test_sharded_checkpoint"
 DDP = {"parallel.data": "ddp"}
 TENSOR = {"parallel.data": "fsdp", "parallel.tensor": 2, "parallel.sequence": True}
@@ -192,15 +189,10 @@ def test_parts_that_several_ranks_hold_are_spread_over_them() -> None:
     assert choose_writers([{"a": ([0], [4], 0)}, {"a": whole}]) == [[], ["a"]]
 
 
-def test_killed_at_every_stage_of_a_save_the_previous_one_loads(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", CRASHING, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+def test_killed_at_every_stage_of_a_save_the_previous_one_loads(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    (results,) = ranks.run(CRASHING, str(tmp_path), world=0, patience=280)
     assert len(results) > 12, "a rank's file, and every write, sync and rename, is a place to die"
     assert [result["exit_code"] for result in results] == [-9] * (len(results) - 1) + [0]
     steps: list[int] = []
