@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +61,16 @@ def silent_hosts(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     return silent
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment with pip and nothing else."""
-    from launcher.installation.environments import make_venv
+    """Return an environment with pip, copied from our own, and nothing else."""
+    from launcher.installation.environments import make_venv, site_packages
 
     folder = tmp_path_factory.mktemp("bare") / "environment"
-    make_venv(folder, with_pip=True)
+    make_venv(folder, with_pip=False)
+    pip = distribution("pip")
+    for name in {Path(file).parts[0] for file in pip.files or () if file.parts[0] != ".."}:
+        shutil.copytree(Path(str(pip.locate_file(name))), site_packages(folder) / name)
     return folder
 
 
