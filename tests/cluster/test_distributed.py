@@ -272,7 +272,7 @@ def test_saving_in_parts_without_ranks_is_refused(hands: Hands) -> None:
 
 def test_the_documents_torchrun_restarts_what_crashes(hands: Hands) -> None:
     """As a reader types it, on less data; a process is killed on the way."""
-    text = command_block("docs/strategies.md", "Two processes of one machine").text
+    text = command_block("docs/strategies.md", "Two processes on one machine").text
     torchrun = typed(hands, text, "--max-steps 25 --set checkpoint.every=1")
     hands.output = hands.folder / "outputs/two"
     wait_for(lambda: (hands.status.get("checkpoint") or {}).get("step", 0) >= 2, "a checkpoint")
