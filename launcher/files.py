@@ -42,7 +42,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600, durable: bool =
 
 
 def default_state_folder() -> Path:
-    """Return where this user keeps runs: the role's folder for what the trainer role installed.
+    """Return this user's folder of runs; for an installation of the trainer role, the role's
+    folder.
 
     Else $MOTLEY_STATE_DIR, $XDG_STATE_HOME/motley, or ~/.local/state/motley.
     """
@@ -57,7 +58,7 @@ def default_state_folder() -> Path:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder and those above it, for this user alone."""
+    """Create a folder and its parents, accessible only by this user."""
     if not path.is_dir():
         make_private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)

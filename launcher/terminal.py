@@ -37,7 +37,8 @@ def working(what: str) -> AbstractContextManager[None]:
 
 
 def visible(text: str) -> str:
-    r"""Return a text as one line without effects: colours are left out, `\x1b` stands for the rest.
+    r"""Return a text as one line without effects: colours are removed, the rest is escaped
+    (`\x1b`).
 
     Tabs stay. A line end is shown as well, since it could forge a line of another process.
     """

@@ -70,7 +70,7 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
             none = {"schema": "motley.cluster.status/1", "run_id": None, "state": "none"}
             render.print_json({**none, "idle": [asdict(host) for host in idle]})
         else:
-            render.say("nothing has been started here; start with: launch cluster up")
+            render.say("no run has been started here; start one with: launch cluster up")
             for line in render.idle_lines(idle):
                 render.tell(line)
         return

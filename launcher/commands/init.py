@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 _TEXT = """\
-# A run of Motley; start it with: launch cluster up --config {file}
-# Every setting: docs/config.md. What is commented out shows its default.
-name: run                       # begins the run id
+# A run config of Motley; start the run with: launch cluster up --config {file}
+# Every setting: docs/config.md. Commented-out settings show their defaults.
+name: run                       # prefix of the run id
 task: {task:<26}# classify (with num_classes) or causal-lm
-{classes}method: lora                    # or full: every weight trains
+{classes}method: lora                    # or full: all weights train
 output: runs/output             # checkpoints, metrics and status
 model:
   path: {model}

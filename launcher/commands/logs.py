@@ -63,7 +63,7 @@ def logs(
     )
     run = cluster.find(run_id)
     if run is None:
-        raise ConfigError("nothing has been started here; start with: launch cluster up")
+        raise ConfigError("no run has been started here; start one with: launch cluster up")
     chosen = process_logs.choose(run, names)
     printer = Printer(as_json, chosen)
     reader = process_logs.LogReader(RunMonitor(run), chosen, printer, selection)

@@ -35,7 +35,7 @@ class Announced:
 
 
 def browse(seconds: float) -> tuple[list[Announced], str]:
-    """Return what is announced, and why mDNS cannot be used here; empty if it can."""
+    """Return the announcements, and the reason if mDNS cannot be used here (empty if it can)."""
     from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, ServiceStateChange, Zeroconf
 
     seen: set[tuple[str, str]] = set()

@@ -73,7 +73,7 @@ def survey(
     connections: Mapping[str, Connection],
     unreachable: Mapping[str, LauncherError] | None = None,
 ) -> Survey:
-    """Return the hosts' own data; hosts without a connection are left alone.
+    """Return the hosts with their own data; hosts without a connection are unchanged.
 
     Args:
         unreachable: the hosts that should have a connection but have none; they are failures.
@@ -237,7 +237,7 @@ class _Asking:
 
 
 def machine_of(answer: Any) -> Machine:
-    """Return what a host answered to `machine`; ValueError if it is something else."""
+    """Return a host's answer to `machine`; ValueError if it is invalid."""
     machine = receive(Machine, answer, "machine")
     for entry in machine.network.addresses:
         ipaddress.ip_address(entry.address)  # other hosts connect to it
@@ -245,7 +245,7 @@ def machine_of(answer: Any) -> Machine:
 
 
 def detection_of(answer: Any) -> Detection:
-    """Return what a host answered to `devices`; ValueError if it is something else."""
+    """Return a host's answer to `devices`; ValueError if it is invalid."""
     detection = receive(Detection, answer, "devices")
     for device in (*detection.devices, *detection.vulkan):
         if not _DEVICE_ID.fullmatch(device.id):
@@ -254,7 +254,7 @@ def detection_of(answer: Any) -> Detection:
 
 
 def routes_of(answer: Any) -> dict[str, Route]:
-    """Return what a host answered to `routes`; ValueError if it is something else."""
+    """Return a host's answer to `routes`; ValueError if it is invalid."""
     routes = receive(dict[str, Route], answer, "routes")
     for route in routes.values():
         if route.source:

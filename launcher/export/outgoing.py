@@ -34,7 +34,7 @@ class Outgoing:
 
 
 def new_run(order: Order) -> Outgoing:
-    """Return a run that begins elsewhere; what is not given follows from its data and model.
+    """Return a new run for another system; missing settings are derived from its data and model.
 
     Raises:
         ConfigError: there is no such file, or a setting is wrong.

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def receive(kind: type[T], tree: object, what: str) -> T:
-    """Return what a host sent as a value of a type: a dataclass, a model, `list[str]`, `float`.
+    """Convert a host's data to a type: a dataclass, a model, `list[str]`, `float`.
 
     Raises:
         ValueError: it is something else; the message says what and where.

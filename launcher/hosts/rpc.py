@@ -46,7 +46,7 @@ class Pipe(Protocol):
         """Return received bytes, None after a timeout, b"" at the end; may raise OSError."""
         ...
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the end of the agent's stderr."""
         ...
 
@@ -98,7 +98,7 @@ class AgentLink:
             self._break(f"its agent did not start within {hello_deadline:.0f} s")
         if not self.hello:
             text = str(self.broken)
-            words = (*self.noise, *pipe.last_words().splitlines())
+            words = (*self.noise, *pipe.last_output().splitlines())
             raise NoAgentError(text, tuple(word for word in words if word.strip()))
         threading.Thread(target=self._ping, name=f"pings to {host}", daemon=True).start()
 
@@ -170,7 +170,7 @@ class AgentLink:
                         return self._break(f"silent for {SILENCE:.0f} s; is it up and reachable?")
                     continue
                 if not data:
-                    words = self.pipe.last_words().strip().splitlines()
+                    words = self.pipe.last_output().strip().splitlines()
                     reason = f": {words[-1]}" if words else ""
                     return self._break(f"connection lost, its agent has ended{reason}")
                 self._heard = time.monotonic()

@@ -123,7 +123,9 @@ def private_folder() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR")
+        raise ConfigError(
+            f"{folder} belongs to another user, or others can write to it; remove it, or set TMPDIR"
+        )
     return folder
 
 

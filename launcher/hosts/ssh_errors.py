@@ -53,7 +53,7 @@ def _host_key(log: str, records: bool) -> str | None:
     if found := re.search(r"host key for (\S+) was revoked", log):
         return (
             f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so it may be "
-            f"in other hands; give {found[1]} another key"
+            f"compromised; give {found[1]} another key"
         )
     if found := re.search(r"(?m)^Host key for (\S+) has changed", log):
         name, place = found[1], re.findall(r"(?m)^Offending .* in (.*):(\d+)$", log)

@@ -119,7 +119,7 @@ class SshPipe:
         """The fingerprint of the key that the host has shown."""
         return shown_key("\n".join(self._log))
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the end of stderr."""
         return "\n".join(tuple(self._words))
 

@@ -208,7 +208,7 @@ def make_venv(folder: Path, with_pip: bool) -> None:
         python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         if "ensurepip" in result.stdout or "No module named venv" in result.stdout:
             raise PreflightError(f"{base} lacks the venv module; install {python}-venv")
-        raise LauncherError(f"{folder}: no environment could be made", _last(result.stdout))
+        raise LauncherError(f"{folder}: the environment could not be created", _last(result.stdout))
 
 
 def python_runs(folder: Path) -> bool:

@@ -52,7 +52,7 @@ class Installation:
         return None
 
     def record(self, version: str) -> dict[str, Any] | None:
-        """Return what is known about an installed version."""
+        """Return the record of an installed version."""
         return read_record(self.root / "versions" / version / RECORD)
 
     def recorded_choice(self) -> tuple[tuple[str, ...], str | None] | None:

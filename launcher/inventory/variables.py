@@ -174,7 +174,7 @@ class VariableReader:
         return tuple((str(name), 1e6 * float(rate)) for name, rate in rates.items())
 
     def prices(self) -> dict[str, Any]:
-        """Return what the host costs, by the names of `Host`."""
+        """Return the prices of the host, by the names of `Host`."""
         hour = self._amount("motley_price_hour")
         kwh = self._amount("motley_price_kwh")
         currency = self.text("motley_currency")

@@ -104,7 +104,7 @@ def _only(hosts: Sequence[Host], role: str) -> Host | None:
 
 
 def _best(host: Host) -> Device:
-    """Return what a student trains on: the card with the most memory, else the CPU."""
+    """Return the device for a student: the card with the most memory, else the CPU."""
     cards = [device for device in host.devices or () if device.backend == "cuda"]
     listed = [device for device in host.devices or () if device.backend == "cpu"]
     return max(cards, key=lambda card: card.memory or 0) if cards else (*listed, _CPU)[0]

@@ -37,7 +37,7 @@ _USUAL_LINK = LinkRates(up=125e6, down=125e6)
 def estimate(
     job: RunConfig | DistillJob, plan: LaunchPlan, found: Survey, done: int = 0
 ) -> Cost | None:
-    """Return what the rest of a run will cost; None if that cannot be planned.
+    """Return the estimated cost of the rest of a run; None if it cannot be planned.
 
     A fine-tune is planned for Motley's exchange, a distillation as in
     `trainer.planning.distillation`.

@@ -57,7 +57,7 @@ FETCH_MARGIN = 7200.0
 
 
 def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
-    """Ask the hosts for what the inventory leaves open; a mere plan asks none without need.
+    """Query the hosts for what the inventory does not set; a dry run queries only if necessary.
 
     Raises:
         UnreachableError: hosts that have to be asked do not answer; every one is named.

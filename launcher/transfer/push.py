@@ -134,7 +134,7 @@ class Fleet:
                 details += error.details if isinstance(error, LauncherError) else ()
             raise PartialError(
                 f"{len(answers.errors)} of {len(wanted)} hosts were not updated: "
-                f"{', '.join(answers.errors)}; correct that and push again",
+                f"{', '.join(answers.errors)}; correct this and push again",
                 details,
             )
 

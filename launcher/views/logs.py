@@ -67,7 +67,7 @@ class ProcessLog:
         self._moment: float | None = None
 
     def existing(self, emit: Callable[[int, list[bytes]], None], announce: Announce) -> None:
-        """Hand over what is there and wanted.
+        """Hand over the selected existing lines.
 
         Raises:
             ConfigError: there is no such attempt.
@@ -85,7 +85,7 @@ class ProcessLog:
             self._advance(attempt, emit, whole=attempt != attempts[-1])
 
     def follow(self, emit: Callable[[int, list[bytes]], None], announce: Announce) -> bool:
-        """Hand over what is new, from new attempts too; return whether it was the end.
+        """Hand over new lines, also of new attempts; return whether the end was reached.
 
         Raises:
             UnreachableError: the host does not answer; another call resumes.
@@ -176,7 +176,7 @@ class LogReader:
         self._printer = printer
 
     def print_existing(self, announce: Announce) -> None:
-        """Print what is there, one process after the other.
+        """Print the existing lines, one process after the other.
 
         Raises:
             ConfigError: there is no such attempt.
@@ -195,7 +195,7 @@ class LogReader:
             raise UnreachableError(str(error), [str(e) for e in list(errors.values())[1:]])
 
     def follow(self, announce: Announce) -> None:
-        """Print what is there and what is added, until every process is over.
+        """Print existing and new lines until every process has ended.
 
         A host that is lost is announced once, and asked again until it is back. When a process
         that is not followed fails, its last lines are announced.

@@ -130,7 +130,7 @@ def tell(line: str) -> None:
 
 
 def say_card(view: RunView) -> None:
-    """Print what a run left; its commands are for the host that has the output."""
+    """Print a run's summary card; its commands are for the host that has the output."""
     leader = view.run.plan.leader.host
     if view.card and not view.run.plan.host(leader).is_local:
         say(f"on {leader}:")

@@ -105,7 +105,7 @@ class Telemetry:
         self._closed.set()
 
     def latest(self) -> TelemetrySnapshot:
-        """Return what is known now, without waiting for a host.
+        """Return the latest known state, without waiting for a host.
 
         Raises:
             LauncherError: looking has come to an end for a reason.

@@ -272,7 +272,7 @@ def limit_files(process: Process, size: int) -> None:
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def test_a_coordinator_that_slept_blames_nobody(cluster: Cluster) -> None:
+def test_a_coordinator_that_was_suspended_expels_no_worker(cluster: Cluster) -> None:
     """It heard nobody while it was stopped, like a laptop that was closed: all may stay."""
     cluster.configure(training__epochs=2, exchange__heartbeat=0.2, exchange__lost_after=2.0)
     coordinator = cluster.coordinator(2)

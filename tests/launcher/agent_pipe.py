@@ -54,7 +54,7 @@ class ProcessPipe:
                 return None
             return os.read(self._out.fileno(), 1 << 16)
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         with self._reading:  # whoever breaks the link and whoever ends it may meet here
             if not self._err.closed:
                 self._words += self._err.read() or b""
@@ -67,7 +67,7 @@ class ProcessPipe:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.last_words()
+            self.last_output()
             self._in.close()
 
     def end(self) -> None:

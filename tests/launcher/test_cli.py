@@ -125,7 +125,7 @@ def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path:
         (["cluster", "up", "-e", "=1"], 2, "-e takes KEY=VALUE"),
         (["cluster", "up", "--inventory", "absent.yml"], 2, "absent.yml: the file does not exist"),
         (["cluster", "up", "-e", "motley_prot=1"], 2, "unknown variable motley_prot"),
-        (["logs", "worker-2"], 2, "nothing has been started here"),
+        (["logs", "worker-2"], 2, "no run has been started here"),
         (["status", "--run", "nope-1"], 2, "no run nope-1"),
         (["status", "--run", "../../etc"], 2, "no run ../../etc"),
     ],

@@ -83,7 +83,7 @@ def test_each_card_that_is_missing_gets_its_own_reason() -> None:
     assert "install vulkan-tools" in problems(NOT_FOUND, LINKS, NODES)[0]
 
 
-def test_nvidia_is_not_vulkans_business() -> None:
+def test_nvidia_cards_are_no_problem_of_vulkan() -> None:
     result = answered("vulkaninfo-rtx4090-beside-igpu.txt")
     shown = filters["motley_adapters"](result, BESIDE)
     assert [adapter["pci"] for adapter in filters["motley_usable_adapters"](shown)] == [

@@ -194,7 +194,7 @@ def test_a_run_of_this_version_completes_beside_the_earlier_ones(upgrade: Upgrad
         tree = cluster.operator.json("cluster", "status", "--run", run_id)
         assert tree["state"] == "completed"
         said = cluster.operator.launch("logs", "worker-2", "--run", run_id).stdout
-        assert "the run is over for this worker" in said
+        assert "the run has ended for this worker" in said
 
 
 # --- back, and this version's recipe -------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Read a checkpoint folder: what is in it, progress, and all of it checked.
+"""Read and verify a checkpoint folder: its contents and the run's progress.
 
 Only what the manifest proves is trusted. Writing is in `trainer.checkpoint.store`.
 """
@@ -59,7 +59,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint from which a run resumes, and why it does not from newer ones."""
+    """A checkpoint from which a run resumes, and why newer ones were rejected."""
 
     path: Path
     progress: RunProgress

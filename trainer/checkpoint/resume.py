@@ -1,4 +1,4 @@
-"""Where a run's checkpoints are, and whether it may resume from the newest."""
+"""Locate a run's checkpoints, and check whether it may resume from the newest."""
 
 from __future__ import annotations
 

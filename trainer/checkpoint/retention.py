@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder stay once a newer one is safe."""
+"""Select the checkpoints of a folder to keep once a newer one is safe."""
 
 from __future__ import annotations
 

@@ -73,14 +73,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Restored(Resumed):
-    """One that was read back whole."""
+    """A checkpoint that was read completely."""
 
     state: TrainState
 
 
 @dataclass(frozen=True)
 class Reopened(Resumed):
-    """One that is intact, to be read in pieces."""
+    """An intact checkpoint, to be read in pieces."""
 
     stored: StoredState
 
@@ -218,7 +218,7 @@ class CheckpointStore:
                 state, progress = read(path, self._layout)
             except StorageError as error:
                 rejected.append(str(error))
-                logger.warning("checkpoint left out: %s", error)
+                logger.warning("checkpoint skipped: %s", error)
                 continue
             return found(path, progress, tuple(rejected), state)
         return None

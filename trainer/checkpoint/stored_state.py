@@ -25,9 +25,9 @@ _BYTES = 4
 
 
 class StoredState:
-    """What a folder holds of each vector; nothing is read before it is asked for.
+    """The vectors stored in a folder, read on demand.
 
-    Files are read, not mapped: a page of a mapped file that a file server has lost is SIGBUS.
+    Files are read, not mapped: accessing a mapped page that a file server has lost raises SIGBUS.
 
     Args:
         weights: the file with a tensor for each of the layout's.

@@ -1,4 +1,4 @@
-"""`trainer compare`: Motley's exchange beside other ways to sum gradients, on this machine."""
+"""`trainer compare`: compare Motley's exchange with other ways to sum gradients."""
 
 from __future__ import annotations
 

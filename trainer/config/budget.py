@@ -1,4 +1,4 @@
-"""The settings of the budget guard: a ceiling, and what each host costs."""
+"""The settings of the budget guard: a ceiling, and the cost of each host."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Watts = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class HostRate(Section):
-    """What one host costs, as a whole; its prices are in the currency of the budget."""
+    """The cost of one whole host; its prices are in the currency of the budget."""
 
     name: str = Field(min_length=1)
     price_hour: Price | None = None
-    """Rent of an hour."""
+    """Rent per hour."""
     watts: Watts | None = None
-    """Its power under load, for the time that nothing measures it."""
+    """Its power under load, used while it is not measured."""
     price_kwh: Price | None = None
     ranks: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """The workers on it, whose readings of its power count."""
@@ -51,10 +51,10 @@ class HostRate(Section):
 
 
 class BudgetConfig(Section):
-    """What a run may cost. `launch` fills in `hosts` and `ledger` from the inventory."""
+    """The budget of a run. `launch` fills in `hosts` and `ledger` from the inventory."""
 
     ceiling: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Money that the run may cost, all its attempts together."""
+    """Money that the run may cost, over all its attempts."""
     currency: Annotated[str, Field(pattern=rf"^{CURRENCY}$")] | None = None
     """ISO 4217, such as EUR."""
     idle_stop: Annotated[float, BeforeValidator(_seconds), Field(gt=0)] | None = None
@@ -62,7 +62,7 @@ class BudgetConfig(Section):
     hosts: tuple[HostRate, ...] = ()
     """The coordinator's host first."""
     ledger: str | None = Field(default=None, min_length=1)
-    """The file of what was spent; null: `output`/spend.jsonl."""
+    """The file that records spending; null: `output`/spend.jsonl."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

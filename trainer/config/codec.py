@@ -32,7 +32,7 @@ class CodecName:
 
 
 def read_codec(name: str, lora_rank: int | None = None) -> CodecName:
-    """Return what a codec's name says.
+    """Parse a codec's name.
 
     Args:
         name: `AUTO`, one of `NAMES`, `topk:DENSITY` above 0 and at most 0.5, or `powersgd:RANK`.

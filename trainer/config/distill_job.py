@@ -100,7 +100,7 @@ def is_file_name(shape: str) -> bool:
 
 
 class EvaluationJob(Section):
-    """What is measured of each checkpoint."""
+    """The evaluation of each checkpoint."""
 
     tasks: tuple[str, ...] = Field(default=("loss",), min_length=1)
     """As for `trainer evaluate --watch`; the first one decides which is best."""

@@ -1,7 +1,7 @@
 """How one model is spread over several processes: the strict section `parallel:` of a run config.
 
-A run's result does not depend on it, only memory, speed and what crosses the wire. So it is not
-part of what members of a run agree on, and a run may resume under another one.
+It affects only memory, speed and communication, not a run's result. Members therefore need not
+agree on it, and a run may resume with other settings.
 """
 
 from __future__ import annotations

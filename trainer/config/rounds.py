@@ -28,7 +28,7 @@ class RoundSettings(Section):
     """Nesterov's; 0 with an outer learning rate of 1 is the mean of all workers' weights. DiLoCo's
     own are 0.7 and 0.9, for long runs: fine-tunes of some hundred steps lose far more with them."""
     settle_every: Annotated[int, Field(gt=0)] | None = None
-    """Steps, or rounds, after which nothing stays private to a worker; those that are saved too."""
+    """Steps, or rounds, between settled commits; saved steps are always settled."""
 
     @property
     def rounds(self) -> tuple[int, int] | None:

@@ -90,7 +90,7 @@ class DistillationConfig(Section):
     """
 
     alpha: float = Field(default=0.7, ge=0, le=1)
-    """Share of the divergence; 0 is cross-entropy alone."""
+    """Weight of the divergence; 0 is only cross-entropy."""
     alpha_final: float | None = Field(default=None, ge=0, le=1)
     """Alpha at the last step, approached linearly; null keeps alpha constant."""
     temperature: float = Field(default=1.0, gt=0)

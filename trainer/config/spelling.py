@@ -1,4 +1,4 @@
-"""The nearest name of a setting or option, for a typo or another trainer's word."""
+"""Suggest the nearest setting or option for a typo or another trainer's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the members of a run are connected: a star around a coordinator, or a ring of equals."""
+"""The connection of a run's members: a star around a coordinator, or a ring."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STAR_ONLY: dict[str, tuple[Any, str]] = {
 
 
 class TopologySettings(RoundSettings):
-    """What sums the gradients; see docs/strategies.md, "Ring"."""
+    """The topology that sums the gradients; see docs/strategies.md, "Ring"."""
 
     topology: Literal["star", "ring"] = "star"
     """`star`: a coordinator sums, workers may differ, come and go. `ring`: four or more equal

@@ -27,7 +27,7 @@ class TrainingConfig(Section):
     precision: Literal["auto"] | Precision = "auto"
     """Of products in forward and backward by torch; `auto`: bf16 on CUDA, `model.dtype` on CPUs."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
-    """Keep layer inputs alone and compute layers twice; `auto`: if memory is short."""
+    """Keep only layer inputs and compute layers twice; `auto`: if memory is short."""
     seed: int = Field(default=0, ge=0)
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates once at the end."""

@@ -1,4 +1,4 @@
-r"""The layout of conversations for tokenizers without a chat template, and what is learned.
+r"""The layout of conversations for tokenizers without a chat template, and the learned tokens.
 
 The format is chosen by the special tokens that a tokenizer has:
 

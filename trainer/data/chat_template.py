@@ -1,4 +1,4 @@
-"""A tokenizer's own chat template, and which parts of its output are the assistant's turns.
+"""A tokenizer's chat template, and the parts of its output that are the assistant's turns.
 
 If a template marks them with `{% generation %}`, the marks decide. Otherwise the conversation is
 rendered again in parts: an answer begins where the rendering of the turns before it ends, with

@@ -1,4 +1,4 @@
-"""Generated and converted data as files: a folder that appears whole, with a manifest."""
+"""Write generated and converted data as a complete folder with a manifest."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Long conversations, cut so that the instruction and the answer stay.
 
-What goes first is the oldest, and it goes whole: first exchanges (a user's turn with all that
-follows it up to the next one), up to the last exchange with an answer; then lines of that user's
-text. A text in which one paragraph is longer than the rest together, such as a transcript between
-a head and an instruction, loses lines of that paragraph; another one loses lines between its first
-and its last paragraph. System turns stay.
+The oldest parts are removed first: whole exchanges (a user's turn with everything up to the next
+one), up to the last exchange with an answer; then lines of that user's text. If one paragraph is
+longer than all others together, such as a transcript between a title and an instruction, its lines
+are removed; otherwise lines between the first and the last paragraph. System turns stay.
 """
 
 from __future__ import annotations

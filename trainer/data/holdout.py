@@ -1,7 +1,7 @@
 """Hold out a share of a file's samples for validation, the same on every machine.
 
-The choice depends on the samples' texts alone: not on their order or on a seed. So samples with the
-same text, whatever their labels, are in the same part.
+The choice depends only on the samples' texts, not on their order or on a seed. Samples with the
+same text, with any labels, are in the same part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read JSON Lines as samples, or raise one error that names the bad lines.
+"""Read JSON Lines as samples, or raise one error that lists the bad lines.
 
 `shapes.py` defines the lines. Other keys are ignored, blank lines are skipped, a leading byte order
 mark is dropped.

@@ -43,7 +43,7 @@ KEYS = frozenset(key for keys in SHAPES.values() for key in keys)
 
 
 class BadLineError(Exception):
-    """What is wrong with one line."""
+    """The problem of one line."""
 
 
 @dataclass(frozen=True, slots=True)

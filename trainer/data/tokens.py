@@ -32,10 +32,10 @@ class Encoded:
 
 
 class Dataset:
-    """The samples of a file in its order, each encoded at its first use.
+    """The samples of a file in order, each encoded on first use.
 
-    So a worker is ready once the file is read and checked: a shard is encoded in a millisecond or
-    two, a whole file in seconds to minutes.
+    A worker is therefore ready when the file is read and checked: encoding a shard takes a
+    millisecond or two, a whole file seconds to minutes.
     """
 
     def __init__(self, file: SampleFile, encoder: Encoder, max_seq_len: int) -> None:

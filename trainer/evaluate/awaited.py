@@ -1,4 +1,4 @@
-"""The wait for eval runners: until every checkpoint of a run has its result."""
+"""Wait until eval runners have scored every checkpoint of a run."""
 
 from __future__ import annotations
 

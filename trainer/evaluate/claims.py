@@ -4,7 +4,7 @@ The history of a checkpoint is a chain of small files, `<digest>.0`, `<digest>.1
 which the last one is valid. A change creates the next file, and with O_EXCL exactly one process
 succeeds, over NFS too (RFC 1813, 3.3.8). Taking over from a dead runner, releasing and delivering
 a result all compete for that name, so a runner that resumes after a stall finds it taken and its
-result is void. Nothing is ever renamed or removed.
+result is discarded. Nothing is ever renamed or removed.
 
 A living runner appends a newline to its file now and then. Others judge by that change and by
 their own clock, never by another host's time.

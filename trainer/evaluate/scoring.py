@@ -79,7 +79,7 @@ class Evaluator(Protocol):
         ...
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
-        """Run forward alone."""
+        """Run only the forward pass."""
         ...
 
 

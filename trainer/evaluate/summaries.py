@@ -1,4 +1,4 @@
-"""Minutes that a model writes, against those of a person: ROUGE-L and action items.
+"""Score a model's minutes against reference minutes: ROUGE-L and action items.
 
 ROUGE-L (Lin 2004) is the F-measure of the longest common subsequence of words, here lower-case and
 without punctuation, not stemmed: the values of google-research's `rouge_score` for English. An
@@ -30,7 +30,7 @@ _WORD = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True)
 class Reference:
-    """A conversation and what its last answer should hold."""
+    """A conversation and the expected contents of its last answer."""
 
     sample: Sample
     place: str

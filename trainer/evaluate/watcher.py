@@ -1,4 +1,4 @@
-"""The folder of a run that trains: its checkpoints and their fate."""
+"""The folder of a run in progress, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WatchedRun:
         """Log once why a checkpoint is not scored."""
         if reason not in self._damaged:
             self._damaged.add(reason)
-            logger.error("checkpoint left out: %s", reason)
+            logger.error("checkpoint skipped: %s", reason)
 
     def fate(self, checkpoint: Checkpoint) -> Fate:
         """Return whether a checkpoint exists, is gone, or the whole folder is unreachable.

@@ -1,1 +1,1 @@
-"""Experiments with measured figures: one technique each, or ways to sum gradients compared."""
+"""Experiments with measured figures: single techniques, and ways to sum gradients compared."""

@@ -1,4 +1,4 @@
-"""Experiments on compressed gradients: what top-k keeps, and what error feedback brings back."""
+"""Experiments on compressed gradients: what top-k keeps, and what error feedback recovers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOMENTS = (1, 3, 10, 30, 100, 300, 1000)
 
 
 def top_k(seed: int, parameters: int, workers: int, density: float) -> Experiment:
-    """Return what is left of normally distributed gradients of which the largest travel.
+    """Return how much of normally distributed gradients their largest values keep.
 
     Gradients are those of `numpy.random.seed(seed)` and one `randn` a worker, so that figures can
     be compared with those of other programs.

@@ -1,4 +1,4 @@
-"""What an experiment found, with the source of each formula, as lines and as JSON."""
+"""The results of an experiment, with the source of each formula, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table of what was computed or measured."""
+    """A table of computed or measured figures."""
 
     name: str
     title: str

@@ -48,7 +48,7 @@ _RATE = 3e-3
 
 @dataclass
 class _Variant:
-    """A model that trains in one way, and what its steps took."""
+    """A model that trains in one way, and the time and memory of its steps."""
 
     model: Any
     optimizer: torch.optim.Optimizer
@@ -102,7 +102,7 @@ class _Variant:
 
 
 def precision(seed: int, steps: int) -> Experiment:
-    """Return time, memory and loss of fp32 beside bf16 and fp16 autocast."""
+    """Return time, memory and loss of fp32, and of bf16 and fp16 autocast."""
     device = _device()
     dtypes = {
         "fp32": None,

@@ -1,4 +1,4 @@
-"""The ZeRO table: what weights, gradients and optimizer states take on each device."""
+"""The ZeRO table: memory of weights, gradients and optimizer states on each device."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _CONVERT = (
 
 
 def way_in(path: Path) -> str | None:
-    """Return what a folder or file is and how it becomes a model; None if unknown."""
+    """Return the kind of a folder or file and its conversion to a model; None if unknown."""
     if path.is_dir():
         return _folder(path)
     if path.suffix == ".gguf":

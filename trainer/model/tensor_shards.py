@@ -1,4 +1,4 @@
-"""Whether tensor-parallel processes can share a model's layers; told before anything is loaded."""
+"""Check, before loading, whether tensor-parallel processes can share a model's layers."""
 
 from __future__ import annotations
 

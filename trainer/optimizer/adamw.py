@@ -39,7 +39,7 @@ VECTORS: tuple[Vector, ...] = ("weights", "first_moment", "second_moment")
 
 
 class Gradient(Protocol):
-    """What an update is made from: fp32 [N], a flat array or one that lies in pieces."""
+    """The gradient of an update: fp32 [N], a flat array or one in pieces."""
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class Gradient(Protocol):
 
 
 class SavedState(Protocol):
-    """What a checkpoint is written from: a `Snapshot`, or one that comes while it is written."""
+    """The source of a checkpoint: a `Snapshot`, or a state that arrives while it is written."""
 
     step: int
 
@@ -136,7 +136,7 @@ class Snapshot:
 
 @dataclass(eq=False)
 class TrainState:
-    """What training changes: fp32 [N] each, and `step`, the number of applied updates.
+    """The state that training changes: fp32 [N] each, and `step`, the number of applied updates.
 
     One thread moves the state and takes its snapshots; any thread may read those.
     """

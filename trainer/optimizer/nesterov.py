@@ -1,4 +1,4 @@
-"""What all members apply after a commit: AdamW, or the outer update of DiLoCo.
+"""The update that all members apply after a commit: AdamW, or the outer update of DiLoCo.
 
 DiLoCo's (arXiv:2311.08105) is Nesterov momentum on how far workers moved.
 

@@ -1,1 +1,1 @@
-"""What a run needs before it starts: settings, memory, time, cost; and its budget. Torch-free."""
+"""Plan a run before it starts: settings, memory, time, cost; and its budget. Torch-free."""

@@ -13,7 +13,7 @@ JOULES_OF_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What a user pays; None: not given."""
+    """The user's prices; None: not given."""
 
     kwh: float | None = None
     hour: float | None = None
@@ -28,7 +28,7 @@ NO_PRICES = Prices()
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a whole run."""
+    """The energy and money of a whole run."""
 
     seconds: float
     kwh: float | None

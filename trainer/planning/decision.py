@@ -23,7 +23,7 @@ Verdict = tuple[bool, str]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules ask about."""
+    """The facts that the rules use."""
 
     request: Request
     options: Sequence[StrategyOption]
@@ -45,7 +45,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Rule:
-    """A question, and what follows from its answer."""
+    """A question, and the next rule or pick for each answer."""
 
     key: str
     text: str
@@ -70,7 +70,7 @@ class Pick:
 
 
 def pick(request: Request, options: Sequence[StrategyOption]) -> Pick:
-    """Return what the rules pick, with the number that decided, and the runner-up."""
+    """Apply the rules; return the pick, the number that decided, and the runner-up."""
     facts = Facts(request, options)
     leaf, reason = _walk(ROOT, facts, "")
     family = facts.family(leaf)

@@ -13,7 +13,7 @@ from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """What teachers compute: the forward of every token of a corpus."""
+    """The teachers' computation: the forward of every token of a corpus."""
 
     shape: ModelShape
     """The teacher's."""

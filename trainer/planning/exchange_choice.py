@@ -1,4 +1,4 @@
-"""What a star's exchange adds to a step, by codec, and the choice `auto` between them.
+"""The time that a star's exchange adds to a step, by codec, and the choice of `auto`.
 
 Pure arithmetic: the planner asks it before a run, the coordinator during one. A coordinator and
 remote hosts around it send a gradient up and its average down, a block after the other while
@@ -40,7 +40,7 @@ DILOCO = "Douillard et al., arXiv 2311.08105: one exchange in H steps, nothing o
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLoad:
-    """What is known of a run before its codec is chosen.
+    """The facts about a run from which its codec is chosen.
 
     Raises:
         InputError: a size is not positive, or the number of remote hosts is negative.
@@ -76,7 +76,7 @@ class ExchangeLoad:
 
 @dataclass(frozen=True)
 class ExchangeCandidate:
-    """One way to exchange, with what it costs."""
+    """One way to exchange, with its cost."""
 
     codec: str
     every: int
@@ -97,7 +97,7 @@ class ExchangeCandidate:
 
 @dataclass(frozen=True)
 class ChosenExchange:
-    """The candidate that is taken, and all of them."""
+    """The chosen candidate, and all candidates."""
 
     taken: ExchangeCandidate
     within: bool

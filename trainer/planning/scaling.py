@@ -1,4 +1,4 @@
-"""How fast a run gets with more of a cluster's devices, by strategy."""
+"""The speed of a run by number of devices, for each strategy."""
 
 from __future__ import annotations
 

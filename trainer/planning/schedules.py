@@ -1,4 +1,4 @@
-"""Pipeline schedules over time: what each device does when, if a message takes no time.
+"""Pipeline schedules over time: the actions of each device, if a message takes no time.
 
 A device's order of actions is the schedule's own; when each begins follows from what it waits for.
 """
@@ -21,7 +21,7 @@ _KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "inputs"}
 
 @dataclass(frozen=True)
 class Action:
-    """What a device does with one micro-batch of one chunk of layers."""
+    """A device's action on one micro-batch of one chunk of layers."""
 
     kind: Kind
     chunk: int

@@ -1,4 +1,4 @@
-"""What lies on which device, and what travels when in a step: mermaid, with a plan's sizes."""
+"""Diagrams of memory and communication in a step, in Mermaid, with a plan's sizes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is planned."""
+    """The run to plan."""
 
     shape: ModelShape
     cluster: ClusterShape

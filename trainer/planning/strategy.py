@@ -1,4 +1,4 @@
-"""How one model is spread over devices: what a plan is made for."""
+"""How one model is spread over devices."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """What trains, and on how much at once."""
+    """The trainable weights, and the samples of a step."""
 
     method: Method = "full"
     rank: int = 16

@@ -1,4 +1,4 @@
-"""What a worker of a run needs by its backend: the one figure by which every program judges."""
+"""The memory that a worker needs by its backend, the same figure for every program."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def choose(
 def first_usable(
     wanted: Backend, gpu: str, openers: Mapping[Backend, Callable[[], Opened]]
 ) -> tuple[Opened, Backend, str]:
-    """Return what the first usable backend opens, of those that the request allows.
+    """Open the first usable backend of those that the request allows.
 
     Also return the backend's name and why no earlier one was taken. An opener raises
     `UnusableError` if it cannot open.

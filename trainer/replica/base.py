@@ -81,5 +81,5 @@ class Replica(Protocol):
         ...
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
-        """Run forward alone, without an effect on later gradients."""
+        """Run only the forward pass, without an effect on later gradients."""
         ...

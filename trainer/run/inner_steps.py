@@ -1,8 +1,8 @@
 """A worker's part of a round (DiLoCo, arXiv:2311.08105): AdamW steps of its own on its shard.
 
-What it keeps between rounds is private to it, and expendable: AdamW's moments. A settled round
-ends that. The second moments, which take a thousand steps to gather, are averaged over the
-workers; the first ones, which take ten, start again at zero.
+AdamW's moments, which it keeps between rounds, are private to it and can be lost without harm. A
+settled round synchronises them: the second moments, which accumulate over a thousand steps, are
+averaged over the workers; the first moments, which accumulate over ten, start again at zero.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cut(samples: int, inner_batch: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Moved:
-    """What came of the inner steps on a shard."""
+    """The result of the inner steps on a shard."""
 
     result: StepResult
     """Sums over the samples that were taken, each loss by the weights of its inner step."""

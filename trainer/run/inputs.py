@@ -28,7 +28,7 @@ from trainer.system.process.announcement import announced
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What every member derives alike from its config, model and data."""
+    """The inputs that every member derives identically from its config, model and data."""
 
     config: RunConfig
     model_dir: Path

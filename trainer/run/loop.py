@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Samples(Protocol):
-    """What a replica learns from or is judged by, in an order that all workers know."""
+    """The training or validation samples of a replica, in an order that all workers know."""
 
     def __len__(self) -> int: ...
 
@@ -41,7 +41,7 @@ class Samples(Protocol):
 
 @dataclass
 class Worker:
-    """One replica at work; `stop_reason` ends it after the step that is under way."""
+    """The training loop of one replica; `stop_reason` ends it after the current step."""
 
     replica: Replica
     exchange: Exchange

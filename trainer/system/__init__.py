@@ -1,1 +1,1 @@
-"""What both programs use of the operating system: exit codes, processes, files, the terminal."""
+"""Exit codes, processes, files and the terminal, for both programs."""

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class ExitCode(NamedTuple):
-    """What an exit code says of a process, and whether another attempt may succeed."""
+    """The meaning of an exit code, and whether another attempt may succeed."""
 
     meaning: str
     restarted: bool

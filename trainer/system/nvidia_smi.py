@@ -1,4 +1,4 @@
-"""What `nvidia-smi` prints of NVIDIA's cards: the query, and its one reader.
+"""Query `nvidia-smi` for NVIDIA's cards, and parse its output.
 
 Standard library only: the launcher reads it on every host, and so do the recipes' filters.
 """

@@ -170,7 +170,7 @@ class RunRecorder:
         return None if self._budget is None else self._budget.ending
 
     def settle(self) -> None:
-        """Wait until every save that was asked for is on the disk, or has failed."""
+        """Wait until every requested save is on the disk, or has failed."""
         self._writer.submit(lambda: None).result()
 
     def close(self, exit_code: int, reason: str) -> int:

@@ -131,7 +131,7 @@ def check_secure_boot(broken: bool) -> Finding:
     if state == "on" and broken:
         return Finding(
             "warn",
-            "on, and a card does not work: the firmware lets no unsigned module load",
+            "on, and a card does not work: the firmware refuses unsigned modules",
             "enrol the key (sudo mokutil --import /var/lib/dkms/mok.pub, reboot), or use "
             "the distribution's signed modules",
         )

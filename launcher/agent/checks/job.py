@@ -161,7 +161,9 @@ def check_model_folder(path: Path) -> Finding:
     detail = f"{path}, {size / _GIB:.1f} GiB"
     if available is not None and size > available:
         there = f"{available / _GIB:.1f} GiB of memory are free"
-        return Finding("warn", f"{detail}, and {there}", "weights that do not fit are reread")
+        return Finding(
+            "warn", f"{detail}, and {there}", "weights that do not fit are read from disk again"
+        )
     return Finding("ok", detail)
 
 
@@ -210,7 +212,7 @@ class Workload:
 
 @validate_call
 def workload(config: RunConfig) -> Workload | None:
-    """Return what a run computes; None if the model or the data cannot be read here."""
+    """Return the workload of a run; None if the model or the data cannot be read here."""
     folder = model_folder(config)
     if folder is None:
         return None
@@ -233,7 +235,7 @@ def scoring(
     max_seq_len: int | None,
     shard_bytes: int | None,
 ) -> Scoring | None:
-    """Return what a distillation's teachers compute; None if it cannot be read here."""
+    """Return the teachers' workload of a distillation; None if it cannot be read here."""
     try:
         from trainer.distill.workload import read_scoring
 

@@ -37,7 +37,7 @@ class Fence:
     """They see an empty folder here, or a private one that is deleted with them."""
 
     def hides(self, path: str) -> str | None:
-        """Return the hidden folder that a path lies in, None for one that can be seen."""
+        """Return the hidden folder that contains a path; None if the path is visible."""
         return next((folder for folder in self.hidden if _is_below(path, folder)), None)
 
     def lets_write(self, path: str) -> bool:
@@ -59,7 +59,7 @@ def read_fence(properties: Mapping[str, str]) -> Fence:
 
 
 def check_fences(units: Mapping[str, Mapping[str, Sequence[str]]]) -> Finding:
-    """Whether units can do what is planned for them: by unit, absolute paths it `reads`, `writes`.
+    """Check whether units can access their planned paths: by unit, the paths it `reads`, `writes`.
 
     Raises:
         OSError: systemd does not answer.

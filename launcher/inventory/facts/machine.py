@@ -83,7 +83,7 @@ def describe() -> Machine:
 
 
 def provider(dmi: Path = Path("/sys/class/dmi/id")) -> str:
-    """Return the cloud that this machine's firmware names, and so who is paid for it."""
+    """Return the cloud provider that this machine's firmware names."""
     said = {name: read(dmi / name) for name in ("sys_vendor", "product_name", "chassis_asset_tag")}
     for name, value, cloud in _CLOUDS:
         if said[name].startswith(value):
@@ -123,7 +123,7 @@ def code_digest(root: Path) -> str:
 
 
 def secure_boot(variables: Path = Path("/sys/firmware/efi/efivars")) -> SecureBoot:
-    """Return whether the firmware loads signed kernel code alone; `off` without UEFI."""
+    """Return whether the firmware loads only signed kernel code; `off` without UEFI."""
     if not variables.parent.is_dir():
         return "off"
     try:

@@ -26,7 +26,7 @@ def authorise(
     found: Survey,
     report: Callable[[str], None],
 ) -> None:
-    """Refuse a start whose cost is unknown, or would breach its ceiling.
+    """Refuse a start whose cost is unknown, or would exceed its ceiling.
 
     Raises:
         OverBudgetError: a rented host has no price; or the cost so far plus the planned rest

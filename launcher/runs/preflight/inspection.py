@@ -42,7 +42,7 @@ _UPDATE = "update it: launch cluster push"
 def inspect(
     found: Survey, plan: LaunchPlan | None, job: RunConfig | DistillJob | None
 ) -> list[Check]:
-    """Run every check of the hosts of a plan, or, without one, of the hosts alone.
+    """Run every check of the hosts of a plan; without a plan, only those of the hosts.
 
     An unreachable host is one failed check; the others are still checked.
     """

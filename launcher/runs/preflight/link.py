@@ -89,7 +89,7 @@ class LinkTrial:
 
 
 def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: bool) -> Finding:
-    """Return what a crossing means, in which direction it failed, and what to do."""
+    """Return the finding of a crossing: the failed direction and the remedy."""
     head = plan.leader.host
     open_port = (
         f"open TCP port {plan.port} on {head} for {host} (the trainer role does it; by hand: "

@@ -118,7 +118,7 @@ class SessionSupervisor:
             time.sleep(POLL / 5)
 
     def begin(self, process: ProcessPlan) -> None:
-        """Start the supervisor of a process whose spec lies ready."""
+        """Start the supervisor of a process whose spec has been written."""
         argv = (self.connection.python, "-P", "-m", "launcher.session")
         path, log = f"{self.folder(process)}/spec.json", f"{self.folder(process)}/keeper.log"
         self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
@@ -201,7 +201,7 @@ class SessionSupervisor:
         return self.connection.exists(f"{self.folder(process)}/{SAVING}")
 
     def folder(self, process: ProcessPlan) -> str:
-        """Return where state, logs and certificates of a process lie."""
+        """Return the folder of a process's state, logs and certificates."""
         if not (process.folder or self._home):
             raise ValueError(f"{process.name}: its plan names no folder, and no default is given")
         return process.folder or f"{self._home}/processes/{process.name}"

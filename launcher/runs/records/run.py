@@ -49,7 +49,7 @@ class Run:
         return f"{self.folder(host, connection)}/down"
 
     def plan_by(self, host: Host, connection: Connection) -> LaunchPlan | None:
-        """Return the plan whose paths apply on a host: no host decides the paths of another.
+        """Return the plan whose paths apply on a host: no host determines the paths of another.
 
         None when this host has none.
         """
@@ -62,7 +62,7 @@ class Run:
             return None
 
     def end(self, host: Host, connection: Connection) -> str | None:
-        """Return why this run was asked to end, by what lies on a host; None when it was not.
+        """Return why this run was asked to end, as recorded on a host; None if it was not.
 
         A start that failed leaves its reason; `down` gives none.
         """
@@ -84,7 +84,7 @@ class StateFolder:
     """Its name; empty for this machine without an inventory."""
 
     def run_folder(self, run_id: str) -> str:
-        """Return where everything of a run lies."""
+        """Return the folder of a run."""
         return str(self.folder / "runs" / run_id)
 
     def plan_of(self, run_id: str) -> str:

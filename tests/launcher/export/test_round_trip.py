@@ -177,7 +177,7 @@ def test_a_run_comes_home_is_listed_and_goes_out_again(
 
     # What is behind changes nothing, however often it comes.
     line = refused(["import-run", str(away)], 2, capsys)
-    assert f"run {run_id} is at step 8 here, and at 4 in what comes back" in line
+    assert f"run {run_id} is at step 8 here, and at 4 in the result" in line
     assert [one["state"] for one in listed(capsys)] == ["completed"]
 
 

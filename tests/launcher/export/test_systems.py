@@ -145,7 +145,7 @@ def test_the_task_names_the_devices_as_skypilot_does() -> None:
     task = yaml.safe_load(render_skypilot(job("2 nodes x 4 A100-80G")).files["task.yaml"])
     assert task["num_nodes"] == 2
     assert task["resources"] == {"accelerators": "A100-80GB:4"}
-    with pytest.raises(ConfigError, match=r"checkpoint\.sharded: SkyPilot's nodes have no folder"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.sharded: SkyPilot's nodes share no folder"):
         render_skypilot(job(settings={"checkpoint.sharded": True}))
 
 

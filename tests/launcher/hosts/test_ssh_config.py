@@ -190,7 +190,7 @@ def test_a_folder_that_others_may_have_made_is_refused(short_folder: Path, kind:
         assert folder.stat().st_mode & 0o777 == 0o700
         assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
         folder.chmod(0o770)
-    with pytest.raises(ConfigError, match=rf"{folder} is not a folder of yours alone; remove it"):
+    with pytest.raises(ConfigError, match=rf"{folder} belongs to another user.*; remove it"):
         route_to(Host(name="intel", ssh_args=("-F", "none")))
 
 

@@ -185,7 +185,7 @@ def test_a_worker_whose_process_is_back_is_on_its_way(run: Run) -> None:
     assert "rejoining" in "\n".join(drawn(replace(whole, view=view), 80))
 
 
-def test_the_last_words_of_a_failed_worker_are_shown(run: Run) -> None:
+def test_the_last_log_lines_of_a_failed_worker_are_shown(run: Run) -> None:
     failure = Failure("worker-1 on x: attempt 1 ended, killed by SIGKILL; starts again", ("out",))
     lines = drawn(snapshot(run, failures=(failure,)), 80)
     assert lines[-2].strip() == failure.heading

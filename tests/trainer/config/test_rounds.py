@@ -42,7 +42,7 @@ def test_members_agree_on_rounds_and_on_which_are_settled():
     assert change == "exchange.rounds.settled_at: [140] -> [3, 140]"
 
 
-def test_without_rounds_their_settings_are_nobodys_business():
+def test_without_rounds_their_settings_are_not_compared():
     plain = load("quickstart")
     unused = {"exchange.inner_steps": 7, "exchange.rounds_after": 3}
     for settings in (unused, {"checkpoint.every": 9}):

@@ -49,5 +49,5 @@ def test_duplicates_stay_together_whatever_their_labels(tmp_path: Path) -> None:
 
 def test_one_text_alone_cannot_be_shared_out(tmp_path: Path) -> None:
     whole = read(tmp_path / "data", [{"input": "ls", "label": 0}] * 30)
-    with pytest.raises(InputError, match=r"data: has one different sample.*validation_fraction 0"):
+    with pytest.raises(InputError, match=r"data: has only one distinct sample.*fraction 0"):
         hold_out(whole, 0.1)

@@ -205,9 +205,9 @@ def test_a_line_above_the_limit_is_named_and_the_next_one_still_read(tmp_path, m
     with pytest.raises(DataError) as caught:
         read_samples(path, "classify", 2)
     assert [line.removeprefix(f"{path}:") for line in str(caught.value).splitlines()] == [
-        "2: line is above 2 MiB",
+        "2: line is longer than 2 MiB",
         "3: not JSON: Expecting value at column 1",
-        "4: line is above 2 MiB",
+        "4: line is longer than 2 MiB",
     ]
 
 

@@ -166,7 +166,7 @@ def test_files_of_another_teacher_are_refused_with_both_hashes(
         check_teacher(logits, folder / "model", folder / "model")
 
 
-def test_a_mean_within_the_chance_of_its_sample_accuses_nobody() -> None:
+def test_a_mean_within_its_sampling_error_passes() -> None:
     def found(mean: float, error: float) -> AuditResult:
         return AuditResult(
             windows=1,

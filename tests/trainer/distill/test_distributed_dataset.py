@@ -156,7 +156,7 @@ def test_config_and_data_fit_together(
     assert taught_folder(plain, model) is None
     with pytest.raises(InputError, match=r"data\.train is a folder that `trainer distill teacher`"):
         taught_folder(configure(model, data), model)
-    with pytest.raises(InputError, match="no teacher has begun here"):
+    with pytest.raises(InputError, match="no teacher has started here"):
         taught_folder(configure(model, tmp_path), model)
     tree = {"task": "causal-lm", "model.path": str(model), "data.train": str(logits.path)}
     with pytest.raises(InputError, match=r"--set distillation\.alpha"):

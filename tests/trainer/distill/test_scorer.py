@@ -229,7 +229,7 @@ def test_more_kept_than_there_are_tokens_keeps_all() -> None:
     np.testing.assert_allclose(found.tail, found.dropped, atol=1e-6)
 
 
-def test_a_window_draws_the_same_whoever_scores_it_and_another_does_not() -> None:
+def test_a_windows_draws_are_repeatable_and_differ_between_windows() -> None:
     logits = random_logits()
     first, again = (score(SAMPLED, TRIMMED, logits) for _ in range(2))
     np.testing.assert_array_equal(first.ids, again.ids)

@@ -43,11 +43,11 @@ def test_a_teacher_that_never_comes(
 ) -> None:
     caplog.set_level("INFO")
     course = Course(tmp_path / "out", model, tmp_path / "logits")
-    with pytest.raises(UnreachableError, match=r"no teacher has begun here within 0\.1 s"):
+    with pytest.raises(UnreachableError, match=r"no teacher has started here within 0\.1 s"):
         course.run(timeout=0.1)
     status = read_status(course.output / "status.json")
     assert (status["state"], status["exit_code"]) == ("failed", 3)
-    assert "no teacher has begun" in status["reason"]
+    assert "no teacher has started" in status["reason"]
     assert f"waiting for {tmp_path / 'logits' / 'dataset.json'}" in caplog.text
 
 

@@ -128,7 +128,7 @@ def test_silence_counts_only_while_somebody_listens(
     assert other.take(DIGEST) is not None
 
 
-def test_a_folder_that_was_away_declares_nobody_dead(
+def test_an_unreachable_folder_declares_no_runner_dead(
     tmp_path: Path, make: Callable[[str], Claims], clock: Clock
 ) -> None:
     assert make("first").take(DIGEST)

@@ -84,9 +84,9 @@ class Debtor:
     """One membership's account."""
 
     def __init__(self, session: Session, size: int) -> None:
-        assert session._feedback
+        assert session.feedback
         self.session = session
-        self.feedback: ErrorFeedback = session._feedback
+        self.feedback: ErrorFeedback = session.feedback
         self.owed: Float64 = np.zeros(size)
         """After the last commit, as the ledger has it."""
         self.encoded: dict[tuple[int, int], tuple[Float64, Float64]] = {}
@@ -123,7 +123,7 @@ class LossyCluster(SimulatedCluster):
 
         def encoded(block: int, values: np.ndarray, *, settle: bool = False, batch: int = 0) -> Any:
             if settle:
-                due = own._residuals[block] + values
+                due = own.residuals[block] + values
                 self.lost[self._span(block)] += _rounded_off(due)
             return encode(block, values, settle=settle, batch=batch)
 
@@ -185,10 +185,10 @@ class LossyCluster(SimulatedCluster):
             weight: int,
         ) -> Iterator[Frame]:
             frames = owed(feedback, shard, index, gradient, weight)
-            before, batch = feedback._residuals[index].copy(), feedback._batches[index]
+            before, batch = feedback.residuals[index].copy(), feedback.batches[index]
             if first := next(frames, None):
                 scaled = before * np.float32(shard.batch / batch) if batch else before
-                change = feedback._residuals[index].astype(np.float64) - scaled
+                change = feedback.residuals[index].astype(np.float64) - scaled
                 rounded = np.zeros(gradient.size)
                 if shard.settle and shard.carrier is None:
                     rounded = _rounded_off(scaled + gradient)
@@ -201,7 +201,7 @@ class LossyCluster(SimulatedCluster):
             debtor.was_voided = True
             void(shard, blocks)
             for block in blocks:  # part of it is in what was dealt again
-                assert not debtor.feedback._residuals[block].any()
+                assert not debtor.feedback.residuals[block].any()
 
         # As for the coordinator.
         session._owed = watched  # type: ignore[method-assign]
@@ -248,10 +248,10 @@ class LossyCluster(SimulatedCluster):
             blocks = {block for _, block in debtor.encoded}
             for block in blocks if whole else ():
                 span = self._span(block)
-                residual = debtor.feedback._residuals[block]
+                residual = debtor.feedback.residuals[block]
                 if settled and not debtor.was_voided:
                     assert not residual.any(), "a settled step leaves a residual"
-                batch = debtor.feedback._batches[block]
+                batch = debtor.feedback.batches[block]
                 if debtor.was_voided:
                     self.lost[span] += debtor.owed[span] - residual / batch
                     debtor.owed[span] = residual / batch
@@ -264,7 +264,7 @@ class LossyCluster(SimulatedCluster):
                 debtor.owed[...] = 0
         if settled:
             assert own.norm == 0
-        owed = np.concatenate(own._residuals) + sum(debtor.owed for debtor in self.debtors)
+        owed = np.concatenate(own.residuals) + sum(debtor.owed for debtor in self.debtors)
         np.testing.assert_allclose(self.applied + owed + self.lost, self.true, atol=1e-4)
         self._ledgers = {number: known for number, known in self._ledgers.items() if number > step}
 

@@ -50,6 +50,10 @@ class Pipe:
     def send(self, frames: Iterable[Frame]) -> None:
         self._frames.append(iter(frames))
 
+    def drop_queued(self) -> None:
+        """Forget the frames that were sent and not drawn yet."""
+        self._frames.clear()
+
     def send_raw(self, data: bytes) -> None:
         """Put bytes behind everything that was sent so far."""
         self._draw(None)

@@ -21,7 +21,7 @@ def long_problem() -> ExactProblem:
 # Deadlines of a step
 
 
-def test_who_is_late_is_dropped_and_nobody_else(problem: ExactProblem):
+def test_only_the_late_worker_is_dropped(problem: ExactProblem):
     cluster = started(ExactProblem(exchange__join_deadline=20.0))
     assign(cluster)
     punctual, late, _ = cluster.workers
@@ -92,7 +92,7 @@ def test_waiting_behind_ones_own_shard_is_no_overhead():
 # The coordinator sleeps
 
 
-def test_its_own_sleep_is_nobodys_fault(problem: ExactProblem):
+def test_its_own_sleep_is_not_counted_as_silence(problem: ExactProblem):
     cluster = started(problem)
     cluster.now += 3600
     cluster.tick()
@@ -100,7 +100,7 @@ def test_its_own_sleep_is_nobodys_fault(problem: ExactProblem):
     cluster.run_to_end()
 
 
-def test_its_own_sleep_gives_nobody_an_hour_of_silence(problem: ExactProblem):
+def test_its_own_sleep_does_not_extend_the_allowed_silence(problem: ExactProblem):
     cluster = started(problem)
     cluster.now += 3600
     for worker in cluster.workers:  # awake again, it reads before its timer runs

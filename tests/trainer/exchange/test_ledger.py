@@ -113,7 +113,7 @@ LedgerAgainstSets.TestCase.settings = settings(
 TestLedgerAgainstSets = LedgerAgainstSets.TestCase
 
 
-def test_unknown_shards_are_nobodys():
+def test_unknown_shards_have_no_owner():
     assert Ledger(1, [Shard(0, 0, 0, 4)]).shard(7) is None
 
 

@@ -115,8 +115,8 @@ def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
 def test_a_stop_between_settled_commits_saves_and_says_what_is_lost() -> None:
     cluster = LossyCluster(problem("topk:0.1"), 3)
     until_step(cluster, 1)
-    owed = {worker.request.rank: worker.session._feedback.norm for worker in cluster.workers
-            if worker.session and worker.session._feedback}  # fmt: skip
+    owed = {worker.request.rank: worker.session.feedback.norm for worker in cluster.workers
+            if worker.session and worker.session.feedback}  # fmt: skip
     cluster.stop()
     assert [step for step, _ in saved(cluster)] == [1]
     said = {event["rank"]: event["norm"] for event in cluster.named("residual_lost")}
@@ -133,8 +133,8 @@ def test_a_lost_worker_takes_what_it_owes_and_the_event_says_how_much() -> None:
     until_step(cluster, 2)
     bad = cluster.workers[1]
     assert bad.session
-    assert bad.session._feedback
-    norm = bad.session._feedback.norm
+    assert bad.session.feedback
+    norm = bad.session.feedback.norm
     cluster.kill(bad)
     (event,) = cluster.named("residual_lost")
     assert (event["rank"], event["reason"]) == (1, "its worker was lost")
@@ -146,9 +146,7 @@ def test_a_lost_worker_takes_what_it_owes_and_the_event_says_how_much() -> None:
 
 @pytest.mark.parametrize("blocks", range(4))
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_shard_that_is_dealt_again_makes_nobody_send_its_residual_twice(
-    codec: str, blocks: int
-) -> None:
+def test_a_shard_that_is_dealt_again_sends_no_residual_twice(codec: str, blocks: int) -> None:
     """The others send two shards in one step, of the second only what had not come."""
     cluster = LossyCluster(problem(codec), 3)
     until_step(cluster, 1)
@@ -184,8 +182,8 @@ def test_a_carrier_encodes_the_sum_with_its_own_residual() -> None:
     until_step(cluster, 1)
     carried = {event["rank"]: event["by"] for event in cluster.named("carried")}
     (rank, carrier), *_ = carried.items()
-    norms = [worker.session._feedback.norm for worker in cluster.workers
-             if worker.session and worker.session._feedback]  # fmt: skip
+    norms = [worker.session.feedback.norm for worker in cluster.workers
+             if worker.session and worker.session.feedback]  # fmt: skip
     assert norms[rank] == 0, "it hands over all that it has, in fp32"
     assert norms[carrier] > 0
     event = cluster.named("step")[0]

@@ -50,8 +50,8 @@ def session() -> Session:
 
 
 def owed(session: Session) -> float:
-    assert session._feedback
-    return session._feedback.norm
+    assert session.feedback
+    return session.feedback.norm
 
 
 def average(codec_name: str) -> list[Frame]:
@@ -93,8 +93,8 @@ def test_a_further_shard_of_the_step_sends_what_the_first_one_dropped_once(
         (frame,) = session.block(shard, 0, VALUES, 3)
         codec.decode(np.frombuffer(frame.payload, np.uint8), out)
         total += out
-    assert session._feedback
-    np.testing.assert_allclose(total + session._feedback._residuals[0], 2 * VALUES, rtol=0.01)
+    assert session.feedback
+    np.testing.assert_allclose(total + session.feedback.residuals[0], 2 * VALUES, rtol=0.01)
 
 
 def test_a_block_that_counts_no_more_is_never_encoded(session: Session) -> None:

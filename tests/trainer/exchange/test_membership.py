@@ -1,4 +1,4 @@
-"""Who may join, who is sent away, and with which words."""
+"""Which workers may join, which are refused or expelled, and with which reason."""
 
 from __future__ import annotations
 
@@ -140,8 +140,7 @@ def test_nothing_counts_before_a_valid_request(problem: ExactProblem, frame: Fra
     worker = cluster.workers[0]
     cluster.connect(worker)
     assert worker.wire
-    worker.wire.up.take(None)
-    worker.wire.up.encoder._sequence = 0
+    worker.wire.up.drop_queued()
     worker.wire.up.send([frame])
     cluster.deliver_up(worker)
     cluster.deliver_down(worker)
@@ -168,8 +167,7 @@ def test_a_wrong_proof_of_the_state_is_not_believed(problem: ExactProblem):
     introduce(cluster, worker)
     assert worker.wire
     assert worker.session
-    worker.wire.up.take(None)
-    worker.wire.up.encoder._sequence = 1
+    worker.wire.up.drop_queued()
     worker.wire.up.send([worker.session.message(StateLoaded(step=0, digest="other"))])
     cluster.deliver_up(worker)
     assert "not the one it was sent" in cluster.named("lost")[0]["reason"]

@@ -89,7 +89,7 @@ def test_what_whole_samples_cost_for_speeds_10_1_1(batch: int, percent: float):
         lambda weights: sum(weights.values()) > 0
     ),
 )
-def test_a_weighted_split_gives_every_sample_to_somebody(samples: int, weights: dict[int, float]):
+def test_a_weighted_split_assigns_every_sample(samples: int, weights: dict[int, float]):
     shares = weighted_split(samples, weights)
     assert sum(shares.values()) == samples
     assert set(shares) == set(weights)

@@ -46,7 +46,7 @@ def test_stopped_in_a_step_finishes_it_and_saves(problem: ExactProblem, pieces: 
     cluster.run_to_end()
 
 
-def test_stopped_while_validating_drops_the_validation_but_nobody(problem: ExactProblem):
+def test_stopped_while_validating_drops_only_the_validation(problem: ExactProblem):
     cluster = SimulatedCluster(problem, workers=2)
     until_validating(cluster)
     # A proof of the weights is still out, so the end is not at once.
@@ -81,7 +81,7 @@ def test_stopped_together_with_its_workers(problem: ExactProblem):
     cluster.run_to_end()
 
 
-def test_stopped_with_nobody_there(problem: ExactProblem):
+def test_stopped_without_workers(problem: ExactProblem):
     cluster = SimulatedCluster(problem, workers=2)
     until_step(cluster, 3)
     for worker in cluster.workers:

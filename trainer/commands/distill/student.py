@@ -46,7 +46,7 @@ _SETTINGS = {
 @click.option(
     "--tokenizer", type=click.Path(), metavar="DIR", help="The tokenizer folder of a new model."
 )
-@click.option("--alpha", type=float, help="Weight of the divergence; 0 is cross-entropy alone.")
+@click.option("--alpha", type=float, help="Weight of the divergence; 0 is only cross-entropy.")
 @click.option("--temperature", type=float, help="For teacher and student in the divergence.")
 @click.option("--divergence", type=click.Choice(["forward", "reverse", "jsd"]))
 @run_options("window", config=_PRESET)

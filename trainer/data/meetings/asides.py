@@ -1,4 +1,4 @@
-"""Talk beside the point: short exchanges that leave nothing for the minutes.
+"""Small talk: short exchanges that add nothing to the minutes.
 
 Turns alternate between two or three speakers. Every third exchange is for validation.
 """

@@ -1,4 +1,4 @@
-"""A conversation in progress: who is there, what was said, what stands."""
+"""A conversation in progress: its participants, turns, and current decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DUES = (
 
 @dataclass
 class TaskAssignment:
-    """A task that somebody has taken on."""
+    """A task with its owner."""
 
     owner: str
     task: str
@@ -36,7 +36,7 @@ class TaskAssignment:
 
 @dataclass
 class IssueOutcome:
-    """Where one issue stands."""
+    """The current outcome of one issue."""
 
     issue: Issue
     chosen: Option | None = None
@@ -58,7 +58,7 @@ class Conversation:
 
     @property
     def chair(self) -> str:
-        """The name of whoever leads the meeting."""
+        """The name of the participant who leads the meeting."""
         return self.names[0]
 
     def someone(self, *excluded: str) -> str:
@@ -81,16 +81,16 @@ class Conversation:
         return fill(text, **values)
 
     def speak(self, name: str, texts: tuple[str, ...], /, **values: str) -> None:
-        """Let somebody say one of these phrases."""
+        """Let a participant say one of these phrases."""
         self.say(name, self.phrase(texts, **values))
 
     def nod(self, chance: float) -> None:
-        """Let somebody show with a word or two that they listen."""
+        """Let a participant show with a word or two that they listen."""
         if self.rng.random() < chance:
             self.speak(self.someone(self.turns[-1][0]), phrases.NOD)
 
     def digress(self) -> None:
-        """Let two people talk beside the point."""
+        """Let two people make small talk."""
         exchanges = [a for number, a in enumerate(ASIDES) if held_out(number) == self.validation]
         unused = [exchange for exchange in exchanges if exchange[0] not in self._used]
         if not unused:

@@ -26,7 +26,7 @@ class ActionItem:
 
 @dataclass(frozen=True, slots=True)
 class Minutes:
-    """What a meeting led to, as it stands at its end."""
+    """The outcome of a meeting at its end."""
 
     summary: str
     decisions: Sequence[str]

@@ -82,7 +82,7 @@ def reconsider(talk: Conversation, outcome: IssueOutcome) -> None:
 
 
 def amend(talk: Conversation, assignment: TaskAssignment) -> None:
-    """Hand a task to somebody else, or put off its date."""
+    """Reassign a task, or postpone its date."""
     owner = assignment.owner
     due = assignment.due
     if due is not None and due < len(DUES) - 1 and talk.rng.random() < 0.5:
@@ -98,7 +98,7 @@ def amend(talk: Conversation, assignment: TaskAssignment) -> None:
 
 
 def _report(talk: Conversation, issue: Issue, presenter: str) -> None:
-    """Let somebody tell what is the matter, and answer questions."""
+    """Let a participant report the issue, and answer questions."""
     talk.say(presenter, issue.report)
     talk.nod(0.4)
     for question, answer in talk.rng.sample(issue.asked, talk.rng.randint(0, len(issue.asked))):

@@ -103,7 +103,7 @@ class LogitsFolder:
             field, there, here = differs
             raise RefusedError(
                 f"{self.path / DATASET}: {field} is {there} there and {here} here; "
-                "give the same, or another output folder"
+                "use the same value, or another output folder"
             )
         return self.description
 

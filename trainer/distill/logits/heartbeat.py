@@ -1,7 +1,7 @@
 """Heartbeats distinguish a slow teacher from one that is done or dead.
 
-A teacher replaces a small file every few seconds, also during a long forward. Readers judge by
-changes alone, on their own clock: the clocks of two hosts need not agree.
+A teacher replaces a small file every few seconds, also during a long forward. Readers look only at
+changes, timed by their own clock: the clocks of two hosts need not agree.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class TeacherState:
 class TeacherHeartbeat:
     """Writes a teacher's heartbeat in a separate thread, until `done` or `failed`.
 
-    A failed write is an alarm in the log and stops nothing. As a context manager it reports
-    `failed` if an exception leaves the block.
+    A failed write is logged as an alarm and does not stop the teacher. As a context manager it
+    reports `failed` if an exception leaves the block.
     """
 
     def __init__(self, folder: LogitsFolder, name: str, interval: float = INTERVAL) -> None:

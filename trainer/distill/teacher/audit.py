@@ -100,7 +100,7 @@ def audit(folder: LogitsFolder, teacher: Teacher, *, fraction: float, seed: int 
             drawn += int(stored.counts.sum())
     kl = np.concatenate(kls) if kls else np.zeros(0)
     if not kl.size:
-        raise InputError(f"{folder.path}: no scored token among the windows drawn, take more")
+        raise InputError(f"{folder.path}: no scored token among the drawn windows; draw more")
     return AuditResult(
         windows=windows,
         positions=kl.size,

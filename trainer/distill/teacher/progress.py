@@ -82,7 +82,7 @@ class Tally:
 
     @property
     def headway(self) -> Headway:
-        """What the counts come to."""
+        """The totals of the counts."""
         tokens = sum(plan.tokens for plan in self._share)
         done = sum(plan.tokens for plan in self._share if plan.number in self._done)
         done += self._reading

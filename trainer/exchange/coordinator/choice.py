@@ -65,7 +65,7 @@ class _Window:
 
 
 class ExchangeChoice:
-    """Measures a run's steps and says which codec, and which plan, the next ones follow."""
+    """Measures a run's steps and chooses the codec and the plan of the next ones."""
 
     def __init__(
         self, settings: ExchangeConfig, layout: GradientLayout, plan: StepPlan, outbox: Outbox

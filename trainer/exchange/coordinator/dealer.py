@@ -1,4 +1,4 @@
-"""Which worker gets which samples of a round, also when they are dealt again. Pure."""
+"""Assign the samples of a round to workers, also when they are dealt again. Pure."""
 
 from __future__ import annotations
 

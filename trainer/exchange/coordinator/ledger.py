@@ -1,4 +1,4 @@
-"""Which shard is in which block: the book that makes every sample count exactly once.
+"""The ledger of shards by block, which makes every sample count exactly once.
 
 A round (one training step or one evaluation) deals its samples as shards. For every column
 (one per gradient block, and one for the results) each sample must be covered exactly once,
@@ -48,7 +48,7 @@ class _Entry:
 
 
 class Ledger:
-    """The book of one round; `columns` is the number of columns."""
+    """The ledger of one round; `columns` is the number of columns."""
 
     def __init__(self, columns: int, shards: Sequence[Shard]) -> None:
         self.columns = columns

@@ -1,4 +1,4 @@
-"""What one event makes the coordinator do, collected in order."""
+"""The coordinator's actions in response to one event, in order."""
 
 from __future__ import annotations
 

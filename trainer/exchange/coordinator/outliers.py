@@ -1,4 +1,4 @@
-"""Contributions that are far longer than their block's others usually are. Pure.
+"""Detect contributions whose norm is far above the usual norm of their block. Pure.
 
 A sum over a share of weight w has the norm n. Where samples agree n grows like w, where they are
 noise like the root of w, so n/w and n/sqrt(w) are both compared with their medians over the block's
@@ -35,7 +35,7 @@ def _recent() -> deque[float]:
 
 @dataclass
 class _Usual:
-    """What one block's contributions were like lately."""
+    """The last contributions to one block."""
 
     by_weight: deque[float] = field(default_factory=_recent)
     by_root: deque[float] = field(default_factory=_recent)

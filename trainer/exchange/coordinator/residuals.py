@@ -1,4 +1,4 @@
-"""What has not been sent of a run: the coordinator's own part of it, and what members report."""
+"""The unsent residuals of a run: the coordinator's own, and the norms that members report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.model.layout import GradientLayout
 
 
 class Residuals:
-    """The feedback of averages, and the norms of what each rank owes; says what is lost of it."""
+    """The feedback of averages, and the norm of each rank's residual; reports lost residuals."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ Kind = Literal["train", "evaluate"]
 
 @dataclass
 class Round:
-    """What is under way; the last column of the ledger is for results."""
+    """The current round; the last column of the ledger is for results."""
 
     kind: Kind
     step: int
@@ -170,7 +170,7 @@ class Round:
 
 
 class RoundTimes:
-    """How long rounds take, and so how long one may take."""
+    """The durations of rounds, and the time limit that follows from them."""
 
     def __init__(self, first: float, least: float) -> None:
         self._first = first

@@ -1,4 +1,4 @@
-"""How many samples each worker gets: shares sized to measured speed, in whole samples.
+"""The number of samples of each worker: shares by measured speed, in whole samples.
 
 A worker with overhead o seconds and speed c samples a second needs t(b) = o + b/c for b samples.
 The split minimises the slowest worker's time; a worker that would only slow the step gets none.

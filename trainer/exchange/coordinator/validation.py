@@ -1,4 +1,4 @@
-"""The validations of a run: when one is due, what its results must look like, the last scores."""
+"""The validations of a run: when one is due, checks of its results, the last scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Score = Callable[[list[list[int]]], dict[str, float]]
 
 
 class Validation:
-    """What is known of the held-out samples."""
+    """The state of the validations on held-out samples."""
 
     def __init__(self, config: RunConfig, samples: int, score: Score) -> None:
         self.samples = range(samples)

@@ -16,7 +16,7 @@ from trainer.system.errors import ProtocolError
 
 @dataclass
 class Question:
-    """What one commit asked for: the digest of the weights after `at` updates."""
+    """The request of one commit: the digest of the weights after `at` updates."""
 
     at: int
     digest: str

@@ -1,1 +1,1 @@
-"""What travels between workers and coordinator, as bytes and messages. Sans-IO."""
+"""The bytes and messages between workers and coordinator. Sans-IO."""

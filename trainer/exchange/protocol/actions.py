@@ -1,4 +1,4 @@
-"""What the coordinator's state machine asks its shell to do, in this order."""
+"""The actions that the coordinator's state machine requests from its shell, in order."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Job:
 
 @dataclass
 class Member:
-    """A worker that was let in."""
+    """An admitted worker."""
 
     link: int
     rank: int
@@ -72,7 +72,7 @@ class Member:
 
 
 class RefusalError(RefusedError):
-    """Why a worker is not admitted; `retry` is true if trying again can help."""
+    """The reason for refusing a worker; `retry` is true if trying again can help."""
 
     def __init__(self, reason: str, retry: bool = False) -> None:
         super().__init__(reason)

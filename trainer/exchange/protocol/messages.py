@@ -63,7 +63,7 @@ class JoinRequest(Message):
 
 
 class JoinAccepted(Message):
-    """The worker is in; weights and, past step 0, optimizer moments follow as STATE frames."""
+    """The worker is admitted; weights and, past step 0, moments follow as STATE frames."""
 
     type = MessageType.JOIN_ACCEPTED
     rank: Rank
@@ -119,7 +119,7 @@ class ShardAssignment(Message):
 
 
 class ShardVoided(Message):
-    """What a worker sends of a shard of its group counts no more: it was dealt again."""
+    """A shard of the worker's group was dealt again: anything sent for it no longer counts."""
 
     type = MessageType.SHARD_VOIDED
     shard: Count
@@ -128,7 +128,7 @@ class ShardVoided(Message):
 
 
 class HandIn(Message):
-    """A shard of a round ends early: what follows is about its first samples alone."""
+    """A shard of a round ends early: what follows covers only its first samples."""
 
     type = MessageType.HAND_IN
     shard: Count
@@ -192,7 +192,7 @@ class CarriedBy(Message):
 
 
 class Part(BaseModel):
-    """What one shard put into a block that its carrier sends."""
+    """The contribution of one shard to a block that its carrier sends."""
 
     model_config = _STRICT
     weight: Count

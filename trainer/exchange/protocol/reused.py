@@ -1,4 +1,4 @@
-"""Memory that is used again: pages that are fresh from the system cost more than a sum does."""
+"""Reused memory: new pages from the system cost more time than a sum."""
 
 from __future__ import annotations
 

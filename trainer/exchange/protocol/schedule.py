@@ -1,4 +1,4 @@
-"""Which samples a step takes: the plan of all steps of a run. Pure."""
+"""The plan of all steps of a run: the samples of each. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights and optimizer state on their way to a joining worker."""
+"""Transfer weights and optimizer state to a joining worker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Digest:
 
 
 class Delivery:
-    """What a joiner is sent: its state, and behind it what the run does meanwhile."""
+    """The frames for a joiner: its state, then the averages and commits of the run meanwhile."""
 
     def __init__(self) -> None:
         self.digest = ""

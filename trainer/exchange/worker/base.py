@@ -1,4 +1,4 @@
-"""The Exchange protocol: what a worker's loop sees of the others, near or far."""
+"""The Exchange protocol: a worker loop's interface to the other members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.exchange.worker.session import Event
 
 
 class Exchange(Protocol):
-    """How a loop learns what to do and gives back what it computed."""
+    """Gives a loop its work and takes its results."""
 
     def next_event(self) -> Event | None:
         """Wait for the next event; None when `interrupt` asked to look up.

@@ -33,7 +33,7 @@ _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK
 
 @dataclass(frozen=True)
 class Admitted:
-    """The worker is in, with this state; it replaces whatever the worker had."""
+    """The worker is admitted with this state, which replaces its previous one."""
 
     rank: int
     state: TrainState
@@ -71,7 +71,8 @@ class Session:
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
         self._codecs = AgreedCodecs(codec, self._wire)
-        self._feedback = self._codecs.feedback()
+        self.feedback = self._codecs.feedback()
+        """What this membership owes; None if the codec drops nothing."""
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
@@ -104,8 +105,8 @@ class Session:
             case StepCommit() as commit:
                 committed = Committed(commit, self._take_gradient(commit))
                 self._dealt.clear()
-                if self._feedback and commit.settled:
-                    self._feedback.clear()
+                if self.feedback and commit.settled:
+                    self.feedback.clear()
                 if commit.next is None:
                     return [committed], []
                 self._dealt[commit.next.shard] = commit.next
@@ -135,8 +136,8 @@ class Session:
         """
         if not self._is_dealt(shard):
             return iter(())
-        if self._feedback:
-            return self._owed(self._feedback, shard, index, gradient.copy(), weight)
+        if self.feedback:
+            return self._owed(self.feedback, shard, index, gradient.copy(), weight)
         codec = self._codecs.codecs[index] if shard.carrier is None else _EXACT
         return self._frames(shard, index, codec, codec.encode(index, gradient), weight)
 
@@ -145,13 +146,13 @@ class Session:
 
         The result of a shard then says what this worker still owes.
         """
-        if self._feedback and isinstance(message, ShardResult):
+        if self.feedback and isinstance(message, ShardResult):
             shard = self._dealt.get(message.shard)
             every = range(len(self._layout.blocks))
             owing = set(every)
             if shard and shard.settle:  # a carrier may send them later, but without a rest
                 owing -= set(every if shard.blocks is None else shard.blocks)
-            message = message.model_copy(update={"residual": self._feedback.norm_of(owing)})
+            message = message.model_copy(update={"residual": self.feedback.norm_of(owing)})
         yield self.message(message, step)
 
     def message(self, message: messages.Message, step: int = 0) -> Frame:
@@ -200,8 +201,8 @@ class Session:
         if any(block >= len(self._layout.blocks) for block in blocks):
             raise ProtocolError(f"blocks {blocks} of shard {shard}")
         self._dealt.pop(shard, None)
-        if self._feedback:
-            self._feedback.clear(blocks)
+        if self.feedback:
+            self.feedback.clear(blocks)
 
     def _owed(
         self,

@@ -1,1 +1,1 @@
-"""Ways to sum gradients beside each other: the exchange, gloo, NCCL and MPI on the same hosts."""
+"""Compare ways to sum gradients: the exchange, gloo, NCCL and MPI on the same hosts."""

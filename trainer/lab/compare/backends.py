@@ -1,4 +1,4 @@
-"""The ways to sum a gradient that can be compared, and what each needs."""
+"""The comparable ways to sum a gradient, and their requirements."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Vector = NDArray[np.float32] | NDArray[np.int16]
 
 @dataclass(frozen=True)
 class CollectiveSpec:
-    """What a rank is told; all ranks share most of it."""
+    """The arguments of a rank; all ranks share most of them."""
 
     kind: Kind
     world: int

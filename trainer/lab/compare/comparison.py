@@ -30,7 +30,7 @@ _SAMPLES_EACH = 2
 
 @dataclass(frozen=True)
 class Row:
-    """What one backend took; times are the slowest worker's, medians of all steps."""
+    """The times of one backend: the slowest worker's, medians of all steps."""
 
     backend: Name
     megabytes: float

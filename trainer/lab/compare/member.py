@@ -49,7 +49,7 @@ _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK
 
 @dataclass(frozen=True)
 class MemberSpec:
-    """What a member is told; all members of a cluster share most of it."""
+    """The arguments of a member; all members of a cluster share most of them."""
 
     role: Literal["coordinator", "worker"]
     elements: int

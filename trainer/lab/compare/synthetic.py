@@ -1,4 +1,4 @@
-"""A job without a model: gradients out of thin air, computing that is slept."""
+"""A job without a model: synthetic gradients, and sleep instead of computation."""
 
 from __future__ import annotations
 

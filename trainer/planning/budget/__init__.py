@@ -1,1 +1,1 @@
-"""What a run costs while it runs, and when it must stop."""
+"""The cost of a run while it runs, and the guard that stops it."""

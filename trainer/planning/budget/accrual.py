@@ -1,4 +1,4 @@
-"""The cost of a run as time passes. Pure: it is told the time, and reads no clock."""
+"""The accumulated cost of a run. Pure: callers pass the time, and no clock is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.planning.cost import host_cost
 
 @dataclass
 class HostSpend:
-    """What one host cost; sums only ever grow."""
+    """The cost of one host so far; sums never decrease."""
 
     host: str
     seconds: float = 0.0
@@ -29,7 +29,7 @@ class HostSpend:
 
 
 class Accrual:
-    """What hosts cost from `now` on; times are monotonic seconds."""
+    """The cost of hosts from `now` on; times are monotonic seconds."""
 
     def __init__(self, rates: Sequence[HostRate], now: float) -> None:
         self.rates = tuple(rates)

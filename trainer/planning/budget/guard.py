@@ -1,7 +1,8 @@
-"""When a run must stop. Pure: it is told the time, and reads no clock.
+"""Decide when a run must stop. Pure: callers pass the time, and no clock is read.
 
 At any moment the run must be able to reach its next checkpoint, and end cleanly there, within the
-ceiling. If it cannot, it saves and stops now: what it would do until then would be paid for twice.
+ceiling. If it cannot, it saves and stops now, since the work until then would be lost and paid for
+twice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _STEPS = 50
 
 @dataclass(frozen=True)
 class BudgetStop:
-    """Why the guard stops a run."""
+    """The reason for which the guard stops a run."""
 
     reason: str
 

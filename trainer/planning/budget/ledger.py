@@ -1,8 +1,8 @@
-"""`spend.jsonl`: what was spent, a line for each host and span of time.
+"""`spend.jsonl`: the spending, a line for each host and interval.
 
-It is only appended to, under a lock, and a line is whole once it ends with a newline. What a kill
-or a full disk left behind the last newline was never counted: readers leave it out, and the next
-writer cuts it off.
+The file is only appended to, under a lock, and a line is complete once it ends with a newline.
+Bytes after the last newline, left by a kill or a full disk, were never counted: readers skip them,
+and the next writer removes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TAIL = 1 << 16
 
 
 class SpendRecord(BaseModel):
-    """One line: a host of a run, from the last line of it to `until`."""
+    """One line: the spending of a run on a host since the previous line, up to `until`."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -48,7 +48,7 @@ class SpendRecord(BaseModel):
 
 @dataclass(frozen=True)
 class Earlier:
-    """What the earlier attempts of a run left."""
+    """The spending of the earlier attempts of a run."""
 
     money: float = 0.0
     until: float | None = None
@@ -60,7 +60,7 @@ class Earlier:
 
 
 def earlier_attempts(records: Iterable[SpendRecord], run: str, currency: str | None) -> Earlier:
-    """Return what a run has cost so far.
+    """Return the cost of a run so far.
 
     Raises:
         InputError: it was paid in another currency.
@@ -104,7 +104,7 @@ def parse_spend(data: bytes, name: str) -> list[SpendRecord]:
 
 
 class SpendLedger:
-    """A spend.jsonl that this process reads, and appends to beside other processes."""
+    """A spend.jsonl that this process reads and, concurrently with others, appends to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -162,7 +162,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _mend(descriptor: int) -> int:
-    """Cut off what lies behind the last newline; return the size that is left."""
+    """Remove everything after the last newline; return the remaining size."""
     size = end = os.fstat(descriptor).st_size
     while end:
         begin = max(0, end - _TAIL)

@@ -1,8 +1,8 @@
-"""The power of this host, where it can say: RAPL, NVIDIA's driver, hwmon.
+"""Measure the power of this host, if possible: RAPL, NVIDIA's driver, hwmon.
 
-A sensor of the whole host is taken alone. Else it is the sum of the processors (RAPL: packages and
-memory) and of every card (NVML's energy counter, amdgpu's hwmon), and there is a figure only if all
-of them can be read: a part would pass for the whole. What converts and cools is not in the sum.
+A sensor of the whole host is used alone. Otherwise the power is the sum of the processors (RAPL:
+packages and memory) and of every card (NVML's energy counter, amdgpu's hwmon), and only if all of
+them can be read: a part would be taken for the whole. Power supplies and cooling are not included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHOLE_HOST = "power_meter"
 
 
 class PowerMeter:
-    """Measures this host between two calls. Not for several threads."""
+    """Measures this host between two calls. Not thread-safe."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The budget guard of a process that waits and computes in one thread: another one looks."""
+"""The budget guard of a process that waits and computes in one thread; it runs in another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_EVERY = 1.0
 
 
 class BudgetStopper:
-    """Asks a process to stop once its budget says so; also while it reads, waits or computes."""
+    """Asks a process to stop when its budget requires it, whatever the process is doing."""
 
     def __init__(self, watch: BudgetWatch | None, stop: Stop) -> None:
         self.watch, self.stop = watch, stop

@@ -1,4 +1,4 @@
-"""The budget guard at work: it reads clocks and sensors, and writes what was spent."""
+"""Run the budget guard: read clocks and sensors, and record the spending."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FRESH = 120.0
 
 
 class BudgetWatch:
-    """Counts what a run costs, and says when it must stop. For several threads.
+    """Counts the cost of a run, and decides when it must stop. Thread-safe.
 
     Raises:
         InputError: no host has a price, or the ledger cannot be used.

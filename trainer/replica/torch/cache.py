@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Cache:
-    """What a decoder's layers keep of rows that begin at place 0 and may differ in length.
+    """The cache of a decoder's layers for rows that begin at place 0 and may differ in length.
 
     The first run takes all prompts, `[B, T]`, shorter ones with anything behind them; each run
     after it takes one token a row, which replaces what was behind a shorter prompt.

@@ -1,6 +1,6 @@
-"""A model of transformers, for what `decoder.py` does not do.
+"""A model of transformers, for cases that `decoder.py` does not support.
 
-That is the harness, and rarer rotations and activations.
+These are the harness, and rarer rotations and activations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a replica computes its layers twice: by its setting, or by memory (`auto`)."""
+"""Decide whether a replica recomputes its layers: by its setting, or by memory (`auto`)."""
 
 from __future__ import annotations
 

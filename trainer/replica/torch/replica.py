@@ -164,7 +164,7 @@ class TorchReplica:
         return self._result(batch, sums, weight, start, mix)
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
-        """Run forward alone; see `Replica.evaluate`.
+        """Run only the forward pass; see `Replica.evaluate`.
 
         The model stays in train mode: without dropout that is the same, and bitsandbytes repacks
         NF4 weights in eval mode.

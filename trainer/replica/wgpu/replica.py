@@ -104,7 +104,7 @@ class WgpuReplica:
         return StepResult(loss, weight, tokens, seconds, ce_sum=result.loss, kl_sum=kl)
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
-        """Run forward alone; see `Replica.evaluate`."""
+        """Run only the forward pass; see `Replica.evaluate`."""
         order, micros, recordings = self._prepare(batch, None, training=False)
         self._engine.run(micros, recordings)
         result = self._engine.result()

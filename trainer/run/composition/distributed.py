@@ -1,4 +1,4 @@
-"""Where a rank of `--distributed` becomes objects, as in `composition.run`; imports torch."""
+"""Create the objects of a rank of `--distributed`, as in `composition.run`; imports torch."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _closed_on_failure(recorder: RunRecorder | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What rank 0 has opened and found in the output folder."""
+    """The files that rank 0 has opened in the output folder, and their state."""
 
     recorder: RunRecorder
     store: CheckpointStore

@@ -1,4 +1,4 @@
-"""Where the devices of a replica group become a replica, as in `trainer.run.composition.run`."""
+"""Create a replica from the devices of a replica group, as in `trainer.run.composition.run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a parent of workers imports before it forks them; imports nothing itself."""
+"""The modules that a parent of workers imports before forking; imports nothing itself."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Placement:
 
 
 def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[str] = ()) -> int:
-    """Train alone, without the network, through the same state machine and loop.
+    """Train in one process, without the network, with the same state machine and loop.
 
     Args:
         notes: on the settings, logged after the data has been read.
@@ -214,7 +214,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     worker = build.make_worker(inputs, choice, connect)
     on_signal(worker.interrupt)
     end = worker.run()
-    log.info("the run is over for this worker: %s", end.reason)
+    log.info("the run has ended for this worker: %s", end.reason)
     return end.exit_code
 
 

@@ -1,4 +1,4 @@
-"""Where a run's config and inputs become objects; `distributed` does it for ranks."""
+"""Create the objects of a run from its config and inputs; `distributed` does it for ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role of a student: from the wait for a teacher to the last score of its checkpoints."""
+"""The role of a student, from waiting for a teacher to the last score of its checkpoints."""
 
 from __future__ import annotations
 

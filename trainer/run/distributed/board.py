@@ -1,7 +1,8 @@
 """Notes that the ranks leave for each other, beside the process group.
 
-They go over the store of the rendezvous, so they still pass when a collective hangs, and what is
-missing has a name. A note is JSON; torch's own exchange of objects would unpickle what comes.
+Notes are exchanged through the rendezvous store, so they still arrive when a collective hangs, and
+missing ranks can be named. A note is JSON; torch's own exchange of objects would unpickle received
+data.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class ShardedCheckpoints:
                     return self._load(path, tuple(rejected))
             rejected += bad[:1]
             if self._board.rank == 0:
-                log.warning("checkpoint left out: %s", bad[0])
+                log.warning("checkpoint skipped: %s", bad[0])
         return None
 
     def owner(self) -> str | None:

@@ -1,7 +1,7 @@
-"""Which of a job's processes this one is, and where they meet: from flags or from a launcher.
+"""This process's rank and the rendezvous address, from flags or from a launcher.
 
-Flags decide; else the variables of torchrun (and of whatever sets the same ones), of Slurm's
-`srun`, or of a Kubernetes Indexed Job. Torch-free.
+Flags take precedence; otherwise the variables of torchrun (or of launchers that set the same ones),
+of Slurm's `srun`, or of a Kubernetes Indexed Job are used. Torch-free.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class DistributedRun:
         return scores
 
     def _save(self, scores: dict[str, Any] | None = None) -> None:
-        """Save the current step unless it was saved; what is saved is proved first."""
+        """Save the current step unless it was saved; the state is proved first."""
         if self.step == self._saved:
             return
         self._prove()

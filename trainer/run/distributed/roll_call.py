@@ -1,7 +1,7 @@
-"""Before the first collective: every rank shows what it has, and reads what the others have.
+"""Before the first collective, every rank publishes its facts and compares the others'.
 
-It runs over the rendezvous' store, so a rank that is missing, or has other weights, is named
-within a deadline instead of hanging or spoiling the rest.
+It uses the rendezvous store, so a rank that is missing, or has different weights, is named within a
+deadline instead of hanging or corrupting the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREPARED = "prepared"
 
 @dataclass(frozen=True)
 class RankReport:
-    """A rank as it shows itself."""
+    """The published facts of a rank."""
 
     rank: int
     host: str

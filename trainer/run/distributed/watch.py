@@ -1,4 +1,4 @@
-"""Which ranks are alive: what a collective that failed, or hung, cannot say.
+"""Detect which ranks are alive, which a failed or hanging collective cannot tell.
 
 Every rank leaves a sign of life in the rendezvous' store while its process runs. After an error the
 others read there which rank failed and why, and which is silent (killed, stopped, or cut off).

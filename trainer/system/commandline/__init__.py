@@ -1,1 +1,1 @@
-"""What the command lines of both programs share."""
+"""The shared parts of both programs' command lines."""

@@ -87,7 +87,7 @@ def test_something_else_on_that_port() -> None:
     assert crossing.stage in ("stranger", "refused")  # refused: it was gone at the second try
 
 
-def test_nobody_without_the_token_is_heard() -> None:
+def test_a_peer_without_the_token_is_ignored() -> None:
     port = free_port()
     with ThreadPoolExecutor() as pool:
         heard = pool.submit(listen, "127.0.0.1", port, "right", ["lambda"], PATIENCE)

@@ -52,7 +52,7 @@ def test_a_patch_version_of_python_is_only_said() -> None:
     assert python["lambda"].detail == "3.11.9, the coordinator has 3.11.2"
 
 
-def test_another_release_of_a_library_is_said_by_whoever_has_it() -> None:
+def test_another_release_of_a_library_is_reported_by_its_host() -> None:
     head = replace(INTEL, libraries={"numpy": "2.1.0"})  # coordinates only: no torch
     other = replace(LAMBDA, libraries={**TORCH, "torch": "2.12.1"})
     machines = {"lambda": LAMBDA, "intel": head, "nas": other}

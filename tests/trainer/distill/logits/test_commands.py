@@ -61,7 +61,7 @@ def test_verify_names_every_damaged_shard(tmp_path):
 def test_a_folder_that_is_none_is_one_line(tmp_path, command):
     result = call(command, tmp_path / "nowhere")
     assert isinstance(result.exception, InputError)
-    assert "no teacher has begun here" in str(result.exception)
+    assert "no teacher has started here" in str(result.exception)
 
 
 @pytest.mark.parametrize("kind", SCHEMES)

@@ -129,7 +129,7 @@ def test_a_wrong_dataset_json_is_one_line(tmp_path, change, message):
 
 
 def test_no_dataset_json(tmp_path):
-    with pytest.raises(InputError, match="no teacher has begun here"):
+    with pytest.raises(InputError, match="no teacher has started here"):
         LogitsFolder(tmp_path).missing()
 
 

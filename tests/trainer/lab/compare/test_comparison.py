@@ -128,7 +128,7 @@ def test_the_picture_has_a_bar_for_each_sum(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_member_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_a_member_that_fails_is_an_error_with_its_last_line(tmp_path: Path) -> None:
     with LocalCluster(tmp_path) as members:
         code = "import sys; sys.stderr.write('one\\nthe cable is out\\n'); sys.exit(7)"
         members.start("gloo 1", [sys.executable, "-c", code])

@@ -32,18 +32,19 @@ class ErrorFeedback:
     def __init__(self, codecs: Sequence[Codec], sizes: Sequence[int]) -> None:
         self._codecs = tuple(codecs)
         self._plain = Bf16()
-        self._residuals = [np.zeros(size, np.float32) for size in sizes]
-        self._batches = [0] * len(sizes)
+        self.residuals = [np.zeros(size, np.float32) for size in sizes]
+        """By block, what has not been sent."""
+        self.batches = [0] * len(sizes)
         """The batch of the step that each residual is of."""
 
     @property
     def norm(self) -> float:
         """The L2 norm of what has not been sent: the loss if this sender is lost now."""
-        return self.norm_of(range(len(self._residuals)))
+        return self.norm_of(range(len(self.residuals)))
 
     def norm_of(self, blocks: Iterable[int]) -> float:
         """Return the L2 norm of what is owed in some blocks."""
-        owed = [self._residuals[block] for block in blocks]
+        owed = [self.residuals[block] for block in blocks]
         return math.sqrt(math.fsum(float(np.dot(part, part)) for part in owed))
 
     def encode(
@@ -90,19 +91,19 @@ class ErrorFeedback:
         """Forget what is owed in some blocks; or in all, as a sender that has just joined."""
         if blocks is not None:
             for block in blocks:
-                self._residuals[block][...] = 0
+                self.residuals[block][...] = 0
             return
-        for residual, codec in zip(self._residuals, self._codecs, strict=True):
+        for residual, codec in zip(self.residuals, self._codecs, strict=True):
             residual[...] = 0
             if isinstance(codec, PowerSGD):
                 codec.restart()
 
     def _add(self, block: int, values: Float32, batch: int) -> Float32:
         """Add to what is owed, and return it."""
-        residual, before = self._residuals[block], self._batches[block]
+        residual, before = self.residuals[block], self.batches[block]
         if batch and before and batch != before:
             np.multiply(residual, np.float32(batch / before), out=residual)
-        self._batches[block] = batch
+        self.batches[block] = batch
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(residual, values, out=residual)
         return residual

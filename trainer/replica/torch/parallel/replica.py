@@ -151,7 +151,7 @@ class ParallelReplica:
         return StepResult(total, weight, int(count), time.monotonic() - began)
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
-        """Run forward alone over this rank's samples and return the sums over all ranks."""
+        """Run only the forward pass over this rank's samples and return the sums over all ranks."""
         classes = self._config.num_classes
         micros = self._micro_batches(batch)
         weight, rounds = self._agree(_weight(micros), len(micros))

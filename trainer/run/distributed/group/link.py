@@ -27,7 +27,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class GroupMessage(NamedTuple):
-    """What one side says."""
+    """A message of one side."""
 
     body: dict[str, Any]
     arrays: dict[str, np.ndarray]

@@ -1,4 +1,4 @@
-"""A member of a replica group: does what the leader says, and knows nothing of the run."""
+"""A member of a replica group: executes the leader's commands, independent of the run."""
 
 from __future__ import annotations
 

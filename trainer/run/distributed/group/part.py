@@ -55,7 +55,7 @@ class GroupPart(Protocol):
         ...
 
     def evaluate(self, samples: Sequence[Encoded]) -> EvalResult:
-        """Run forward alone over this process's samples."""
+        """Run only the forward pass over this process's samples."""
         ...
 
     def write_trainable(self, flat: np.ndarray) -> None:

@@ -83,7 +83,7 @@ class GroupReplica:
         self._part.write_trainable(self._collectively(lambda: broadcast(self.layout, flat)))
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
-        """Run forward alone, divided between the processes; see `Replica.evaluate`."""
+        """Run only the forward pass, divided between the processes; see `Replica.evaluate`."""
         parts = self._divided(batch)
         for rank, part in enumerate(parts[1:], start=1):
             self._members.tell(rank, {"do": "evaluate"}, pack_samples(part))

@@ -1,4 +1,4 @@
-"""What all processes of a replica group are told alike, and what they prove to be alike."""
+"""The common arguments of a replica group's processes, and the digests that must agree."""
 
 from __future__ import annotations
 
