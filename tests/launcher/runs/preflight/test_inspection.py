@@ -154,7 +154,7 @@ def test_a_taken_port_is_the_coordinators_failure_alone(three: SeparateHosts) ->
         checks = inspect(found, plan, None)
     assert "is in use by python" in of(checks, "intel", "port").detail
     assert of(checks, "lambda", "link").detail == (
-        f"not tried: intel could not listen on {plan.bind_address}:9000"
+        f"not tested: intel could not listen on {plan.bind_address}:9000"
     )
 
 
