@@ -193,6 +193,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return OneParentOfRanks(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # duckdb complains at the end about what is never collected
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collect without a search for garbage: there is none, and it is a seventh of the time.

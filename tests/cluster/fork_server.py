@@ -158,6 +158,12 @@ class ForkServer:
         if self._process is not None:
             self._process.wait(_PATIENCE)
 
+    def leave(self) -> None:
+        """Close this connection to a server that others may use; it ends with the last one."""
+        self._socket.close()
+        if self._process is not None:
+            self._process.returncode = 0  # init waits for it
+
     def _spawn(self, stdin: socket.socket, packages: Sequence[str]) -> None:
         with stdin:
             self._process = subprocess.Popen(

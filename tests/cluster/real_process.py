@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -28,7 +29,9 @@ def fork_server(package: str) -> ForkServer:
     """
     meeting = meeting_of(package)
     meeting.parent.mkdir(mode=0o700, exist_ok=True)
-    return ForkServer(package, meeting=meeting)
+    server = ForkServer(package, meeting=meeting)
+    atexit.register(server.leave)
+    return server
 
 
 def meeting_of(package: str) -> Path:

@@ -70,7 +70,7 @@ def test_a_rank_that_is_taken_waits_its_turn(cluster: Cluster) -> None:
     cluster.wait_event("joined", rank=0)
     second = cluster.worker(0, "--seconds", "0.002")
     refused = cluster.wait_event("refused", rank=0)
-    assert "rank 0 is already here" in refused["reason"]
+    assert "rank 0 has already joined" in refused["reason"]
     assert not cluster.events("lost")
     first.signal(signal.SIGKILL)
     cluster.wait_event("rejoined", rank=0)

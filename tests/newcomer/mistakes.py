@@ -109,7 +109,7 @@ MISTAKES = (
         ("512",),
     ),
     Mistake("a preset mistyped", "trainer finetune --config quickstrat", ("quickstart",)),
-    Mistake("nothing runs", "launch logs worker-0", ("nothing",)),
+    Mistake("nothing runs", "launch logs worker-0", ("no run",)),
     Mistake("no such inventory", "launch status --inventory nowhere.yml", ("nowhere.yml",)),
     Mistake("a generate without a model", "trainer generate nowhere --prompt x", ("nowhere",)),
     Mistake("an evaluation of nothing", "trainer evaluate nowhere --data x.jsonl", ("nowhere",)),

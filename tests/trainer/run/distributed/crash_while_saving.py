@@ -11,10 +11,10 @@ import json
 import os
 import shutil
 import signal
-import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,10 @@ NAMES = ("a", "b", "c")
 
 def on_ranks(act: Callable[[Board], Any]) -> list[Any]:
     """Return what each rank returns."""
-    store, results = HashStore(), [None] * WORLD
-
-    def be(rank: int) -> None:
-        results[rank] = act(Board(store, rank, WORLD, patience=60))
-
-    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(WORLD)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    store = HashStore()
+    with ThreadPoolExecutor(WORLD) as ranks:
+        calls = [ranks.submit(act, Board(store, rank, WORLD, patience=60)) for rank in range(WORLD)]
+        return [call.result() for call in calls]
 
 
 def opened(folder: Path, board: Board, step: int, disk: CountingDisk | None) -> ShardedCheckpoints:
@@ -106,7 +99,7 @@ def crash(folder: Path, k: int) -> None:
 def die_at_every_place(into: str) -> list[dict[str, Any]]:
     """Return, for each place to die, what a restarted job finds; to be called in a fork."""
     root, results = Path(into), list[dict[str, Any]]()
-    warnings.simplefilter("error", append=True)  # what nobody has silenced on purpose
+    warnings.simplefilter("error", append=True)  # except what is silenced on purpose
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page
     saved = root / "0"
@@ -133,6 +126,7 @@ def in_a_fork(act: Callable[..., object], *arguments: object) -> int:
     """Return the exit code, as of `subprocess`."""
     if (pid := os.fork()) == 0:
         try:
+            torch.set_num_threads(1)  # replaces the pool, which two threads would do at once
             act(*arguments)
         except BaseException:
             traceback.print_exc()
