@@ -3,9 +3,10 @@
     python benchmarks/exchange.py [--rate 200 --rate 1000] [--megabytes 5.3] [--steps 20] [--busy]
 
 Three hosts in network namespaces, every link shaped to the rate both ways; real processes, mutual
-TLS. Two placements: the coordinator beside two workers and one remote worker, and the coordinator
-beside one worker and two remote ones. Measured from the first block that any worker hands over to
-the last average that reaches the slowest worker; the workers start together and do not compute.
+TLS. Three placements: the coordinator beside two workers and one remote worker, beside one worker
+and two remote ones, and alone with one remote worker, which leaves each a core where there are two.
+Measured from the first block that any worker hands over to the last average that reaches the
+slowest worker; the workers start together and do not compute.
 
 A ratio is that time over the limit of a pipelined star, max(S / B_worker, remote workers * S /
 B_coordinator), with S the encoded gradient and B the nominal rate of the links: TCP/IP headers
@@ -52,7 +53,7 @@ TARGET_RATE = 200
 USUAL = ("fp32", "bf16")
 CODECS = tuple(name for name in NAMES if not name.startswith("powersgd"))
 """All that adapters may take."""
-PLACEMENTS = {"2 local + 1 remote": (0, 0, 1), "1 local + 2 remote": (0, 1, 2)}
+PLACEMENTS = {"2 local + 1 remote": (0, 0, 1), "1 local + 2 remote": (0, 1, 2), "1 remote": (1,)}
 """The host of each worker; the coordinator is on host 0."""
 
 
@@ -118,7 +119,7 @@ class Star:
         self._spec = MemberSpec(
             role="worker",
             elements=elements_of(megabytes),
-            workers=WORKERS,
+            workers=len(self._hosts),
             steps=WARM_UP + steps + FREE,
             address=(network.address(0), 0),
             settings={"exchange.codec": codec, "exchange.shares": "equal"},
@@ -147,7 +148,7 @@ class Star:
             port = cluster.start_coordinator(spec.as_coordinator(), inside)
             for rank, host in enumerate(self._hosts):
                 cluster.start_worker(spec.as_worker(rank, port), self._network.inside(host))
-            together, coordinator = cluster.run_gated(WORKERS)
+            together, coordinator = cluster.run_gated(len(self._hosts))
         measured = together[WARM_UP : WARM_UP + self._steps]
         seconds = sorted(span(step, "last_average") for step in measured)
         commits = [max(worker["committed"] for worker in step) for step in together[-FREE:]]
