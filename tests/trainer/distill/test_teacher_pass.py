@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.trainer.small_teacher import (
     write_teacher,
     write_trimmed,
 )
+from tests.waiting import wait_for
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.verify import verdicts
@@ -256,6 +258,30 @@ def test_a_pass_that_is_stopped_writes_what_it_has_and_another_goes_on(
     teach(wish(*files, tmp_path / "logits"))
     assert contents(tmp_path / "logits") == contents(complete)
     assert shards(tmp_path / "logits").items() >= written.items()
+
+
+# The signal may come in the middle of a listing, whose iterator is then closed by the collector.
+@pytest.mark.filterwarnings("ignore:unclosed scandir iterator")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_while_the_last_shard_is_written_is_no_failure(
+    files: tuple[Path, Path], complete: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assignment = assign(wish(*files, tmp_path / "logits"))
+    last = assignment.folder.description.shards[-1].number
+    interruption, write = Interruption(), LogitsFolder.write
+
+    def stop_and_write(folder: LogitsFolder, number: int, windows: Any) -> Path:
+        if number == last:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+            wait_for(lambda: not interruption._open, "the signal is handled")
+        return write(folder, number, windows)
+
+    monkeypatch.setattr(LogitsFolder, "write", stop_and_write)
+    teacher_run = TeacherRun(assignment, lambda: load(assignment), check=interruption.check)
+    with pytest.raises(Interrupted), interruption.installed(), interruption.allowed():
+        teacher_run.run()
+    assert state(tmp_path / "logits")[0] == "done"
+    assert contents(tmp_path / "logits") == contents(complete)
 
 
 def test_headway_counts_what_was_there_and_ends_at_the_whole(

@@ -76,11 +76,6 @@ class Tally:
         self._done.discard(plan.number)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every shard is on disk."""
-        return len(self._done) == len(self._share)
-
-    @property
     def headway(self) -> Headway:
         """The totals of the counts."""
         tokens = sum(plan.tokens for plan in self._share)
