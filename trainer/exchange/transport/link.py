@@ -186,7 +186,7 @@ class Link:
                 count += self._receive(count)
             taken += count
         if self._shared is None:
-            # TLS may hold bytes that the kernel no longer reports, and few of them wake nobody.
+            # TLS may hold bytes that the kernel no longer reports: no event follows for them.
             self._loop.call_soon(self._read)
 
     def _wake_for(self, wanted: int) -> None:
