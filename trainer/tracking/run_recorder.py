@@ -21,6 +21,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import RESTARTED, BudgetStopError, StorageError, UnprovedError
+from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
 from trainer.tracking.card import make_card
 from trainer.tracking.metrics import MetricsLog, StepMetrics
@@ -83,7 +84,7 @@ class RunRecorder:
         self._metrics = MetricsLog(output)
         self._status_file = StatusFile(output)
         self._view = open_view()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writer = ThreadPoolExecutor(1, "checkpoint", initializer=reset_thread_priority)
         self._waiting: list[Save] = []
         self._lock = threading.Lock()
         self._failed_save: str | None = None

@@ -25,6 +25,7 @@ from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.transport.refusals import Refusals
 from trainer.exchange.transport.same_host import SameHostListener, socket_name
 from trainer.system.errors import BudgetStopError, InputError, ProtocolError, TrainerError
+from trainer.system.process.priority import raised_thread_priority
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class GradientServer:
             InputError: the address cannot be bound.
         """
         return_freed_arrays()
-        return asyncio.run(self._serve(on_listening))
+        with raised_thread_priority():
+            return asyncio.run(self._serve(on_listening))
 
     @property
     def port(self) -> int:
