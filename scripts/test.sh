@@ -48,8 +48,8 @@ hosts() {
     "${pytest[@]}" -m testbed -s --durations=12 tests/testbed/test_training.py
 }
 soak() {
-    # Other faults every day; the report tells the seed. `make soak` for a length and seed of one's own.
-    "$bin/python" -m tests.soak --minutes 10 --seed "$(date +%Y%m%d)"
+    # Without a SEED other faults every day; the report tells it. `make soak` for another length.
+    "$bin/python" -m tests.soak --minutes 10 --seed "${SEED:-$(date +%Y%m%d)}"
 }
 newcomer() {
     # What the README promises: its two commands, whole, on a computer with what it asks for alone.
