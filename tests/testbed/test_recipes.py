@@ -79,6 +79,8 @@ def test_a_unit_is_there_until_it_is_stopped(head: Host) -> None:
     for verb in ("stop", "kill"):
         assert as_guest(head, "/usr/local/sbin/motley-unit", "start", UNIT).returncode == 0
         assert head.exec(["test", "-L", wanted]).returncode == 0
+        nice = head.exec(["systemctl", "show", "--value", "-p", "LimitNICE", UNIT]).stdout
+        assert nice == "30\n", "down to 20 - 30"
 
         assert as_guest(head, "/usr/local/sbin/motley-unit", verb, UNIT).returncode == 0
 
