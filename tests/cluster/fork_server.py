@@ -40,12 +40,18 @@ from tests import ROOT
 _LEFT_TO_THE_FORKED = ("wgpu", "published", "generator", "harness", "__main__")
 """Parts of names of modules that few import, open a device, or cost seconds."""
 _IMPORTED_LATER = {
+    "launcher.inventory": (  # by each rendering
+        "ansible.inventory.manager",
+        "ansible.plugins.loader",
+        "ansible.template",
+        "ansible.vars.manager",
+    ),
     "trainer": (
         "pandas",  # by pyarrow, with the first table
         "tensorboard.compat.proto.event_pb2",
         "tensorboard.summary.writer.record_writer",
         "wgpu.backends.wgpu_native",
-    )
+    ),
 }
 """What a package imports only when it is needed: by most processes, and for half a second."""
 _NO_THREADS = {
