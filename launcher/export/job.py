@@ -86,6 +86,6 @@ def setup_script(job: ExportedJob) -> str:
 set -eu
 cd "$(dirname "$0")"
 [ -x .venv/bin/trainer ] && exit 0
-python3 -P -m venv .venv
+[ -x .venv/bin/pip ] || python3 -P -m venv .venv
 {lines}
 """

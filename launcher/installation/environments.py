@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.errors import ConfigError, LauncherError, PreflightError
+from launcher.errors import ConfigError, PreflightError
 from launcher.files import write_atomically
+from launcher.installation.venvs import Pip, Report, locked, make_venv
 
 Torch = Literal["cpu", "cuda"]
-Report = Callable[[str], None]
 
 ENVIRONMENT_SCHEMA = "motley.environment/1"
 ENVIRONMENT_FILE = "environment.json"
@@ -37,7 +35,6 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 _SIZES = {"cuda": 9.0e9, "cpu": 2.5e9, None: 0.6e9}
 """Bytes that making an environment takes, including the downloads that pip unpacks next to it."""
-_PIP_DEADLINE = 3600.0
 _TORCH_EXTRAS = frozenset({"trainer"})
 """Extras that need torch, whose builds have locks of their own."""
 
@@ -171,9 +168,9 @@ def make_environment(folder: Path, recipe: Recipe, index: str, report: Report) -
         torch_lock.write_text(recipe.torch_lock, encoding="utf-8")
         # The same decision as that of `make setup`.
         elsewhere = recipe.torch == "cpu" and not pip.offers(torch_lock)
-        pip.run("install", *_locked(torch_lock), index=index if elsewhere else None)
+        pip.run("install", *locked(torch_lock), index=index if elsewhere else None)
     if recipe.packages:
-        pip.run("install", *_locked(lock))
+        pip.run("install", *locked(lock))
     tree = {
         "schema": ENVIRONMENT_SCHEMA,
         "key": recipe.key,
@@ -194,110 +191,6 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return tree if isinstance(tree, dict) else None  # pyright: ignore
 
 
-def make_venv(folder: Path, with_pip: bool) -> None:
-    """Make a virtual environment of this machine's Python (not of one that we run in).
-
-    Raises:
-        PreflightError: the venv module is missing, as Debian and Ubuntu ship Python.
-        LauncherError: it failed; its last lines are in the details.
-    """
-    base = getattr(sys, "_base_executable", sys.executable)
-    command = [base, "-P", "-m", "venv", *(() if with_pip else ("--without-pip",)), str(folder)]
-    result = call(command, 300.0)
-    if result.returncode != 0:
-        python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        if "ensurepip" in result.stdout or "No module named venv" in result.stdout:
-            raise PreflightError(f"{base} lacks the venv module; install {python}-venv")
-        raise LauncherError(f"{folder}: the environment could not be created", _last(result.stdout))
-
-
-def python_runs(folder: Path) -> bool:
-    """Whether an environment's Python starts: a system upgrade may have removed it."""
-    try:
-        return call([str(folder / "bin/python"), "-P", "-c", ""], 60.0).returncode == 0
-    except OSError:
-        return False
-
-
-def site_packages(folder: Path) -> Path:
-    """Return where an environment of this Python keeps its packages."""
-    return folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-
-
-class Pip:
-    """The pip of an environment. It reads the machine's pip configuration as pip always does."""
-
-    def __init__(self, environment: Path, scratch: Path, report: Report) -> None:
-        self._python = environment / "bin/python"
-        self._scratch = scratch
-        self._report = report
-
-    def offers(self, lock: Path) -> bool:
-        """Whether the configured indexes have the packages of a lock, for this Python."""
-        return self._call("install", ("--dry-run", *_locked(lock)), {}).returncode == 0
-
-    def run(
-        self, verb: str, *arguments: str, python: Path | None = None, index: str | None = None
-    ) -> None:
-        """Run pip: for another environment's Python, or with another main index.
-
-        Raises:
-            LauncherError: it failed; its last lines are in the details.
-        """
-        self._report(f"pip {verb} {' '.join(arguments)}")
-        # An index's address may hold a password, and arguments can be read by every user.
-        variables = {"PIP_INDEX_URL": index} if index else {}
-        result = self._call(verb, arguments, variables, python)
-        if result.returncode != 0:
-            lines = [line for line in result.stdout.splitlines() if line.startswith("ERROR")]
-            reason = lines[-1] if lines else f"exit code {result.returncode}"
-            raise LauncherError(f"pip {verb} failed: {reason}", _last(result.stdout))
-
-    def _call(
-        self,
-        verb: str,
-        arguments: Sequence[str],
-        variables: Mapping[str, str],
-        python: Path | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        target = ("--python", str(python)) if python else ()
-        command = [str(self._python), "-P", "-m", "pip", *target, "--no-input"]
-        command += ["--disable-pip-version-check", verb, "--quiet"]
-        # /tmp may be memory, and torch's wheels are large.
-        variables = {"TMPDIR": str(self._scratch), **variables}
-        return call([*command, *arguments], _PIP_DEADLINE, variables)
-
-
-def _locked(lock: Path) -> tuple[str, ...]:
-    """Return pip's arguments for a lock: the files that it names as wheels, and nothing else."""
-    rules = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
-    return (*rules, "--requirement", str(lock))
-
-
-def call(
-    command: Sequence[str], deadline: float, variables: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a program of an environment; its stdout and stderr come together."""
-    # What we run from (a wheel on PYTHONPATH) is not for pip and its children.
-    environment = {**os.environ, **(variables or {})}
-    environment = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    return subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=deadline,
-    )
-
-
 def _without_comments(lock: str) -> str:
     lines = (line for line in lock.splitlines() if not line.lstrip().startswith("#"))
     return "".join(f"{line}\n" for line in lines)
-
-
-def _last(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()][-10:]

@@ -23,14 +23,14 @@ from typing import Any
 
 from launcher.errors import ConfigError, LauncherError, PreflightError
 from launcher.files import write_atomically
-from launcher.installation import environments
+from launcher.installation import environments, venvs
 from launcher.installation.environments import (
     ENVIRONMENT_FILE,
     Recipe,
-    Report,
     WheelFacts,
     read_record,
 )
+from launcher.installation.venvs import Report
 
 INSTALLATION_SCHEMA = "motley.installation/1"
 RECORD = "motley.json"
@@ -158,7 +158,7 @@ class Installation:
 
     def _has_environment(self, recipe: Recipe) -> bool:
         folder = self.root / "environments" / recipe.key
-        return (folder / ENVIRONMENT_FILE).is_file() and environments.python_runs(folder)
+        return (folder / ENVIRONMENT_FILE).is_file() and venvs.python_runs(folder)
 
     def _has_version(self, wheel: WheelFacts, recipe: Recipe) -> bool:
         record = self.record(wheel.installation)
@@ -172,14 +172,13 @@ class Installation:
         self._report(f"installing {wheel.installation}")
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        environments.make_venv(folder, with_pip=False)
-        packages = environments.site_packages(folder)
-        link = f"{environments.site_packages(environment)}\n"
+        venvs.make_venv(folder, with_pip=False)
+        packages = venvs.site_packages(folder)
+        link = f"{venvs.site_packages(environment)}\n"
         (packages / "environment.pth").write_text(link, encoding="utf-8")
-        pip = environments.Pip(environment, self.root / "tmp", self._report)
-        # Its requirements are in the environment, reached through the link.
-        arguments = ("--no-deps", "--no-index", "--ignore-installed", str(wheel.path))
-        pip.run("install", *arguments, python=folder / "bin/python")
+        # Its requirements are in the environment, reached through the link, and so is pip.
+        pip = venvs.Pip(folder, self.root / "tmp", self._report)
+        pip.run("install", "--no-deps", "--no-index", "--ignore-installed", str(wheel.path))
         _check_import(folder)
         tree = {
             "schema": INSTALLATION_SCHEMA,
@@ -236,7 +235,7 @@ def _check_import(folder: Path) -> None:
     trial = "runpy.run_module('launcher.session', run_name='trial')"
     code = f"import runpy, trainer.commands.finetune; {trial}"
     command = [str(folder / "bin/python"), "-P", "-c", code]
-    result = environments.call(command, 120.0)
+    result = venvs.call(command, 120.0)
     if result.returncode != 0:
         words = result.stdout.strip().splitlines()[-5:]
         raise LauncherError(f"{folder.name} does not start; nothing was switched", words)

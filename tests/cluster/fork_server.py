@@ -40,12 +40,18 @@ from tests import ROOT
 _LEFT_TO_THE_FORKED = ("wgpu", "published", "generator", "harness", "__main__")
 """Parts of names of modules that few import, open a device, or cost seconds."""
 _IMPORTED_LATER = {
+    "launcher.inventory": (  # by each rendering
+        "ansible.inventory.manager",
+        "ansible.plugins.loader",
+        "ansible.template",
+        "ansible.vars.manager",
+    ),
     "trainer": (
         "pandas",  # by pyarrow, with the first table
         "tensorboard.compat.proto.event_pb2",
         "tensorboard.summary.writer.record_writer",
         "wgpu.backends.wgpu_native",
-    )
+    ),
 }
 """What a package imports only when it is needed: by most processes, and for half a second."""
 _NO_THREADS = {
@@ -87,9 +93,13 @@ class ForkServer:
     Args:
         packages: what it imports, with all their modules.
         meeting: where the processes of a test session meet: the first one starts the program.
+        inside: the beginning of a command line that starts it elsewhere, as in a namespace.
     """
 
-    def __init__(self, *packages: str, meeting: Path | None = None) -> None:
+    def __init__(
+        self, *packages: str, meeting: Path | None = None, inside: Sequence[str] = ()
+    ) -> None:
+        self._inside = inside
         self._process: subprocess.Popen[bytes] | None = None
         self.pid = 0
         """Its process, if it was started here."""
@@ -167,7 +177,7 @@ class ForkServer:
     def _spawn(self, stdin: socket.socket, packages: Sequence[str]) -> None:
         with stdin:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.cluster.fork_server", *packages],
+                [*self._inside, sys.executable, "-m", "tests.cluster.fork_server", *packages],
                 cwd=ROOT,
                 stdin=stdin.fileno(),
                 stdout=subprocess.DEVNULL,

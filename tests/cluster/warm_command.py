@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
+from tests.cluster.fork_server import ForkServer
 from tests.cluster.real_process import fork_server
 from tests.waiting import PATIENCE
 
@@ -22,16 +23,22 @@ class WarmCommand:
     Args:
         command: `[sys.executable, "-m", MODULE, ...]`.
         environment: all of it.
+        server: what forks it; by default the test session's.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        server: ForkServer | None = None,
+    ) -> None:
         assert tuple(command[:2]) == (sys.executable, "-m")
         package = "trainer" if command[2].startswith("trainer.") else "launcher"
         with ExitStack() as here:
             stdin = here.enter_context(Path(os.devnull).open("rb"))
             streams = [stdin.fileno()]
             self.stdout, self.stderr = (_pipe(here, streams) for _ in range(2))
-            self._process = fork_server(package).start(
+            self._process = (server or fork_server(package)).start(
                 command[1:], Path.cwd(), environment, (streams[0], streams[1], streams[2])
             )
         self.pid = self._process.pid
@@ -76,14 +83,17 @@ class WarmCommand:
 
 
 def run(
-    command: Sequence[str], environment: Mapping[str, str], timeout: float = PATIENCE
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    timeout: float = PATIENCE,
+    server: ForkServer | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end.
 
     Raises:
         subprocess.TimeoutExpired: it did not end, and is killed.
     """
-    process = WarmCommand(command, environment)
+    process = WarmCommand(command, environment, server)
     output, error = process.communicate(timeout)
     assert process.returncode is not None
     return subprocess.CompletedProcess(command, process.returncode, output, error)

@@ -64,7 +64,7 @@ def silent_hosts(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
 @pytest.fixture(scope="session")
 def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with pip, copied from our own, and nothing else."""
-    from launcher.installation.environments import make_venv, site_packages
+    from launcher.installation.venvs import make_venv, site_packages
 
     folder = tmp_path_factory.mktemp("bare") / "environment"
     make_venv(folder, with_pip=False)
@@ -76,7 +76,7 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied_venvs(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let environments with pip be copies of one, since to unpack pip takes seconds."""
+    """Let environments with pip be copies of one, since to compile pip takes seconds."""
     from launcher.installation import environments
 
     make = environments.make_venv

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -11,17 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from launcher import cli as launch
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.setting import Setting
+from trainer import cli as trainer
 from trainer.config.run import load
 
 BIN = Path(sys.executable).parent
+MAINS = {"launch": launch.main, "trainer": trainer.main}
 RUNS = ("first-20261121-130000-7f3a", "second-20261121-140000-7f3b")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a folder with two runs, two inventories and a data file."""
     host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
     for run_id in RUNS:
         setting = Setting(run_id=run_id, trainer_command=("t",), state_folder="/s", routes={})
@@ -33,37 +38,60 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
     (tmp_path / "local.yml").write_text("all: {hosts: {here: {ansible_connection: local}}}")
     (tmp_path / "train.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("MOTLEY_INVENTORY", raising=False)
     return tmp_path
 
 
-@functools.cache
-def script_of(program: str, shell: str) -> str:
-    done = subprocess.run([BIN / program, "completion", shell], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def said_by(program: str, *arguments: str, **variables: str) -> str:
+    """Return what a program prints, run here: its start is what it costs."""
+    output = io.TextIOWrapper(io.BytesIO())
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setattr(sys, "argv", [program, *arguments])
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as end:
+            MAINS[program]()
+    assert end.value.code in (None, 0)
+    output.seek(0)
+    return output.read()
 
 
-def completed(line: str, folder: Path) -> list[str]:
+def offered_by_bash(line: str, folder: Path, programs: Path) -> list[str]:
     """Return what bash offers where the line ends; a word is behind its last blank."""
     words = line.split(" ")
     program = words[0]
     script = (
-        f"{script_of(program, 'bash')}\n"
+        f"{said_by(program, 'completion', 'bash')}\n"
         'compopt() { printf "compopt %s %s" "$@"; echo; }\n'
         'COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))\n'
         f'_{program}_completion {program}\nprintf "%s\\n" "${{COMPREPLY[@]}}"\n'
     )
-    environment = os.environ | {
-        "MOTLEY_STATE_DIR": str(folder / "state"),
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-    }
-    environment.pop("MOTLEY_INVENTORY", None)
     done = subprocess.run(
         ["bash", "-c", script, "bash", *words],
-        env=environment, cwd=folder, capture_output=True, text=True, timeout=100, check=True,
+        env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"},
+        cwd=folder, capture_output=True, text=True, timeout=100, check=True,
     )  # fmt: skip
     assert done.stderr == ""
-    return done.stdout.splitlines()
+    return [word for word in done.stdout.splitlines() if word]
+
+
+def asked_here(line: str, folder: Path) -> list[str]:
+    """Return what bash offers if a stand-in gives it the answer that the program gives here."""
+    words = line.split(" ")
+    question = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    mode = {f"_{words[0].upper()}_COMPLETE": "bash_complete"}
+    (folder / "answer").write_text(said_by(words[0], **question, **mode))
+    stand_in = folder / "bin" / words[0]
+    stand_in.parent.mkdir()
+    names = " ".join(f'"${name}"' for name in (*question, *mode))
+    stand_in.write_text(f"#!/bin/sh\nprintf '%s\\n' {names} >question\nexec cat answer\n")
+    stand_in.chmod(0o755)
+    offered = offered_by_bash(line, folder, stand_in.parent)
+    asked = (folder / "question").read_text()
+    assert asked == "".join(f"{value}\n" for value in (*question.values(), *mode.values()))
+    return offered
 
 
 @pytest.mark.parametrize(
@@ -100,10 +128,21 @@ def completed(line: str, folder: Path) -> list[str]:
     ],
 )  # fmt: skip
 def test_bash_is_offered(line: str, offered: list[str], folder: Path) -> None:
-    assert [word for word in completed(line, folder) if word] == offered
+    assert asked_here(line, folder) == offered
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("trainer finetune --set training.e", "training.epochs="),
+        ("launch cluster down --run s", RUNS[1]),
+    ],
+)
+def test_the_programs_themselves_answer_bash(line: str, offered: str, folder: Path) -> None:
+    assert offered in offered_by_bash(line, folder, BIN)
 
 
 @pytest.mark.parametrize("program", ["launch", "trainer"])
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_script(program: str, shell: str) -> None:
-    assert f"_{program.upper()}_COMPLETE={shell}_complete" in script_of(program, shell)
+    assert f"_{program.upper()}_COMPLETE={shell}_complete" in said_by(program, "completion", shell)

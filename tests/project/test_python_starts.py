@@ -21,7 +21,7 @@ import yaml
 from launcher.agent.checks.host import check_cuda
 from launcher.errors import LauncherError
 from launcher.hosts.bootstrap import agent_command
-from launcher.installation.environments import Pip, make_venv, python_runs
+from launcher.installation.venvs import Pip, make_venv, python_runs
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.placement import environment
 from launcher.transfer.wheel import build_wheel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import Any, Self
 import pytest
 
 from tests import ROOT
+from tests.cluster import warm_command
+from tests.cluster.fork_server import ForkServer
 from tests.launcher.sshd import make_key
 from tests.waiting import wait_for
 from trainer.lab.compare.network import ShapedNetwork, missing
@@ -118,6 +121,8 @@ class Lan:
             self._stack.callback(machine.end)
             self.machines.append(machine)
             machine.serve(self.key)
+        self._launch = ForkServer("launcher", inside=self._network.inside(0))
+        self._stack.callback(self._launch.close)
         self.reset()
         return self
 
@@ -158,11 +163,9 @@ class Lan:
 
     def discover(self, *arguments: str | Path, code: int = 0) -> tuple[dict[str, Any], str]:
         """Run `launch discover --json` there; return what it printed, and what it said."""
-        command = [str(PROGRAMS / "launch"), "discover", "--ssh-config", str(self.config), "--json"]
-        command += ["--seconds", "2", *map(str, arguments)]
-        done = subprocess.run(
-            [*self._network.inside(0), *command], capture_output=True, text=True, timeout=200
-        )
+        command = [sys.executable, "-m", "launcher.cli", "discover", "--json", "--seconds", "2"]
+        command += ["--ssh-config", str(self.config), *map(str, arguments)]
+        done = warm_command.run(command, os.environ, 200, self._launch)
         assert "Traceback" not in done.stderr
         assert done.returncode == code, done.stderr + done.stdout
         assert all(line.startswith(("launch: ", "host", "no link", "mDNS"))

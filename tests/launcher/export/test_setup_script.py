@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -69,8 +70,10 @@ def test_it_installs_what_is_locked_and_motley_and_a_second_call_nothing(folder:
 
 
 def test_another_package_than_the_locked_one_is_refused_and_the_next_call_goes_on(
-    folder: Path, shelf: Path
+    folder: Path, shelf: Path, bare_venv: Path
 ) -> None:
+    shutil.copytree(bare_venv, folder / ".venv", symlinks=True)  # as an earlier call has left it
+    (folder / ".venv/bin/pip").touch(0o755)
     leaf = shelf / "leaf-1.0-py3-none-any.whl"
     good = leaf.read_bytes()
     make_wheel(shelf, "leaf", "1.0", {"leaf.py": "name = 'stolen'"})

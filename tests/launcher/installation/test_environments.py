@@ -9,8 +9,10 @@ import pytest
 from launcher.errors import ConfigError
 from launcher.installation import environments
 from launcher.installation.environments import WheelFacts, read_wheel
-from launcher.transfer.wheel import build_wheel
 from tests import ROOT
+from tests.launcher.handmade import make_wheel
+
+LOCKS = {"coordinator", "trainer", "torch-cpu", "torch-cuda"}
 
 
 def names(lock: str) -> set[str]:
@@ -18,8 +20,10 @@ def names(lock: str) -> set[str]:
 
 
 def test_packages_come_from_the_wheels_locks(tmp_path: Path) -> None:
-    facts = read_wheel(build_wheel(ROOT, tmp_path).path)
-    assert set(facts.locks) == {"coordinator", "trainer", "torch-cpu", "torch-cuda"}
+    locks = [f"launcher/locks/{name}.txt" for name in LOCKS]  # as in the real wheel (test_wheel)
+    files = {name: (ROOT / name).read_text() for name in locks}
+    facts = read_wheel(make_wheel(tmp_path, "motley", "1.0", files))
+    assert set(facts.locks) == LOCKS
     light = facts.recipe(["coordinator"], None)
     heavy = facts.recipe(["trainer"], "cpu")
     assert (light.torch, light.torch_lock) == (None, "")

@@ -11,15 +11,35 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError, LauncherError
-from launcher.installation.environments import WheelFacts
+from launcher.installation.environments import WheelFacts, read_wheel
 from launcher.transfer import wheel
 from launcher.transfer.wheel import build_wheel, checkout_folder
 from tests import ROOT
 
+PROGRAM = [sys.executable, "-P", "-m", "launcher.transfer.wheel"]
+
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> WheelFacts:
-    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wheel")
+
+
+@pytest.fixture(scope="module")
+def printed(output: Path) -> dict[str, str]:
+    """Return what the program has printed, of a wheel of this checkout."""
+    result = subprocess.run(
+        [*PROGRAM, "--output", output],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def built(printed: dict[str, str]) -> WheelFacts:
+    return read_wheel(Path(printed["wheel"]))
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +110,12 @@ def test_no_checkout(tmp_path: Path) -> None:
         build_wheel(tmp_path, tmp_path / "out")
 
 
-def test_a_broken_checkout_gives_the_builders_words(clone: Path, tmp_path: Path) -> None:
+def test_a_broken_checkout_gives_the_builders_words(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    shutil.copytree(clone, broken, symlinks=True)
+    for name in ("launcher", "trainer"):
+        (broken / name).mkdir(parents=True)
+    for name in ("README.md", "LICENSE"):
+        (broken / name).touch()
     (broken / "pyproject.toml").write_text("[project\n")
     with pytest.raises(LauncherError, match="could not build") as failure:
         build_wheel(broken, tmp_path / "out")
@@ -112,20 +135,19 @@ def test_without_setuptools_none_is_fetched(
 def test_the_locks_of_hosts_are_in_it(built: WheelFacts) -> None:
     with zipfile.ZipFile(built.path) as archive:
         names = {name for name in archive.namelist() if name.startswith("launcher/locks/")}
+        texts = {name: archive.read(name) for name in names}
     assert names == {
         f"launcher/locks/{name}.txt"
         for name in ("coordinator", "trainer", "torch-cpu", "torch-cuda")
     }
+    for name in names:
+        assert texts[name] == (ROOT / name).read_bytes()
 
 
-def test_as_a_program(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-P", "-m", "launcher.transfer.wheel", "--output", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    tree = json.loads(result.stdout)
-    assert set(tree) == {"wheel", "version", "sha256"}
-    assert Path(tree["wheel"]).parent == tmp_path
+def test_what_the_program_prints(output: Path, printed: dict[str, str], built: WheelFacts) -> None:
+    assert built.path.parent == output
+    assert printed == {
+        "wheel": str(built.path),
+        "version": built.version,
+        "sha256": built.sha256,
+    }
