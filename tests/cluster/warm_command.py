@@ -22,9 +22,12 @@ class WarmCommand:
     Args:
         command: `[sys.executable, "-m", MODULE, ...]`.
         environment: all of it.
+        folder: where it runs; default: here.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
+    ) -> None:
         assert tuple(command[:2]) == (sys.executable, "-m")
         package = "trainer" if command[2].startswith("trainer.") else "launcher"
         with ExitStack() as here:
@@ -32,7 +35,10 @@ class WarmCommand:
             streams = [stdin.fileno()]
             self.stdout, self.stderr = (_pipe(here, streams) for _ in range(2))
             self._process = fork_server(package).start(
-                command[1:], Path.cwd(), environment, (streams[0], streams[1], streams[2])
+                command[1:],
+                folder or Path.cwd(),
+                environment,
+                (streams[0], streams[1], streams[2]),
             )
         self.pid = self._process.pid
         self.returncode: int | None = None
@@ -76,14 +82,17 @@ class WarmCommand:
 
 
 def run(
-    command: Sequence[str], environment: Mapping[str, str], timeout: float = PATIENCE
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    timeout: float = PATIENCE,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end.
 
     Raises:
         subprocess.TimeoutExpired: it did not end, and is killed.
     """
-    process = WarmCommand(command, environment)
+    process = WarmCommand(command, environment, folder)
     output, error = process.communicate(timeout)
     assert process.returncode is not None
     return subprocess.CompletedProcess(command, process.returncode, output, error)
