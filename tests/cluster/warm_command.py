@@ -24,6 +24,7 @@ class WarmCommand:
         command: `[sys.executable, "-m", MODULE, ...]`.
         environment: all of it.
         server: what forks it; by default the test session's.
+        folder: where it runs; default: here.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class WarmCommand:
         command: Sequence[str],
         environment: Mapping[str, str],
         server: ForkServer | None = None,
+        folder: Path | None = None,
     ) -> None:
         assert tuple(command[:2]) == (sys.executable, "-m")
         package = "trainer" if command[2].startswith("trainer.") else "launcher"
@@ -39,7 +41,10 @@ class WarmCommand:
             streams = [stdin.fileno()]
             self.stdout, self.stderr = (_pipe(here, streams) for _ in range(2))
             self._process = (server or fork_server(package)).start(
-                command[1:], Path.cwd(), environment, (streams[0], streams[1], streams[2])
+                command[1:],
+                folder or Path.cwd(),
+                environment,
+                (streams[0], streams[1], streams[2]),
             )
         self.pid = self._process.pid
         self.returncode: int | None = None
@@ -87,13 +92,14 @@ def run(
     environment: Mapping[str, str],
     timeout: float = PATIENCE,
     server: ForkServer | None = None,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end.
 
     Raises:
         subprocess.TimeoutExpired: it did not end, and is killed.
     """
-    process = WarmCommand(command, environment, server)
+    process = WarmCommand(command, environment, server, folder)
     output, error = process.communicate(timeout)
     assert process.returncode is not None
     return subprocess.CompletedProcess(command, process.returncode, output, error)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import warm_command
 from tests.trainer.small_model import write_data, write_model
-
-RUN = """
-import sys
-from trainer.cli import main
-sys.argv = ["trainer", *sys.argv[1:]]
-try:
-    main()
-finally:
-    print("torch" in sys.modules)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +24,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(home: Path, *words: object, role: str = "local") -> str:
     """Return the one line that `trainer finetune` ends with; nothing may be written."""
     before = sorted(home.rglob("*"))
-    command = [sys.executable, "-P", "-c", RUN, "finetune", *map(str, words)]
+    # Forked from a process that has imported the launcher, which is without torch.
+    command = [sys.executable, "-m", "tests.trainer.torch_told", "finetune", *map(str, words)]
     classes = [] if "causal-lm" in words else ["--num-classes", "3"]
     command += [*classes, "--gpu-backend", "cpu", "-o", str(home / "out")]
     command += ["--role", role, "--bind", "127.0.0.1:0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=home)
+    done = warm_command.run(command, os.environ, folder=home)
     assert done.returncode == 2, done.stderr
     assert done.stdout == "False\n"  # no torch
     (line,) = [line for line in done.stderr.splitlines() if not line.endswith(" ...")]

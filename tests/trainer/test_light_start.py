@@ -74,7 +74,7 @@ def test_a_fine_tune_imports_no_library_that_it_does_not_use(
         assert not found - {"sympy", "jinja2"}
 
 
-def test_a_teacher_imports_what_trains_and_what_writes_its_shards(tmp_path: Path) -> None:
+def test_a_teacher_and_a_student_import_what_trains_and_what_shards_need(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "texts.jsonl", 8)
     model = write_teacher(tmp_path / "model", corpus)
     words = [str(model), "--data", str(corpus), "--out", str(tmp_path / "out")]
@@ -82,3 +82,9 @@ def test_a_teacher_imports_what_trains_and_what_writes_its_shards(tmp_path: Path
     loaded = modules_after(["distill", "teacher", *words])
     assert "torch" in loaded
     assert LIBRARIES & loaded <= {"pyarrow", "pandas"}  # the former looks for the latter
+    words = ["--teacher-logits", str(tmp_path / "out"), "--student", str(model)]
+    words += ["-o", str(tmp_path / "student"), "--batch-size", "4", "--max-steps", "1"]
+    loaded = modules_after(["distill", "student", *words, "--gpu-backend", "cpu", "--threads", "1"])
+    assert "torch" in loaded
+    assert LIBRARIES & loaded <= {"pyarrow", "pandas"}
+    assert "torch._dynamo" not in loaded

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainer.config.run import OptimizerConfig
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import Snapshot, TrainState, decaying_spans
+from trainer.replica.torch.adamw import FusedAdamW
 from trainer.system.errors import NonFiniteError
 
 
@@ -34,19 +35,12 @@ class StudentOptimizer:
         self._moments = torch.zeros_like(weights), torch.zeros_like(weights)
         spans = _spans(layout)
         parameters = {span: nn.Parameter(weights[span.start : span.stop]) for span in spans}
-        groups = [
-            {
-                "params": [parameters[span] for span in spans if span.decays == decays],
-                "weight_decay": settings.weight_decay if decays else 0.0,
-            }
-            for decays in (True, False)
-        ]
-        self._torch = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            fused=True,
+        self._torch = FusedAdamW(
+            settings,
+            [
+                ([parameters[span] for span in spans if span.decays == decays], decays)
+                for decays in (True, False)
+            ],
         )
         first, second = self._moments
         for span, parameter in parameters.items():
@@ -67,8 +61,7 @@ class StudentOptimizer:
         )
         for target, source in pairs:
             target.copy_(torch.from_numpy(source))
-        for entry in self._torch.state.values():
-            entry["step"].fill_(state.step)
+        self._torch.resume(state.step)
 
     def snapshot(self, step: int) -> Snapshot:
         """Return a copy of weights and moments on the host; the next update may follow."""
@@ -90,9 +83,7 @@ class StudentOptimizer:
             raise NonFiniteError(self._complaint(step))
         limit = self._settings.max_grad_norm
         self._gradient.mul_((1.0 if norm <= limit else limit / norm) / max(weight, 1))
-        for group in self._torch.param_groups:
-            group["lr"] = learning_rate
-        self._torch.step()
+        self._torch.step(learning_rate)
         return norm
 
     def _complaint(self, step: int) -> str:

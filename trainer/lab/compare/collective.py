@@ -51,7 +51,7 @@ class CollectiveSpec:
     results: str
     """Folder for each rank's file."""
     trains: bool
-    """Steps of the training; else sums of one gradient."""
+    """Train after the sums of one gradient, in the same processes: their start takes longest."""
     codec: Literal["fp32", "bf16"] = "fp32"
     """Of sums; bf16 by gloo and NCCL alone."""
     rank: int = 0
@@ -163,7 +163,9 @@ def main() -> None:
     else:
         Commands()  # ends this process when the one that measures has ended
         group = TorchGroup(spec)
-    found = train(spec, group) if spec.trains else reduce(spec, group)
+    found = reduce(spec, group)
+    if spec.trains:
+        found["training"] = train(spec, group)
     spec.result(spec.rank).write_text(json.dumps(found), encoding="utf-8")
     group.close()
 

@@ -154,8 +154,7 @@ class _Bench:
 
     def measure(self, name: Name) -> Row:
         """Return a backend's row."""
-        sums, _ = self._run(name, trains=False)
-        steps, loss = self._run(name, trains=True)
+        sums, steps, loss = self._ours() if name == "ours" else self._collective(name)
         size, took = 4e-6 * self._elements, 1e3 * statistics.median(map(span, sums[WARM_UP:]))
         limit = None
         if self._rate is not None:
@@ -174,15 +173,15 @@ class _Bench:
             loss=loss,
         )
 
-    def _run(self, name: Name, *, trains: bool) -> tuple[Stamps, float | None]:
-        run = self._ours if name == "ours" else self._collective
-        logs = Path(tempfile.mkdtemp(dir=self._folder))
-        with LocalCluster(logs, PATIENCE) as cluster:
-            return run(cluster, name, trains)
+    def _cluster(self) -> LocalCluster:
+        return LocalCluster(Path(tempfile.mkdtemp(dir=self._folder)), PATIENCE)
 
-    def _ours(
-        self, cluster: LocalCluster, _name: Name, trains: bool
-    ) -> tuple[Stamps, float | None]:
+    def _ours(self) -> tuple[Stamps, Stamps, float | None]:
+        """Return the stamps of sums, and those of a training and its last loss."""
+        sums, _ = self._exchange(trains=False)
+        return sums, *self._exchange(trains=True)
+
+    def _exchange(self, *, trains: bool) -> tuple[Stamps, float | None]:
         """Run a coordinator on the first host and a worker on each, over TCP in plain text."""
         steps = WARM_UP + self._steps
         spec = MemberSpec(
@@ -200,16 +199,15 @@ class _Bench:
             rest=REST,
             model=str(self._model) if trains else None,
         )
-        port = cluster.start_coordinator(spec.as_coordinator(), self._inside(0))
-        for rank in range(self._workers):
-            cluster.start_worker(spec.as_worker(rank, port), self._inside(rank))
-        stamps, _ = cluster.run_gated(self._workers)
-        return stamps, cluster.last_loss if trains else None
+        with self._cluster() as cluster:
+            port = cluster.start_coordinator(spec.as_coordinator(), self._inside(0))
+            for rank in range(self._workers):
+                cluster.start_worker(spec.as_worker(rank, port), self._inside(rank))
+            stamps, _ = cluster.run_gated(self._workers)
+            return stamps, cluster.last_loss if trains else None
 
-    def _collective(
-        self, cluster: LocalCluster, name: Name, trains: bool
-    ) -> tuple[Stamps, float | None]:
-        """Run one rank on each host.
+    def _collective(self, name: Name) -> tuple[Stamps, Stamps, float]:
+        """Run one rank on each host, and return the same as `_ours`.
 
         Raises:
             DivergedError: the ranks ended with different weights.
@@ -225,19 +223,24 @@ class _Bench:
             steps=WARM_UP + self._steps,
             batch=_SAMPLES_EACH * self._workers,
             results=str(self._folder),
-            trains=trains,
+            trains=True,
         )
-        found = run_ranks(cluster, spec, [self._inside(rank) for rank in range(self._workers)])
-        if len({result.get("digest") for result in found}) > 1:
+        with self._cluster() as cluster:
+            found = run_ranks(cluster, spec, [self._inside(rank) for rank in range(self._workers)])
+        trained = [rank["training"] for rank in found]
+        if len({training["digest"] for training in trained}) > 1:
             raise DivergedError(f"{name}: the ranks ended with different weights")
-        stamps = [list(step) for step in zip(*(one["stamps"] for one in found), strict=True)]
-        return stamps, found[0].get("loss")
+        return _by_step(found), _by_step(trained), trained[0]["loss"]
 
     def _host(self, number: int) -> str:
         return "127.0.0.1" if self._network is None else self._network.address(number)
 
     def _inside(self, number: int) -> list[str]:
         return [] if self._network is None else self._network.inside(number)
+
+
+def _by_step(ranks: Sequence[Mapping[str, Any]]) -> Stamps:
+    return [list(step) for step in zip(*(rank["stamps"] for rank in ranks), strict=True)]
 
 
 def run_ranks(

@@ -27,7 +27,7 @@ from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.recomputation import recomputes_together
 from trainer.run.distributed.board import Board
-from trainer.run.distributed.checkpoint import ShardedCheckpoints, set_step, training_parts
+from trainer.run.distributed.checkpoint import ShardedCheckpoints, training_parts
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.gathered import GatheredCheckpoints
 from trainer.run.distributed.loop import Checkpoints, DistributedRun
@@ -219,7 +219,7 @@ def _restore(
     resumed = sharded.restore(run_id)
     reached = resumed.progress.step if resumed else 0
     if resumed is not None:
-        set_step(optimizer.torch, reached)
+        optimizer.torch.resume(reached)
     if reached >= whole:
         return resumed
     restored = opened and opened.store.reopen(run_id)

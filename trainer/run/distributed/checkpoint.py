@@ -22,7 +22,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -39,6 +38,7 @@ from trainer.checkpoint.reader import (
     read_run,
 )
 from trainer.checkpoint.retention import prune
+from trainer.replica.torch.adamw import FusedAdamW
 from trainer.run.distributed.board import Board
 from trainer.run.distributed.rank_file import choose_writers, file_name, place, start_writing
 from trainer.system.errors import InputError, StorageError
@@ -264,30 +264,15 @@ class ShardedCheckpoints:
         )
 
 
-def training_parts(
-    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
-) -> dict[str, Tensor]:
-    """Return a rank's weights and both moments of AdamW, by names that all strategies share.
-
-    Moments that the optimizer has not made yet are made, as zeros.
-    """
+def training_parts(parameters: Mapping[str, Tensor], optimizer: FusedAdamW) -> dict[str, Tensor]:
+    """Return a rank's weights and both moments of AdamW, by names that all strategies share."""
     parts: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         state = optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
         parts[f"weights.{name}"] = parameter.detach()
         parts[f"first_moment.{name}"] = state["exp_avg"]
         parts[f"second_moment.{name}"] = state["exp_avg_sq"]
     return parts
-
-
-def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Tell an optimizer how many updates its restored moments have seen."""
-    for state in optimizer.state.values():
-        state["step"].fill_(step)
 
 
 def _reason(error: BaseException) -> str:

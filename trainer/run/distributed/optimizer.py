@@ -15,6 +15,7 @@ from trainer.checkpoint.stored_state import StoredState
 from trainer.config.run import OptimizerConfig
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import Snapshot, Vector
+from trainer.replica.torch.adamw import FusedAdamW
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.system.errors import NonFiniteError
@@ -42,26 +43,14 @@ class ParallelAdamW:
         self._settings, self._layout = settings, layout
         self._parameters, self._copies_of = parameters, copies_of
         decaying = {slot.name for slot in layout.tensors() if len(slot.shape) > 1}
-        groups: dict[object, list[nn.Parameter]] = {}
+        groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
         for name, parameter in parameters.items():
             # torch updates a group in one call, for which its tensors must be of one mesh.
             groups.setdefault((name in decaying, _mesh(parameter)), []).append(parameter)
-        self.torch = torch.optim.AdamW(
-            [
-                {"params": members, "weight_decay": settings.weight_decay if decays else 0.0}
-                for (decays, _), members in groups.items()  # pyright: ignore[reportGeneralTypeIssues]
-            ],
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            fused=True,
+        self.torch = FusedAdamW(
+            settings, [(members, decays) for (decays, _), members in groups.items()]
         )
-        for parameter in parameters.values():
-            device = flat.local(parameter).device
-            self.torch.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
-            }
+        self.torch.start()
 
     @torch.no_grad()
     def apply(self, step: int, learning_rate: float) -> float:
@@ -85,9 +74,7 @@ class ParallelAdamW:
         if norm > limit:
             for gradient in gradients.values():
                 gradient.mul_(limit / norm)
-        for group in self.torch.param_groups:
-            group["lr"] = learning_rate
-        self.torch.step()
+        self.torch.step(learning_rate)
         return norm
 
     def vectors(self) -> dict[Vector, Mapping[str, Tensor]]:
@@ -115,8 +102,7 @@ class ParallelAdamW:
         for vector, parts in self.vectors().items():
             read = partial(stored.read, vector) if stored else None
             flat.broadcast(self._layout, read, parts)
-        for entry in self.torch.state.values():
-            entry["step"].fill_(step)
+        self.torch.resume(step)
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
         """Return the norm over all ranks; what several hold counts once."""

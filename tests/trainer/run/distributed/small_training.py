@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from tests.trainer.replica.torch.parallel.one_process import parallel_replica, samples
 from trainer.checkpoint.reader import RunProgress
+from trainer.config.run import OptimizerConfig
+from trainer.replica.torch.adamw import FusedAdamW
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.board import Board
-from trainer.run.distributed.checkpoint import ShardedCheckpoints, set_step, training_parts
+from trainer.run.distributed.checkpoint import ShardedCheckpoints, training_parts
 from trainer.system.storage.atomic_folder import Disk
 
 BATCH, VOCABULARY = 6, 300
@@ -37,11 +38,15 @@ class Training:
     ) -> None:
         self.replica: ParallelReplica
         self.replica, self._config = parallel_replica(model, settings)
-        self.optimizer = torch.optim.AdamW(self.replica.parameters.values(), lr=0.01)
+        parameters = self.replica.parameters
+        self.optimizer = FusedAdamW(
+            OptimizerConfig(), [([part], True) for part in parameters.values()]
+        )
+        self.optimizer.start()
         Training.count += 1
         self.checkpoints = ShardedCheckpoints(
             Path(output),
-            training_parts(self.replica.parameters, self.optimizer),
+            training_parts(parameters, self.optimizer),
             self.replica.layout.digest,
             board(f"{output}/{Training.count}"),
             keep_last=2,
@@ -58,7 +63,7 @@ class Training:
         if resumed is None:
             return None
         self.step = resumed.progress.step
-        set_step(self.optimizer, self.step)
+        self.optimizer.resume(self.step)
         return self.step
 
     def train(self, steps: int, save_at: tuple[int, ...] = ()) -> list[float]:
@@ -67,7 +72,7 @@ class Training:
         for _ in range(steps):
             batch = samples(self._config, BATCH, VOCABULARY, seed=self.step % 2)
             result = self.replica.accumulate([batch[i] for i in self.replica.share(BATCH)])
-            self.optimizer.step()
+            self.optimizer.step(0.01)
             self.step += 1
             losses.append(result.loss_sum / result.weight)
             if self.step in save_at:
