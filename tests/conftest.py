@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -207,6 +208,11 @@ def _is_costly(file: str) -> bool:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     return OneParentOfRanks(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+# Nobody needs the memory back from a process that ends: to search all that torch and transformers
+# made for garbage takes seconds.
+atexit.register(gc.freeze)
 
 
 def pytest_sessionfinish() -> None:
