@@ -20,10 +20,11 @@ TRAINING = {1: 6.25, 2: 4.0, 3: 4.5, 4: 3.0, 6: 2.5}
 VALIDATION = {2: 4.25, 6: 2.75}
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the output folder of a run that went on from step 2 and had one loss that is NaN."""
-    log = MetricsLog(tmp_path, tensorboard=False)
+    folder = tmp_path_factory.mktemp("output")
+    log = MetricsLog(folder, tensorboard=False)
     for step, loss in {1: 6.25, 2: 4.0, 3: 99.0}.items():
         record_step(log, step, loss)
     log.validation(2, loss=VALIDATION[2])
@@ -32,7 +33,17 @@ def run(tmp_path: Path) -> Path:
         record_step(log, step, loss)
     log.validation(6, loss=VALIDATION[6], accuracy=0.5)
     log.close()
-    return tmp_path
+    return folder
+
+
+@pytest.fixture(scope="module")
+def picture(run: Path) -> Path:
+    """Return the picture of that run."""
+    picture = run / "loss.svg"
+    done = draw(run, picture)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{picture}: 5 steps, 2 validations\n"
+    return picture
 
 
 def record_step(log: MetricsLog, step: int, loss: float) -> None:
@@ -55,11 +66,7 @@ def points(picture: Path, name: str) -> np.ndarray:
     return np.array(numbers, dtype=float)
 
 
-def test_its_points_are_the_losses_of_the_metrics_file(run: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "loss.svg"
-    done = draw(run, picture)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{picture}: 5 steps, 2 validations\n"
+def test_its_points_are_the_losses_of_the_metrics_file(picture: Path) -> None:
     drawn = np.concatenate([points(picture, "training"), points(picture, "validation")])
     losses = np.array([*TRAINING.items(), *VALIDATION.items()])
     for axis in (0, 1):  # one scale for both lines
@@ -68,10 +75,9 @@ def test_its_points_are_the_losses_of_the_metrics_file(run: Path, tmp_path: Path
         assert scale > 0 if axis == 0 else scale < 0  # an SVG's y grows downwards
 
 
-def test_the_same_run_gives_the_same_file(run: Path, tmp_path: Path) -> None:
-    first, second = tmp_path / "first.svg", tmp_path / "second.svg"
-    assert draw(run, first).returncode == draw(run, second).returncode == 0
-    assert first.read_bytes() == second.read_bytes()
+def test_the_same_run_gives_the_same_file(run: Path, picture: Path, tmp_path: Path) -> None:
+    assert draw(run, tmp_path / "again.svg").returncode == 0
+    assert picture.read_bytes() == (tmp_path / "again.svg").read_bytes()
 
 
 def test_a_run_without_steps_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tokenizers import (
 from trainer.data.documents import Documents
 from trainer.init_model import tokenizer_config, train_tokenizer
 
-TEACHER_SIZE = 8000
+TEACHER_SIZE = 4000
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.bigram_teacher import BigramTeacher
+from tests.trainer.course import Course
 
 RUN = """
 import sys
@@ -61,7 +62,11 @@ def test_a_model_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_the_data_is_said_before_the_run(
-    model: Path, teacher: BigramTeacher, logits: Path, tmp_path: Path
+    model: Path,
+    teacher: BigramTeacher,
+    logits: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     short = tmp_path / "short"
     shutil.copytree(model, short)
@@ -69,11 +74,12 @@ def test_the_data_is_said_before_the_run(
     (short / "config.json").write_text(json.dumps({**tree, "max_position_embeddings": 16}))
     validation = tmp_path / "held-out.jsonl"
     validation.write_text('{"text": "ls"}\n' * 3 + json.dumps({"text": "ls " * 40}) + "\n")
-    words = ["--teacher-logits", logits, "--student", short, "-o", tmp_path / "out"]
-    words += ["--validation", validation, "--gpu-backend", "cpu", "--threads", "1"]
-    done = student(*words, "--max-steps", "1")
-    assert done.returncode == 0, done.stderr
-    lines = [line[9:] for line in done.stderr.splitlines()]  # behind the time
+    course = Course(
+        tmp_path / "out", short, logits, data__validation=str(validation), training__max_steps=1
+    )
+    caplog.set_level("INFO")
+    assert course.run() == 0
+    lines = caplog.messages
     tokens = teacher.description.tokens
     assert f"data: {tokens:,} tokens of 36 documents in 36 windows of at most 24" in lines
     assert any(line.startswith("validation: 4 samples, ") for line in lines)

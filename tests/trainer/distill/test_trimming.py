@@ -34,7 +34,7 @@ from trainer.init_model import END
 from trainer.system.errors import InputError, StorageError
 from trainer.system.storage.atomic_folder import Disk, verify
 
-SIZE = 2000
+SIZE = 1000
 
 
 def few() -> Documents:

@@ -84,9 +84,12 @@ def test_a_shard_has_as_much_text_as_asked_for_but_the_last(corpus: Path, model:
     assert windows_of(corpus, model).ranges(1 << 30) == [(0, len(sizes))]
 
 
-def test_documents_beyond_one_batch_of_the_tokenizer(model: Path, tmp_path: Path) -> None:
+def test_documents_beyond_one_batch_of_the_tokenizer(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.distill.teacher.windows._BATCH_BYTES", 1 << 16)
     path = tmp_path / "long.jsonl"
-    texts = [f"x{number} = 1\n" * 30_000 for number in range(5)]  # 1.5 MB
+    texts = [f"x{number} = 1\n" * 2_000 for number in range(5)]  # 90 KB
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     windows, encoder = windows_of(path, model, 1024), Encoder(model)
     (plan,) = windows.plan(windows.ranges(1 << 30))

@@ -65,7 +65,8 @@ def test_after_all_blocks_but_before_its_result(problem: ExactProblem):
     cluster.run_to_end()
 
 
-def test_at_every_byte_of_its_upload(problem: ExactProblem):
+def test_at_every_byte_of_its_upload():
+    problem = ExactProblem(training__epochs=1)
     cluster = started(problem)
     assign(cluster)
     compute(cluster.workers[0])

@@ -51,8 +51,12 @@ def test_the_order_of_arrival_does_not_matter(codec: str):
 
 
 @pytest.mark.parametrize(("codec", "gradients"), [("fp32", 1.0), ("bf16", 0.5), ("int8", 0.3)])
-def test_what_waits_for_a_late_worker_takes_little_memory(codec: str, gradients: float):
+def test_what_waits_for_a_late_worker_takes_little_memory(
+    codec: str, gradients: float, monkeypatch: pytest.MonkeyPatch
+):
     """Of two that wait one is where the sum will be, and the other is kept as it came."""
+    # Several frames a block, not thousands.
+    monkeypatch.setattr("trainer.exchange.protocol.blocks.CHUNK", 4096)
     layout = synthetic.layout(36 * 16000)
     codecs = AgreedCodecs(codec, layout)
     memory, values = SumMemory(layout), np.ones(16000, np.float32)

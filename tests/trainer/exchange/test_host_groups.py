@@ -70,7 +70,8 @@ def test_all_workers_on_one_host_and_any_carrier(problem: ExactProblem):
     assert cluster.named("step")[-1]["exchange_bytes"] == (1 + 4) * 120
 
 
-def test_a_member_dies_at_every_byte_that_it_hands_over(problem: ExactProblem):
+def test_a_member_dies_at_every_byte_that_it_hands_over():
+    problem = ExactProblem(training__epochs=1)
     cluster = grouped(problem)
     compute(cluster.workers[CARRIED])
     wire = cluster.host.link_of(cluster.workers[CARRIED])
@@ -89,7 +90,9 @@ def test_a_member_dies_at_every_byte_that_it_hands_over(problem: ExactProblem):
         assert [event["rank"] for event in cluster.named("lost")] == [CARRIED]
 
 
-def test_the_carrier_dies_at_every_byte_that_it_sends(problem: ExactProblem):
+def test_the_carrier_dies_at_every_byte_that_it_sends():
+    problem = ExactProblem(training__epochs=1)
+
     def ready() -> SimulatedCluster:
         cluster = grouped(problem)
         for rank in (CARRIED, CARRIER):

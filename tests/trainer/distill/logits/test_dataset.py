@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -78,29 +77,14 @@ def test_the_same_teacher_at_another_path_is_accepted(tmp_path):
     assert LogitsFolder(tmp_path).describe(moved) == TOPK
 
 
-def _describe(path, description, barrier, results):
-    barrier.wait()
-    try:
-        results.put(LogitsFolder(path).describe(description).seed)
-    except RefusedError as error:
-        results.put(str(error))
-
-
 @pytest.mark.parametrize("seeds", [(7, 7, 7), (7, 8, 9)])
 def test_of_several_that_describe_at_once_one_wins(tmp_path, seeds):
-    context = get_context("spawn")
-    barrier, results = context.Barrier(len(seeds)), context.Queue()
-    processes = [
-        context.Process(
-            target=_describe, args=(tmp_path, replace(TOPK, seed=seed), barrier, results)
-        )
-        for seed in seeds
-    ]
-    for process in processes:
-        process.start()
-    said = [results.get(timeout=PATIENCE) for _ in processes]
-    for process in processes:
-        process.join()
+    script = [sys.executable, "-m", "tests.trainer.describe_at_once", tmp_path]
+    done = subprocess.run(
+        [*script, *map(str, seeds)], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
     winner = LogitsFolder(tmp_path).description.seed
     accepted = [seed for seed in said if isinstance(seed, int)]
     assert accepted == [winner] * seeds.count(winner)
