@@ -46,6 +46,7 @@ _MODULES = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
+    "tensorboard.summary.writer.record_writer",
 )
 """Imported before the fork, with what they import."""
 
