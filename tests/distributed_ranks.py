@@ -42,10 +42,10 @@ _MODULES = (
     "trainer.run.composition.distributed",
     "trainer.run.distributed.run",
     "trainer.replica.torch.parallel.replica",
-    "bitsandbytes",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
+    "tensorboard.summary.writer.record_writer",
 )
 """Imported before the fork, with what they import."""
 
@@ -55,8 +55,6 @@ _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # the other check opens the driver, before the fork
 }
-_TOUCHES_GPUS = "bitsandbytes"
-"""Opens every GPU when it is imported, after which a fork cannot."""
 
 
 class RankError(AssertionError):
@@ -232,9 +230,12 @@ def main() -> None:
     """Serve requests until the other end is closed."""
     import torch
 
+    from trainer.replica.torch.linear import import_bitsandbytes
+
     for module in _MODULES:
-        if module != _TOUCHES_GPUS or not torch.cuda.device_count():
-            importlib.import_module(module)
+        importlib.import_module(module)
+    if not torch.cuda.device_count():  # it opens every GPU, after which a fork cannot
+        import_bitsandbytes()
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # a collection in a rank would write to, and so copy, every page

@@ -80,11 +80,7 @@ def add_adapters(
 
 def nf4_linear(weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> nn.Module:
     """Return bitsandbytes' NF4 linear of a weight `[out, in]`, quantised on the weight's device."""
-    # It reports on stderr that an optional kernel package is not there.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    import bitsandbytes
-
-    quantised: Any = bitsandbytes.nn
+    quantised = import_bitsandbytes().nn
     rows, columns = weight.shape
     linear: Any = quantised.Linear4bit(
         columns,
@@ -102,3 +98,20 @@ def nf4_linear(weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> nn.
     if bias is not None:
         linear.bias = nn.Parameter(bias)
     return linear
+
+
+def import_bitsandbytes() -> Any:
+    """Return bitsandbytes, imported without torch's Inductor.
+
+    It has functions compiled that neither NF4 on CPU or CUDA nor anything else here calls, and that
+    import takes a second.
+    """
+    # It reports on stderr that an optional kernel package is not there.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    compiler = torch.compile
+    torch.compile = lambda function, **_: function  # type: ignore[assignment]  # for the import
+    try:
+        import bitsandbytes
+    finally:
+        torch.compile = compiler
+    return bitsandbytes

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tests.trainer.replica.torch.parallel.conftest import DrawnModel
 
 HERE = "tests.trainer.run.distributed.test_resume_memory"
-PIECE = 1000
+PIECE = 10_000
+"""Elements: most matrices are sent in several pieces."""
 
 
 def resumed(folder: str, output: str, settings: dict[str, Any]) -> list[Any]:

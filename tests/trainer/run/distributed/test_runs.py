@@ -1,9 +1,10 @@
-"""Runs of 30 steps under every strategy against `trainer finetune` alone."""
+"""Runs of 12 steps under every strategy against `trainer finetune` alone."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
 
 HERE = "tests.trainer.run.distributed.training"
-STEPS = 30
+STEPS = 12
+"""Into the second epoch."""
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {},
     "fsdp": {"parallel.data": "fsdp"},
@@ -60,20 +62,39 @@ def spoken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Spoken:
     return make
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What one process trained with a method, and what it makes of it."""
+
+    output: Path
+    score: float
+    tokens: list[list[int]] | None
+    """None for a classifier."""
+    merged: dict[str, np.ndarray] | None
+    """None if all weights were trained."""
+
+
 @pytest.fixture(scope="module")
 def reference(
     ranks: Ranks, spoken: Spoken, data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
-    """Return the output folder of one process, by the method."""
-    made: dict[str, Path] = {}
+) -> Callable[[str], Reference]:
+    """Return what one process does, by the method."""
+    made: dict[str, Reference] = {}
 
-    def make(method: str) -> Path:
+    def make(method: str) -> Reference:
         if method not in made:
-            made[method] = tmp_path_factory.mktemp("alone") / method
-            settings = METHODS[method] | {"training.max_steps": STEPS}
-            folder = spoken(FAMILIES[method])
-            arguments = folder, data_of(method, data), str(made[method]), settings
+            root, chosen = tmp_path_factory.mktemp("alone"), METHODS[method]
+            output, folder = root / method, spoken(FAMILIES[method])
+            settings = chosen | {"training.max_steps": STEPS}
+            arguments = folder, data_of(method, data), str(output), settings
             assert ranks.run(f"{HERE}:alone", *arguments, world=1) == [0]
+            (score,) = ranks.run(f"{HERE}:evaluated", str(output), chosen, world=1)
+            tokens = merged = None
+            if chosen.get("task") == "causal-lm":
+                (tokens,) = ranks.run(f"{HERE}:continued", str(output), world=1)
+            if method != "full":
+                merged = merged_weights(output, root / "merged")
+            made[method] = Reference(output, score, tokens, merged)
         return made[method]
 
     return make
@@ -101,7 +122,7 @@ def test_curve_saved_files_and_their_use_are_those_of_one_process(
     ranks: Ranks,
     spoken: Spoken,
     data: Path,
-    reference: Callable[[str], Path],
+    reference: Callable[[str], Reference],
     tmp_path: Path,
     method: str,
     strategy: str,
@@ -114,13 +135,13 @@ def test_curve_saved_files_and_their_use_are_those_of_one_process(
         f"{HERE}:together", folder, data_of(method, data), str(output), settings, world=world
     )
     assert ends == ["all steps are done"] * world
-    curve, wanted = losses(output), losses(alone)
+    curve, wanted = losses(output), losses(alone.output)
     assert len(curve) == len(wanted) == STEPS
     assert np.max(np.abs(np.array(curve) / wanted - 1)) < 1e-4
 
     mine, theirs = (
         {file.name: file for file in (folder / "checkpoints" / "latest").iterdir()}
-        for folder in (output, alone)
+        for folder in (output, alone.output)
     )
     assert mine.keys() == theirs.keys()
     for name in mine:
@@ -135,11 +156,8 @@ def test_curve_saved_files_and_their_use_are_those_of_one_process(
         # A few weights whose gradients are nearly zero, which AdamW divides by themselves.
         assert max(distance(found[k], right[k]) for k in right) < 1e-4
 
-    if method != "full":
-        found, right = (
-            merged_weights(path, tmp_path / f"{number}-merged")
-            for number, path in enumerate((output, alone))
-        )
+    if (right := alone.merged) is not None:
+        found = merged_weights(output, tmp_path / "merged")
         base = load_file(Path(folder, "model.safetensors"))
         assert found.keys() == right.keys() >= base.keys()
         learned = [name for name in base if not np.array_equal(right[name], base[name])]
@@ -150,15 +168,13 @@ def test_curve_saved_files_and_their_use_are_those_of_one_process(
             else:
                 assert np.array_equal(found[name], base[name]), name
     scores = ranks.run(f"{HERE}:evaluated", str(output), settings, world=world)
-    (score,) = ranks.run(f"{HERE}:evaluated", str(alone), METHODS[method], world=1)
-    assert scores == [pytest.approx(score, rel=1e-5)] * world
-    if METHODS[method].get("task") == "causal-lm":
-        tokens = ranks.run(f"{HERE}:continued", str(output))
-        assert tokens == ranks.run(f"{HERE}:continued", str(alone), world=1) * 2
+    assert scores == [pytest.approx(alone.score, rel=1e-5)] * world
+    if alone.tokens is not None:
+        assert ranks.run(f"{HERE}:continued", str(output)) == [alone.tokens] * 2
 
 
 def test_a_run_resumes_under_another_strategy_and_alone(
-    ranks: Ranks, spoken: Spoken, data: Path, reference: Callable[[str], Path], tmp_path: Path
+    ranks: Ranks, spoken: Spoken, data: Path, reference: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     """The first update after each change would show moments that were lost or misplaced."""
     folder, output = spoken(FAMILIES["full"]), tmp_path / "out"
@@ -169,12 +185,12 @@ def test_a_run_resumes_under_another_strategy_and_alone(
         return METHODS["full"] | STRATEGIES[strategy] | steps | {"stop": stop}
 
     arguments = folder, str(data), str(output)
-    ranks.run(f"{HERE}:together_until", *arguments, settings(6, "fsdp"))
-    ranks.run(f"{HERE}:together_until", *arguments, settings(12, "fsdp-x-tensor"), world=4)
-    ranks.run(f"{HERE}:together_until", *arguments, settings(18, "tp-sp"))
+    ranks.run(f"{HERE}:together_until", *arguments, settings(3, "fsdp"))
+    ranks.run(f"{HERE}:together_until", *arguments, settings(6, "fsdp-x-tensor"), world=4)
+    ranks.run(f"{HERE}:together_until", *arguments, settings(9, "tp-sp"))
     alone = METHODS["full"] | {"training.max_steps": STEPS}
     assert ranks.run(f"{HERE}:alone", *arguments, alone, world=1) == [0]
-    curve, wanted = losses(output), losses(reference("full"))
+    curve, wanted = losses(output), losses(reference("full").output)
     assert len(curve) == STEPS
     assert np.max(np.abs(np.array(curve) / wanted - 1)) < 1e-4
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
 
 HERE = "tests.trainer.run.distributed.training"
-STEPS = 12
+STEPS = 10
 SHARDED = {
     "method": "full",
     "training.max_steps": STEPS,
@@ -51,11 +51,11 @@ def test_stopped_runs_resume_under_other_strategies_to_the_files_of_an_undisturb
     ranks.run(run, *start, str(output), SHARDED | FSDP | {"stop": 3})
     # As if the ranks had been killed before the files of one process's form were written.
     shutil.rmtree(output / "checkpoints" / "step-000003")
-    ranks.run(run, *start, str(output), SHARDED | TENSOR | {"stop": 6})
-    ranks.run(run, *start, str(output), SHARDED | PIPELINE | {"stop": 9})
+    ranks.run(run, *start, str(output), SHARDED | TENSOR | {"stop": 5})
+    ranks.run(run, *start, str(output), SHARDED | PIPELINE | {"stop": 7})
     ranks.run(run, *start, str(output), SHARDED | {"stop": None})
 
-    assert resumed_from(output) == [f"sharded/step-{step:06d}" for step in (3, 6, 9)]
+    assert resumed_from(output) == [f"sharded/step-{step:06d}" for step in (3, 5, 7)]
     assert losses(output) == pytest.approx(losses(undisturbed), abs=1e-5)
     curve = losses(output)
     assert curve[0] - curve[-1] > 0.001, "nothing was learned, and so nothing compared"
@@ -69,7 +69,7 @@ def test_stopped_runs_resume_under_other_strategies_to_the_files_of_an_undisturb
     status = json.loads((output / "status.json").read_bytes())
     assert (status["state"], status["checkpoint"]["step"]) == ("completed", STEPS)
     kept = sorted(path.name for path in (output / "checkpoints/sharded").glob("step-*"))
-    assert kept == ["step-000009", "step-000010", "step-000012"]
+    assert kept == ["step-000007", "step-000008", "step-000010"]
 
 
 def test_a_damaged_one_is_left_out_for_a_whole_one_that_is_newer_than_the_next(

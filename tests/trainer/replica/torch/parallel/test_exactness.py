@@ -86,9 +86,9 @@ def test_first_step(
         (method, *other)
         for other in [
             ("qwen3", False, True, False),
-            ("qwen3", True, False, True),
             ("qwen2", True, True, True),
             ("llama", True, False, False),
+            ("qwen3", True, False, True),
         ]
         for method in METHODS
     ),
@@ -152,7 +152,7 @@ def test_bf16_is_as_near_to_fp32_as_one_process_is(
     """With autocast the order of sums decides the last of eight bits."""
     world = 4 if strategy.keys() >= BOTH.keys() else 2
     settings = {"model.dtype": "bfloat16"} | strategy
-    found = ranks.run(f"{HERE}:first_step", drawn_model(), settings, False, world=world)
+    found = ranks.run(f"{HERE}:first_step", drawn_model(), settings, False, 6, world=world)
     check(found, within=3e-2)
 
 

@@ -26,7 +26,9 @@ def collectives(folder: str, settings: dict[str, Any]) -> dict[str, int]:
     replica.accumulate(share)  # DDP rebuilds its buckets after the first
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         replica.accumulate(share)
-    names = (event.name for event in recorded.events() or ())
+    assert recorded.profiler is not None
+    results: Any = recorded.profiler.kineto_results  # `events` would also build a tree, for seconds
+    names = [event.name() for event in results.events()]
     sort = "nccl:" if torch.cuda.is_initialized() else "gloo:"
     return dict(Counter(name for name in names if name.startswith(sort)))
 

@@ -40,7 +40,7 @@ def overflowing_step(folder: str, settings: dict[str, Any], factor: float) -> di
         if slot.name == "model.norm.weight":
             weights[slot.start : slot.stop] *= factor
     replica.write_trainable(weights)
-    batch = samples(config, 11, 300)
+    batch = samples(config, 6, 300)
     result = replica.accumulate([batch[index] for index in replica.share(len(batch))])
     mine = replica.gather_gradient()
     scales: list[Any] = [None] * dist.get_world_size()
