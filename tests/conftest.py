@@ -151,20 +151,6 @@ def children() -> dict[int, str]:
     return found
 
 
-def temporary_root(of: str = "/dev/shm") -> str | None:
-    """Return a folder in memory if there is one with room from which programs may run.
-
-    The tests make and sync thousands of files, which on a disk takes ten times the processor time.
-    """
-    try:
-        found = os.statvfs(of)
-    except OSError:
-        return None
-    has_room = found.f_bavail * found.f_frsize >= 8 * 2**30
-    runs_programs = not found.f_flag & os.ST_NOEXEC
-    return of if has_room and runs_programs and os.access(of, os.W_OK) else None
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's `&` does that, and what the tests start and interrupt would inherit it.
@@ -174,8 +160,6 @@ def pytest_configure(config: pytest.Config) -> None:
     controls = not hasattr(config, "workerinput")  # with xdist: only where reports end up
     if strict and controls:
         config.pluginmanager.register(SkipGuard(), "skip-guard")
-    if config.option.markexpr != "testbed" and (folder := temporary_root()):  # its hosts are big
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", folder)
     if controls and (path := os.environ.get(passed_elsewhere.NOTE)):
         config.pluginmanager.register(passed_elsewhere.Notes(Path(path)))
     if path := os.environ.get(passed_elsewhere.LEAVE_OUT):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,6 @@ from tests.soak.__main__ import soak
 from tests.soak.checks import Check
 from tests.soak.report import Report
 from tests.soak.schedule import KINDS
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """Return a folder outside of /dev/shm, over which a soak mounts one of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 @pytest.mark.cluster
