@@ -17,7 +17,7 @@ import pytest
 from tests import ROOT
 from tests.cluster import warm_command
 from tests.cluster.fork_server import ForkServer
-from tests.launcher.sshd import make_key
+from tests.launcher.sshd import QUICK_KEYS, make_key
 from tests.waiting import wait_for
 from trainer.lab.compare.network import ShapedNetwork, missing
 
@@ -60,6 +60,7 @@ class Machine:
             f"ListenAddress {self.address}\nHostKey {self.folder}/host\nPidFile none\n"
             f"AuthorizedKeysFile {self.folder}/authorized_keys\nStrictModes no\nUsePAM no\n"
             f"PasswordAuthentication no\nKbdInteractiveAuthentication no\nSetEnv PATH={path}\n"
+            f"{QUICK_KEYS}"
         )
         # A host name of its own, as every machine has.
         script = f"hostname {self.name}; exec {sshd} -D -e -f {self.folder}/sshd_config"
