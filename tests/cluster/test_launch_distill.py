@@ -174,8 +174,8 @@ def test_whatever_ends_them_they_go_on(distillation: Distillation) -> None:
     os.kill(distillation.process("student")["pid"], signal.SIGKILL)
 
     def both_are_back() -> bool:
-        states = [distillation.process(name) for name in ("student", "teacher-0")]
-        return [(p["state"], p["attempt"]) for p in states] == [("running", 2)] * 2
+        states = {p["name"]: (p["state"], p["attempt"]) for p in distillation.status["processes"]}
+        return [states[name] for name in ("student", "teacher-0")] == [("running", 2)] * 2
 
     distillation.wait(both_are_back, "the second attempts")
     resumed = distillation.wait(
