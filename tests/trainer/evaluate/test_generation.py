@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,25 @@ def bf16_adapter(
     return write_adapter(tmp_path_factory.mktemp("bf16"), bf16_model, make_config)
 
 
+@pytest.fixture(scope="module")
+def tested_once() -> Iterator[None]:
+    """Test the Vulkan device when it is opened first, and not again: ten openings follow."""
+    from trainer.replica.wgpu import selftest
+    from trainer.replica.wgpu.gpu.device import Device
+
+    real, passed = selftest.check, []
+
+    def check(device: Device) -> None:
+        if not passed:
+            real(device)
+            passed.append(device.adapter.name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selftest, "check", check)
+        yield
+    assert passed
+
+
 def invoke(*arguments: object) -> click.testing.Result:
     return click.testing.CliRunner().invoke(generate, [str(argument) for argument in arguments])
 
@@ -102,7 +122,7 @@ def objects(result: click.testing.Result) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "trained", ["adapter", "nf4_adapter", "bf16_adapter", "model", "bf16_model"]
 )
-@pytest.mark.usefixtures("vulkan")
+@pytest.mark.usefixtures("vulkan", "tested_once")
 def test_backends_print_the_same(
     request: pytest.FixtureRequest, tmp_path: Path, trained: str
 ) -> None:
