@@ -1,4 +1,4 @@
-"""Runs of 12 steps under every strategy against `trainer finetune` alone."""
+"""Runs of 30 steps under every strategy against `trainer finetune` alone."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
 
 HERE = "tests.trainer.run.distributed.training"
-STEPS = 12
-"""Into the second epoch."""
+STEPS = 30
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {},
     "fsdp": {"parallel.data": "fsdp"},
