@@ -194,8 +194,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return OneParentOfRanks(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-# Nobody needs the memory back from a process that ends: to search all that torch and transformers
-# made for garbage takes seconds.
+# The memory of a process that ends is freed in any case; a search for garbage among all that torch
+# and transformers made takes seconds.
 atexit.register(gc.freeze)
 
 

@@ -48,7 +48,9 @@ def bundled_pip() -> Path | None:
 
     Distributions keep it in a folder that Python was configured with (`--with-wheel-pkg-dir`).
     """
-    folders = [Path(found) for found in (sysconfig.get_config_var("WHEEL_PKG_DIR"),) if found]
+    folders: list[Path] = []
+    if configured := sysconfig.get_config_var("WHEEL_PKG_DIR"):
+        folders.append(Path(configured))
     spec = find_spec("ensurepip")
     if spec is not None and spec.origin is not None:
         folders.append(Path(spec.origin).parent / "_bundled")

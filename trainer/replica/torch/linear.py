@@ -8,12 +8,16 @@ import of PEFT costs four times that of torch (docs/decisions.md, 2026-11-22).
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+_NO_COMPILER = "TORCHDYNAMO_DISABLE"
+"""torch's switch: with 1, `torch.compile` returns the function as it is."""
 
 
 def own(weight: Any) -> Any:
@@ -108,10 +112,11 @@ def import_bitsandbytes() -> Any:
     """
     # It reports on stderr that an optional kernel package is not there.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    compiler = torch.compile
-    torch.compile = lambda function, **_: function  # type: ignore[assignment]  # for the import
+    # torch reads its switch at each call of torch.compile: what is compiled later is compiled.
+    before = os.environ.get(_NO_COMPILER, "")
+    os.environ[_NO_COMPILER] = "1"
     try:
         import bitsandbytes
     finally:
-        torch.compile = compiler
+        os.environ[_NO_COMPILER] = before
     return bitsandbytes

@@ -184,9 +184,9 @@ def test_a_run_resumes_under_another_strategy_and_alone(
         return METHODS["full"] | STRATEGIES[strategy] | steps | {"stop": stop}
 
     arguments = folder, str(data), str(output)
-    ranks.run(f"{HERE}:together_until", *arguments, settings(3, "fsdp"))
-    ranks.run(f"{HERE}:together_until", *arguments, settings(6, "fsdp-x-tensor"), world=4)
-    ranks.run(f"{HERE}:together_until", *arguments, settings(9, "tp-sp"))
+    ranks.run(f"{HERE}:together_until", *arguments, settings(6, "fsdp"))
+    ranks.run(f"{HERE}:together_until", *arguments, settings(12, "fsdp-x-tensor"), world=4)
+    ranks.run(f"{HERE}:together_until", *arguments, settings(18, "tp-sp"))
     alone = METHODS["full"] | {"training.max_steps": STEPS}
     assert ranks.run(f"{HERE}:alone", *arguments, alone, world=1) == [0]
     curve, wanted = losses(output), losses(reference("full").output)
