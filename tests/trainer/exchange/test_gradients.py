@@ -50,11 +50,11 @@ def test_the_order_of_arrival_does_not_matter(codec: str):
     assert len(results) == 1
 
 
-@pytest.mark.parametrize(("codec", "gradients"), [("fp32", 1.0), ("bf16", 0.5), ("int8", 0.3)])
+@pytest.mark.parametrize(("codec", "gradients"), [("fp32", 1.0), ("bf16", 1.0), ("int8", 0.53)])
 def test_what_waits_for_a_late_worker_takes_little_memory(
     codec: str, gradients: float, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of two that wait one is where the sum will be, and the other is kept as it came."""
+    """Both are kept as they came, but in fp32 one of two is where the sum will be."""
     # Several frames a block, not thousands.
     monkeypatch.setattr("trainer.exchange.protocol.blocks.CHUNK", 4096)
     layout = synthetic.layout(36 * 16000)
@@ -82,6 +82,28 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept / values.nbytes / 36 == pytest.approx(gradients, abs=0.06)
+
+
+@pytest.mark.parametrize(("codec", "gradients"), [("bf16", 0.5), ("int8", 0.27)])
+def test_averages_are_kept_as_they_are_sent(codec: str, gradients: float):
+    layout = synthetic.layout(36 * 16000)
+    codecs, random = AgreedCodecs(codec, layout), np.random.default_rng(0)
+    sums = GradientSum(layout, codecs, step=3, feedback=codecs.feedback(), settled=False)
+    kind, expected = MessageType.BLOCK_GRADIENT, np.empty(layout.size, np.float32)
+    tracemalloc.start()
+    for block in layout.blocks:
+        chosen = codecs.codecs[block.index]
+        encoded = chosen.encode(0, random.standard_normal(16000, np.float32))
+        for frame in block_frames(kind, encoded, 1, 3, block.index, chosen, 1, 2, 7):
+            sums.add(frame)
+        del frame, encoded
+        average = sums.average(block.index, SHARDS[:1])
+        average.codec.decode(average.encoded, expected[block.start : block.stop])
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept / layout.size / 4 == pytest.approx(gradients, abs=0.06)
+    for span in (slice(0, 5), slice(15990, 16010), slice(15990, 48010), slice(0, layout.size)):
+        assert sums.gradient[span].tobytes() == expected[span].tobytes()
 
 
 def test_a_sum_that_is_still_being_sent_is_not_overwritten():

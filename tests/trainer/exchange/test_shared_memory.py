@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, MessageType
@@ -100,6 +101,62 @@ def test_an_average_keeps_its_place_until_all_have_taken_it(averages: Averages) 
     assert fast.place(average(0, 3, step=6))
     assert slow.place(average(0, 3, step=6))
     assert read(slow_worker, average(0, 0)) == bytes([3]) * SIZES[0]
+
+
+def made_in(place: np.ndarray, fill: int, step: int, block: int = 0) -> Frame:
+    """Return an average whose sum was made where the workers read it."""
+    view = place.view(np.uint8)
+    view[:] = fill
+    return Frame(MessageType.AVERAGED_BLOCK_GRADIENT, view.data, step=step, block=block)
+
+
+def test_an_average_that_was_made_in_its_place_is_not_copied(averages: Averages) -> None:
+    coordinator, worker = connected(averages)
+    place = averages.lend(0)
+    assert place is not None
+    frame = made_in(place, 1, step=4)
+    assert coordinator.place(frame)
+    assert read(worker, average(0, 0)) == bytes([1]) * SIZES[0]
+    place[:] = 0  # the same memory
+    assert not any(worker.payload(frame.type, 0, 0, SIZES[0]))
+
+
+def test_a_place_is_lent_again_when_nothing_refers_to_its_average(averages: Averages) -> None:
+    """Neither a frame that a slow link has yet to send, nor a worker that has yet to read it."""
+    coordinator, worker = connected(averages)
+    place = averages.lend(0)
+    assert place is not None
+    late = made_in(place, 1, step=4)
+    del place
+    assert averages.lend(0) is None
+    assert coordinator.place(late)
+    del late
+    assert averages.lend(0) is None
+    assert read(worker, average(0, 0)) == bytes([1]) * SIZES[0]
+    assert averages.lend(0) is not None
+
+
+def test_an_average_that_was_made_elsewhere_leaves_a_lent_place_alone(averages: Averages) -> None:
+    coordinator, worker = connected(averages)
+    place = averages.lend(0)
+    assert place is not None
+    late = made_in(place, 1, step=4)
+    assert coordinator.place(late)
+    assert read(worker, average(0, 0)) == bytes([1]) * SIZES[0]
+    assert not coordinator.place(average(0, 2, step=5))
+    assert bytes(late.payload) == bytes([1]) * SIZES[0]
+
+
+def test_a_slow_link_does_not_name_a_place_that_was_lent_since(averages: Averages) -> None:
+    """Its copy was there for the others, who have taken it; a sum of the next step is there now."""
+    (fast, fast_worker), (slow, _) = connected(averages), connected(averages)
+    copied = average(0, 1, step=4)
+    assert fast.place(copied)
+    assert read(fast_worker, average(0, 0)) == bytes([1]) * SIZES[0]
+    place = averages.lend(0)
+    assert place is not None
+    assert not slow.place(copied)
+    assert fast.place(made_in(place, 2, step=5))
 
 
 def test_a_lost_worker_holds_no_place(averages: Averages) -> None:

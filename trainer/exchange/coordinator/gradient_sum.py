@@ -7,7 +7,7 @@ The average leaves as encoded bytes, and all members, the coordinator too, decod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,23 +57,32 @@ class Average:
 
 
 class SumMemory:
-    """What the sums of one step after another are made in: one gradient, and two blocks.
+    """What the sums of one step after another are made in: two blocks, and in fp32 one gradient.
 
-    A block's memory is used again once its average was sent to everyone.
+    An average in fp32 is sent, and applied, from where its sum was made. That memory is used again
+    once the average was sent to everyone.
     """
 
     def __init__(self, layout: GradientLayout) -> None:
         largest = max(block.size for block in layout.blocks)
         self.blocks = [ReusedArray(block.size) for block in layout.blocks]
         self.decoded = np.empty(largest, np.float32)
-        self.moved = np.empty(largest, np.float32)
+        self.spare = np.empty(largest, np.float32)
+        self.lend: Callable[[int], Float32 | None] = lambda _: None
+        """Returns memory for a block's fp32 average that workers here read, if it is free."""
+
+    def take(self, block: int) -> Float32:
+        """Return memory for a block's sum; its values are arbitrary."""
+        lent = self.lend(block)
+        return self.blocks[block].take() if lent is None else lent
 
 
 class GradientSum:
     """All contributions to one step, `[N]` fp32 when complete.
 
-    The first contribution to a block that comes whole waits for the others where their sum will be,
-    decoded; all others as the bytes that came. So little memory is needed for what waits.
+    Contributions wait for each other as the bytes that came, but in fp32 the first one of a block
+    waits where the sum will be. Averages in fp32 stay there; of all others the encoded bytes are
+    kept, and decoded again for the update. So little memory is needed beside the state.
 
     Args:
         codecs: that contributions come in, and averages go in.
@@ -113,9 +122,8 @@ class GradientSum:
     @property
     def gradient(self) -> BlockVector:
         """The averaged gradient, once all blocks are in `averages`."""
-        blocks = self.layout.blocks
-        sums = [self._sums[block.index] for block in blocks]
-        return BlockVector([block.start for block in blocks], sums)
+        starts = [block.start for block in self.layout.blocks]
+        return BlockVector(starts, self.layout.size, self._averaged)
 
     @property
     def norm(self) -> float:
@@ -156,7 +164,7 @@ class GradientSum:
             return None
         del self.partial[key]
         waiting = self._whole.setdefault(frame.block, {})
-        if waiting:
+        if waiting or not self._is_exact(frame.block):
             values = self._values(frame.block, assembly)
         else:
             values = self._place(frame.block)
@@ -181,7 +189,7 @@ class GradientSum:
         out = self._place(block)
         first, *rest = (whole[shard.id] for shard in order)
         if rest and first.bytes is not _DECODED:
-            self._memory.moved[: out.size] = out  # what waits there has its turn later
+            self._memory.spare[: out.size] = out  # what waits there has its turn later
         if first.bytes is not _DECODED:
             first.codec.decode(first.bytes, out)
         with np.errstate(over="ignore"):  # an overflow is found, and named, by the check below
@@ -214,7 +222,7 @@ class GradientSum:
     def _encoded(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
         """Encode an average, and put what all members decode of it in its place."""
         codec = self._codecs.codecs[block]
-        if codec.name == "fp32":
+        if self._is_exact(block):
             return codec, values.view(np.uint8)
         if self._feedback:
             codec, encoded = self._feedback.encode(block, values, settle=self.settled)
@@ -223,17 +231,33 @@ class GradientSum:
         codec.decode(encoded, values)
         return codec, encoded
 
+    def _averaged(self, block: int) -> Float32:
+        """Return an average as all members decode it; valid until the next one is decoded."""
+        if block in self._sums:
+            return self._sums[block]
+        average, values = (
+            self.averages[block],
+            self._memory.decoded[: self.layout.blocks[block].size],
+        )
+        average.codec.decode(average.encoded, values)
+        return values
+
+    def _is_exact(self, block: int) -> bool:
+        return self._codecs.codecs[block].name == "fp32"
+
     def _place(self, block: int) -> Float32:
-        """Return where a block's sum is made."""
+        """Return where a block's sum is made: the average stays there only in fp32."""
+        if not self._is_exact(block):
+            return self._memory.spare[: self.layout.blocks[block].size]
         if block not in self._sums:
-            self._sums[block] = self._memory.blocks[block].take()
+            self._sums[block] = self._memory.take(block)
         return self._sums[block]
 
     def _values(self, block: int, whole: BlockAssembly) -> Float32:
         """Return a contribution that is not where the sum is made; valid until the next one."""
         size = self.layout.blocks[block].size
         if whole.bytes is _DECODED:
-            return self._memory.moved[:size]
+            return self._memory.spare[:size]
         if whole.codec.name == "fp32":
             return whole.bytes.view(np.float32)
         values = self._memory.decoded[:size]

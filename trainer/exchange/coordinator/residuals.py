@@ -25,7 +25,8 @@ class Residuals:
         self.codecs = AgreedCodecs(settings.codec, self.wire_layout)
         self.own = self.codecs.feedback()
         """What averages owe; None where the codec needs no feedback."""
-        self._memory = SumMemory(layout)
+        self.memory = SumMemory(layout)
+        """What the sums of all steps are made in."""
         self._choice = choice
         self._owed: dict[int, float] = {}
         self._layout = layout
@@ -47,7 +48,7 @@ class Residuals:
             self.own,
             settled=settles or self._choice.in_bf16(step),
             second_moments=doubled,
-            memory=None if doubled else self._memory,
+            memory=None if doubled else self.memory,
         )
 
     def reported(self, rank: int, norm: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,18 +48,29 @@ class BlockVector:
     A block that a slow reader has yet to be sent would keep a whole vector otherwise.
     """
 
-    def __init__(self, starts: Sequence[int], blocks: Sequence[Float32]) -> None:
-        """`starts` of the blocks, which lie one behind another."""
-        self._starts, self._blocks = starts, blocks
-        self.size = starts[-1] + blocks[-1].size
+    def __init__(self, starts: Sequence[int], size: int, block: Callable[[int], Float32]) -> None:
+        """`block` returns a block, valid until the next one is asked for."""
+        self._starts, self._block = starts, block
+        self.size = size
+        self._latest = (-1, np.empty(0, np.float32))
 
     def __getitem__(self, span: slice) -> Float32:
-        """Return a range, a view if it lies within one block."""
+        """Return a range, valid until the next one; a view if it lies within one block."""
         start, stop, _ = span.indices(self.size)
-        parts: list[Float32] = []
-        for block in range(bisect_right(self._starts, start) - 1, len(self._blocks)):
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_left(self._starts, stop) - 1
+        if first == last:
+            begin = self._starts[first]
+            return self._values(first)[start - begin : stop - begin]
+        found = np.empty(stop - start, np.float32)
+        for block in range(first, last + 1):
             begin = self._starts[block]
-            if begin >= stop:
-                break
-            parts.append(self._blocks[block][max(start - begin, 0) : stop - begin])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            part = self._values(block)[max(start - begin, 0) : stop - begin]
+            at = max(begin, start) - start
+            found[at : at + part.size] = part
+        return found
+
+    def _values(self, block: int) -> Float32:
+        if self._latest[0] != block:
+            self._latest = (block, self._block(block))
+        return self._latest[1]

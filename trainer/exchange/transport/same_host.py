@@ -44,7 +44,8 @@ class SameHostListener:
         """
         if not supported():
             raise OSError("this system cannot seal anonymous files")
-        self._averages = Averages(sizes)
+        self.averages = Averages(sizes)
+        """What the workers find there."""
         self._greeting = _GREETING.pack(sum(sizes))
         self._make_link = make_link
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -54,7 +55,7 @@ class SameHostListener:
             self._socket.listen(_BACKLOG)
         except OSError:
             self._socket.close()
-            os.close(self._averages.descriptor)
+            os.close(self.averages.descriptor)
             raise
 
     def start(self) -> None:
@@ -65,7 +66,7 @@ class SameHostListener:
         """Accept no more."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
-        os.close(self._averages.descriptor)
+        os.close(self.averages.descriptor)
 
     def _accept(self) -> None:
         try:
@@ -77,7 +78,7 @@ class SameHostListener:
             if not _same_user(connection):
                 connection.close()
                 return
-            end, descriptors = self._averages.connect()
+            end, descriptors = self.averages.connect()
             try:
                 socket.send_fds(connection, [self._greeting], descriptors)
             finally:

@@ -134,6 +134,7 @@ class GradientServer:
         except OSError as error:
             log.warning("no shared memory, workers of this host use TCP: %s", error)
             return None
+        training.residuals.memory.lend = made.averages.lend
         made.start()
         return made
 

@@ -1,10 +1,10 @@
 """Gradients between processes of one host: in memory that both map, not through a socket.
 
 Each worker writes its blocks into an upload region of its own, and the coordinator adds them from
-there. The coordinator writes each average once into one region that all workers read. Every block
-has a fixed place, so the frames that travel beside (flag SHARED) carry no address that would have
-to be trusted. A payload whose place is still in use goes through the socket instead: shared memory
-changes the speed, never the meaning.
+there. All workers read averages from one region: in fp32 they are made there, others are copied.
+Every block has a fixed place, so the frames that travel beside (flag SHARED) carry no address that
+would have to be trusted. A payload whose place is still in use goes through the socket instead:
+shared memory changes the speed, never the meaning.
 
 A region is an anonymous file (`memfd_create`): it has no name, only processes that were handed its
 descriptor can map it, and it is gone with the last of them, however they end. Seals keep its size,
@@ -17,16 +17,23 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.system.errors import ProtocolError
+
+Float32 = NDArray[np.float32]
 
 GRADIENTS = frozenset({MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT})
 AVERAGES = frozenset({MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT})
 _SEAL_FUTURE_WRITE = 0x10
 """Linux's F_SEAL_FUTURE_WRITE, which `fcntl` does not name: no new mapping may write."""
+_NO_STEP = -1
 _COUNTER = 64
 """Bytes before the blocks of an upload region: how many averages its worker has taken."""
 
@@ -80,10 +87,11 @@ class Averages:
         self.descriptor = _create("motley-averages", sum(sizes))
         self._region = Region(self.descriptor, sizes, 0, write=True)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
-        self._steps = [-1] * len(sizes)
+        self._steps = [_NO_STEP] * len(sizes)
         """Per block the step whose average is in its place."""
         self._offsets: list[set[int]] = [set() for _ in sizes]
         self._readers: list[dict[CoordinatorEnd, int]] = [{} for _ in sizes]
+        self._lent: list[weakref.ref[Float32] | None] = [None for _ in sizes]
 
     def connect(self) -> tuple[CoordinatorEnd, list[int]]:
         """Return the end of a new connection, and the descriptors that its worker maps.
@@ -99,20 +107,46 @@ class Averages:
             upload,
         ]
 
+    def lend(self, block: int) -> Float32 | None:
+        """Return the place of an fp32 average, for it to be made there; None while it is in use.
+
+        It is in use as long as anything refers to the array, or a reader has an average to take.
+        """
+        if self._is_lent(block) or not self._all_taken(block):
+            return None
+        place = np.frombuffer(self._region.part(block, 0, self._sizes[block]), np.float32)
+        # Views of an array over a buffer keep that array alive, and not only the memory behind it.
+        self._lent[block] = weakref.ref(place)
+        self._steps[block] = _NO_STEP  # what a copy had put there, and a slow link still would name
+        return place
+
     def place(self, reader: CoordinatorEnd, frame: Frame) -> bool:
-        """Put an average where all readers find it; False while a reader still has an older one."""
-        readers, offsets = self._readers[frame.block], self._offsets[frame.block]
-        if self._steps[frame.block] != frame.step:
-            if not all(end.has_taken(count) for end, count in readers.items()):
+        """Put an average where all readers find it; False while its place is in use."""
+        block, offsets = frame.block, self._offsets[frame.block]
+        if self._steps[block] != frame.step:
+            in_place = self._is_lent(block)
+            if not self._all_taken(block) or (in_place and not self._made_here(frame)):
                 return False
-            self._steps[frame.block] = frame.step
-            readers.clear()
+            self._steps[block] = frame.step
+            self._readers[block].clear()
             offsets.clear()
         if frame.offset not in offsets:
-            self._region.put(frame)
+            if not self._made_here(frame):
+                self._region.put(frame)
             offsets.add(frame.offset)
-        readers[reader] = reader.count()
+        self._readers[block][reader] = reader.count()
         return True
+
+    def _all_taken(self, block: int) -> bool:
+        return all(end.has_taken(count) for end, count in self._readers[block].items())
+
+    def _is_lent(self, block: int) -> bool:
+        lent = self._lent[block]
+        return lent is not None and lent() is not None
+
+    def _made_here(self, frame: Frame) -> bool:
+        place = self._region.part(frame.block, frame.offset, len(frame.payload))
+        return np.may_share_memory(np.asarray(place), np.asarray(frame.payload))
 
 
 class CoordinatorEnd:
