@@ -39,7 +39,8 @@ from tests import ROOT
 
 _LEFT_TO_THE_FORKED = ("wgpu", "published", "generator", "harness", "__main__")
 """Parts of names of modules that few import, open a device, or cost seconds."""
-_IMPORTED_LATER = {
+IMPORTED_LATER = {
+    "launcher": ("tests.cluster.forked_rendering",),
     "launcher.inventory": (  # by each rendering
         "ansible.inventory.manager",
         "ansible.plugins.loader",
@@ -226,7 +227,7 @@ def _connected(meeting: Path) -> socket.socket | None:
 def main() -> None:
     """Serve until all other ends are closed; returns in every forked process."""
     for package in map(importlib.import_module, sys.argv[1:]):
-        for name in _IMPORTED_LATER.get(package.__name__, ()):
+        for name in IMPORTED_LATER.get(package.__name__, ()):
             importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not any(part in module.name for part in _LEFT_TO_THE_FORKED):

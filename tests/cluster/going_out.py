@@ -66,7 +66,8 @@ def check_one_loss_curve(
     assert f"run {run_id}: stopped at step {done}" in capsys.readouterr().out
     assert 4 <= done < STEPS
 
-    to = ("--to", "slurm", "--target", target)
+    (wheel,) = (folder / "first").glob("*.whl")
+    to = ("--to", "slurm", "--target", target, "--wheel", str(wheel))
     assert launch(["export", *to, "--run", run_id, "--into", "rack", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == done
     submit(folder / "rack")

@@ -108,6 +108,13 @@ def injected(injections: Sequence[Injection], drawn: int) -> Check:
     return Check("faults", done >= LEAST_INJECTED * drawn, f"{done} of {drawn}{others}")
 
 
+def links(connections: Mapping[str, int]) -> Check:
+    """Every worker reached the coordinator by its link, where it can be disturbed."""
+    past = [name for name, count in connections.items() if count == 0]
+    found = ", ".join(f"{count} of {name}" for name, count in connections.items())
+    return Check("links", not past, f"went past its link: {', '.join(past)}" if past else found)
+
+
 def recovered(found: Sequence[Recovery]) -> Check:
     """After every fault steps were committed again, and all workers came back."""
     for recovery in found:

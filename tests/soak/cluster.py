@@ -90,6 +90,7 @@ class SoakCluster:
         """Return the run config; the rate stays, for how many steps come is not known.
 
         Equal shares: measured ones would give such small steps to one worker, and bench the others.
+        No shared memory: through it workers of this machine would go past their links.
         """
         return {
             "name": "soak",
@@ -103,6 +104,7 @@ class SoakCluster:
             "exchange": {
                 "shares": "equal", "hash_every": 1, "heartbeat": 0.3, "lost_after": 2.0,
                 "step_deadline": 3.0, "join_deadline": JOIN_DEADLINE,
+                "shared_memory": False,
             },
             "checkpoint": {"every": 20, "keep_last": KEEP_LAST},
         }  # fmt: skip

@@ -24,6 +24,13 @@ def step(number: int, *samples: list[int]) -> dict[str, Any]:
     }
 
 
+def test_a_worker_that_went_past_its_link() -> None:
+    assert checks.links({"worker-0": 3, "worker-1": 1}).passed
+    check = checks.links({"worker-0": 3, "worker-1": 0})
+    assert not check.passed
+    assert check.detail == "went past its link: worker-1"
+
+
 def test_a_ledger_in_which_each_sample_counts_once() -> None:
     check = checks.ledger([step(1), step(2), step(3)], SAMPLES, BATCH)
     assert check.passed

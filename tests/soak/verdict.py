@@ -44,6 +44,7 @@ def judge(cluster: SoakCluster, outcome: Outcome, drawn: int) -> list[Check]:
     last = read_run(complete[0]) if complete else {"step": 0, "weights": ""}
     return [
         checks.injected(outcome.injections, drawn),
+        checks.links({name: proxy.connections for name, proxy in cluster.proxies.items()}),
         checks.recovered(outcome.recoveries),
         checks.kept_running(outcome.given_up),
         checks.saved(len(steps), last["step"], outcome.down.returncode, outcome.down.stderr),

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,3 +211,46 @@ def test_averages_wait_for_their_commit_but_not_for_long() -> None:
         queue.append([average] * 40)
         assert queue.ready()
         assert not queue.can_wait()  # a dozen is enough for one system call
+
+
+def test_a_link_that_is_aborted_among_many_bytes_leaves_the_loop_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read that was put off until others had their turn came for ever once it had ended."""
+    monkeypatch.setattr("trainer.exchange.transport.link._TURN", 1000)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        closed: list[str] = []
+        near, far = tcp_pair()
+        with far:
+            near.setblocking(False)
+            link = Link(
+                0,
+                opened=lambda _: None,
+                frame=lambda link, _: link.abort("enough"),
+                heard=lambda _: None,
+                closed=lambda _, reason: closed.append(reason),
+                max_queued=9,
+            )
+            queue = SendQueue(0, encrypted=False, shared=None)
+            queue.append([Shutdown(reason="over", exit_code=6).frame(1)])
+            while queue.ready():
+                queue.send_to(far)
+            far.sendall(bytes(10_000))
+            link.begin(near)
+            while not closed:
+                await asyncio.sleep(0.01)
+            assert closed == ["enough"]
+            scheduled: list[Callable[..., object]] = []
+            call_soon = loop.call_soon
+
+            def count(callback: Callable[..., object], *rest: Any, **how: Any) -> asyncio.Handle:
+                scheduled.append(callback)
+                return call_soon(callback, *rest, **how)
+
+            monkeypatch.setattr(loop, "call_soon", count)
+            await asyncio.sleep(0.01)
+            assert not [f for f in scheduled if getattr(f, "__self__", None) is link]
+
+    asyncio.run(asyncio.wait_for(run(), 60))

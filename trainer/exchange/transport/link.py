@@ -185,7 +185,7 @@ class Link:
                     self._heard(self)
                 count += self._receive(count)
             taken += count
-        if self._shared is None:
+        if self._shared is None and self._socket is not None:
             # TLS may hold bytes that the kernel no longer reports: no event follows for them.
             self._loop.call_soon(self._read)
 
