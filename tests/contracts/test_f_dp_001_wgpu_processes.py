@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
-import torch
 
 from tests.cluster.real_cluster import STEPS, Bench, Cluster
 from tests.waiting import wait_for
@@ -20,15 +20,21 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("vulkan")]
 
 SETTINGS = {"exchange__join_deadline": 250.0, "optimizer__learning_rate": 3e-3}
-CUDA = torch.cuda.is_available()
-BACKENDS = ("cpu", "cuda" if CUDA else "cpu", "wgpu")
 GROUP = ("--gpus", "0,1", "--strategy", "ddp")
+
+
+@cache
+def backends() -> tuple[str, ...]:
+    """Return each rank's."""
+    import torch  # not for processes that only collect tests
+
+    return ("cpu", "cuda" if torch.cuda.is_available() else "cpu", "wgpu")
 
 
 def start(run: Cluster, **settings: object) -> None:
     run.configure(**{**SETTINGS, **settings})
-    run.coordinator(len(BACKENDS))
-    for rank, backend in enumerate(BACKENDS):
+    run.coordinator(len(backends()))
+    for rank, backend in enumerate(backends()):
         run.torch_worker(rank, "--gpu-backend", backend, *(GROUP if rank == 0 else ()))
 
 
@@ -47,7 +53,7 @@ def mixed(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 
 def test_all_hold_the_same_weights_after_every_step(mixed: Cluster) -> None:
     joined = {event["rank"]: event["backend"] for event in mixed.events("joined")}
-    assert joined == dict(enumerate(BACKENDS))
+    assert joined == dict(enumerate(backends()))
     mixed.check_contracts([0, 1, 2])
     assert len(mixed.records("step")) == STEPS
     assert len(mixed.events("verified")) >= STEPS  # hash_every is 1
@@ -66,7 +72,8 @@ def test_the_loss_curve_is_that_of_one_torch_worker(
         error = np.abs(three / one - 1).max()
         print(f"the loss differs by at most {error:.2e} of it")
         assert error < 1e-2  # the contract, F-DP-005
-        assert CUDA or error < 1e-4  # what fp32 everywhere gives; CUDA multiplies in bf16
+        if "cuda" not in backends():  # which multiplies in bf16
+            assert error < 1e-4, "what fp32 everywhere gives"
     finally:
         alone.end()
 

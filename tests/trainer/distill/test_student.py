@@ -8,11 +8,10 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
@@ -23,7 +22,6 @@ from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.inputs import FreshStudent
-from trainer.distill.student.loop import Student
 from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
@@ -34,6 +32,9 @@ from trainer.replica.sampling import Sampling
 from trainer.system.errors import BudgetStopError, InputError, NonFiniteError, RefusedError
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.status import read_status
+
+if TYPE_CHECKING:
+    from trainer.distill.student.loop import Student
 
 
 def test_it_learns_what_the_teacher_knows(
@@ -119,6 +120,8 @@ def test_a_checkpoint_is_an_ordinary_model(
     theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(trained.path)
     ids = load_dataset(texts, trained.path, "causal-lm", None, 512)[0].input_ids
     assert tokenizer.decode(ids).endswith("<|endoftext|>")
+    import torch
+
     batch = torch.tensor(np.array([ids]), dtype=torch.int64)
     with torch.no_grad():
         loss = theirs(input_ids=batch, labels=batch).loss
@@ -136,6 +139,8 @@ def test_nothing_keeps_the_restored_state(
     course = Course(tmp_path / "out", model, logits)
     course.run_until(4)
     kept: list[object] = []
+    from trainer.distill.student.loop import Student
+
     run = Student.run
 
     def counting(student: Student) -> str:

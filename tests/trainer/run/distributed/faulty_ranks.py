@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from tests.ports import free_port
+from tests.trainer.run.distributed.faults import CASES, HOLDER, HOLDER_REFUSED, STOPPED
 from trainer.run.distributed.watch import Watch
 from trainer.system.errors import RefusedError, TrainerError
 
@@ -29,10 +30,6 @@ WORLD = 3
 HANGS = timedelta(seconds=15)
 """Healthy collectives take less on a busy machine, the first of them with its connections too."""
 LIVES = timedelta(seconds=120)
-STOPPED = "stopped"
-CASES = ("killed", STOPPED, "out of memory", "refused", "defect")
-HOLDER = "holder stopped"
-HOLDER_REFUSED = "holder refused"
 
 
 def fail(case: str, rank: int) -> None:

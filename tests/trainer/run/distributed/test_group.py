@@ -1,4 +1,7 @@
-"""A replica group's gradient is that of one process; the same split gives the same bits."""
+"""A replica group's gradient is that of one process; the same split gives the same bits.
+
+Tests import torch themselves: processes that only collect them need none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -14,18 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 
 from tests.cluster.real_process import Process
 from tests.conftest import MakeConfig, TinyModel
 from tests.trainer.replica.conftest import MakeBatch
-from tests.trainer.replica.test_torch_distillation import taught
 from trainer.config.parallel import GroupStrategy
 from trainer.data.tokens import Encoded
 from trainer.run.distributed.group.link import pack_samples, unpack_samples
 from trainer.run.distributed.group.member import as_known
-from trainer.run.distributed.group.replica import check_identities, divide
 from trainer.run.distributed.group.setup import Setup, identity
 from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
@@ -61,6 +61,8 @@ def answers(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Answers:
     """Return what one program found of all cases."""
+    from tests.trainer.replica.test_torch_distillation import taught
+
     folder = tmp_path_factory.mktemp("groups")
     for name, settings in CASES.items():
         own = dict(settings)
@@ -149,9 +151,12 @@ def test_a_hanging_collective_ends_in_time_with_the_absent_member_and_the_last_o
     assert found["kinds"].tolist() == ["gloo:broadcast"]
 
 
-@pytest.mark.parametrize("allocate", [partial(torch.empty, dtype=torch.uint8), np.empty])
-def test_memory_that_runs_out_is_an_error_for_people(allocate: Callable[[int], object]) -> None:
+@pytest.mark.parametrize("allocator", ["torch", "numpy"])
+def test_memory_that_runs_out_is_an_error_for_people(allocator: str) -> None:
     """By torch's allocator on the CPU, by NumPy and on a GPU."""
+    import torch
+
+    allocate = np.empty if allocator == "numpy" else partial(torch.empty, dtype=torch.uint8)
     with pytest.raises((RuntimeError, MemoryError)) as failure:
         allocate(1 << 50)
     for error in (failure.value, torch.OutOfMemoryError("CUDA out of memory. Tried ...")):
@@ -190,6 +195,8 @@ def test_a_member_with_another_of_these_is_named(
     tiny_model: TinyModel, make_config: MakeConfig, what: str
 ) -> None:
     """A real member with another torch is above."""
+    from trainer.run.distributed.group.replica import check_identities
+
     model = tiny_model()
     own = identity(Setup(make_config(model), model, "cpu", "ddp", ("cpu",) * 3, 1, "store"))
     members: Any = SimpleNamespace(name=lambda rank: f"rank {rank}")
@@ -202,6 +209,8 @@ def test_a_member_with_another_of_these_is_named(
 
 
 def test_samples_arrive_as_they_were_sent(make_batch: MakeBatch) -> None:
+    from tests.trainer.replica.test_torch_distillation import taught
+
     for batch in (make_batch(12), taught(make_batch(3, "causal-lm"), temperature=2.0)):
         back = unpack_samples(pack_samples(batch))
         assert len(back) == len(batch)
@@ -220,6 +229,8 @@ def same(one: Encoded, other: Encoded) -> bool:
 
 
 def test_each_sample_is_given_to_one_process_and_tokens_are_balanced() -> None:
+    from trainer.run.distributed.group.replica import divide
+
     lengths = [40, 3, 17, 17, 9, 30, 8, 1]
     parts = divide(lengths, 3)
     assert sorted(index for part in parts for index in part) == list(range(len(lengths)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.run.distributed.faulty_ranks import CASES, HOLDER, HOLDER_REFUSED
+from tests.trainer.run.distributed.faults import CASES, HOLDER, HOLDER_REFUSED
 
 pytestmark = pytest.mark.cluster
 SIGNALLED = -9
