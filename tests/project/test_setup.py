@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -211,3 +213,21 @@ def test_what_is_missing_is_one_line(
     assert result.returncode != 0
     assert message in result.stderr.splitlines()[0]
     assert not (checkout / ".venv").exists()
+
+
+def test_the_checkout_is_installed_as_a_path(tmp_path: Path) -> None:
+    """As a hook of the import system, setuptools' default here, a start takes twice as long."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for package in ("launcher", "trainer"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    build = "from setuptools import build_meta; build_meta.build_editable('out')"
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-P", "-c", build]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if ".dist-info/" not in name)
+        assert path.endswith(".pth")
+        assert archive.read(path).decode().strip() == str(tmp_path)
