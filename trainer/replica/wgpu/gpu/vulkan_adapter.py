@@ -10,8 +10,11 @@ from typing import Any, Literal
 import wgpu
 from wgpu.backends import wgpu_native
 
+from trainer.replica.wgpu.gpu.c_types import parse_together
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.system import pci
+
+parse_together(wgpu_native.ffi)  # at import: a parent of workers parses for all that it forks
 
 Kind = Literal["discrete", "integrated", "other", "software"]
 
