@@ -207,6 +207,7 @@ class ForkServer:
             self._ended[message["ended"]] = message["returncode"]
         elif message["number"] == self._awaited:
             self._started = message["pid"]
+            self._ended.pop(message["pid"], None)  # the number is of an earlier process too
         else:  # nobody waits for it any more
             with contextlib.suppress(ProcessLookupError):
                 os.kill(message["pid"], signal.SIGKILL)

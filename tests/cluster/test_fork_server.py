@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,32 @@ def test_a_late_start_is_killed_and_not_taken_for_the_next_one(
     closed.register(never_written, 0)
     assert closed.poll(PATIENCE * 1000) == [(never_written, select.POLLERR)]
     os.close(never_written)
+
+
+SAME_NUMBER = """
+import json, socket
+here = socket.socket(fileno=0)
+for code in (0, -9):
+    request = json.loads(here.recv(1 << 20))
+    here.send(json.dumps({"number": request["number"], "pid": 4242}).encode())
+    if code:
+        here.recv(1 << 20)
+    here.send(json.dumps({"ended": 4242, "returncode": code}).encode())
+here.recv(1 << 20)
+"""
+
+
+def test_a_process_with_the_number_of_an_ended_one_runs(tmp_path: Path) -> None:
+    """Numbers come again after some 30,000 processes; what the first one ended with is not news."""
+    server = ForkServer(inside=[sys.executable, "-c", SAME_NUMBER])
+    with Path(os.devnull).open("rb") as nothing:
+        assert start(server, nothing.fileno(), tmp_path / "first").wait(PATIENCE) == 0
+        second = start(server, nothing.fileno(), tmp_path / "second")
+        assert second.poll() is None
+        with pytest.raises(TimeoutError):  # which lets it end
+            start(server, nothing.fileno(), tmp_path / "third", 0.01)
+        assert second.wait(PATIENCE) == -9
+    server.close()
 
 
 def test_a_server_that_ended_says_so(server: ForkServer, tmp_path: Path) -> None:

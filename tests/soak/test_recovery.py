@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import subprocess
+import threading
+import time
 from pathlib import Path
 
+import pytest
+
+from launcher.session.processes import ProcessIdentity
 from tests.soak.faults import Injection
 from tests.soak.recovery import Recovery, quantiles, recoveries, summary
 from tests.soak.report import Report
@@ -139,3 +146,28 @@ def test_a_recorder_follows_lines_as_they_are_written(tmp_path: Path) -> None:
     recorder.stop()
     assert len(recorder.timeline.commits) == 1  # the first step was before the start
     assert recorder.timeline.present == {0}
+
+
+def test_a_process_that_is_ending_does_not_end_the_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status lacks the line of its memory until its parent has waited for it."""
+    monkeypatch.setattr("tests.soak.timeline._SAMPLE", 0.0)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.touch()
+    looks, twice = itertools.count(1), threading.Event()
+    with subprocess.Popen(["true"]) as ended:
+        status = Path("/proc", str(ended.pid), "status")
+        while "VmRSS" in status.read_text():
+            time.sleep(0.01)
+
+        def processes() -> dict[str, ProcessIdentity]:
+            if next(looks) == 2:
+                twice.set()
+            return {"worker-0": ProcessIdentity(ended.pid, 0, "")}
+
+        recorder = Recorder(metrics, processes)
+        recorder.start()
+        assert twice.wait(60)
+        recorder.stop()
+    assert not recorder.timeline.usage

@@ -136,7 +136,7 @@ class Recorder:
 
     def _sample(self) -> None:
         for name, process in self._processes().items():
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, KeyError):  # it has ended, or is about to
                 folder = Path("/proc", str(process.pid))
                 fields = dict(
                     line.split(":", 1) for line in (folder / "status").read_text().splitlines()
