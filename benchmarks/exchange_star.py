@@ -171,10 +171,9 @@ class Process:
         with ExitStack() as stack:
             doors = [stack.enter_context(socket.create_server(("", PORT + way))) for way in (0, 1)]
             print(time.monotonic(), flush=True)
-            ups = [self._accept(doors[0]) for _ in HOSTS]
+            accepted = dict(self._accept(doors[0]) for _ in HOSTS)
             remote = HOSTS.index(1)
-            ups.sort(key=lambda found: found[0])
-            up = [connection for _, connection in ups]
+            up = [accepted[rank] for rank in range(len(HOSTS))]
             down = list(up)
             if self.folder:
                 down[remote] = self._accept(doors[1])[1]

@@ -103,6 +103,12 @@ def test_an_average_keeps_its_place_until_all_have_taken_it(averages: Averages) 
     assert read(slow_worker, average(0, 0)) == bytes([3]) * SIZES[0]
 
 
+def lent(averages: Averages) -> np.ndarray:
+    place = averages.lend(0)
+    assert place is not None
+    return place
+
+
 def made_in(place: np.ndarray, fill: int, step: int, block: int = 0) -> Frame:
     """Return an average whose sum was made where the workers read it."""
     view = place.view(np.uint8)
@@ -112,8 +118,7 @@ def made_in(place: np.ndarray, fill: int, step: int, block: int = 0) -> Frame:
 
 def test_an_average_that_was_made_in_its_place_is_not_copied(averages: Averages) -> None:
     coordinator, worker = connected(averages)
-    place = averages.lend(0)
-    assert place is not None
+    place = lent(averages)
     frame = made_in(place, 1, step=4)
     assert coordinator.place(frame)
     assert read(worker, average(0, 0)) == bytes([1]) * SIZES[0]
@@ -124,8 +129,7 @@ def test_an_average_that_was_made_in_its_place_is_not_copied(averages: Averages)
 def test_a_place_is_lent_again_when_nothing_refers_to_its_average(averages: Averages) -> None:
     """Neither a frame that a slow link has yet to send, nor a worker that has yet to read it."""
     coordinator, worker = connected(averages)
-    place = averages.lend(0)
-    assert place is not None
+    place = lent(averages)
     late = made_in(place, 1, step=4)
     del place
     assert averages.lend(0) is None
@@ -138,8 +142,7 @@ def test_a_place_is_lent_again_when_nothing_refers_to_its_average(averages: Aver
 
 def test_an_average_that_was_made_elsewhere_leaves_a_lent_place_alone(averages: Averages) -> None:
     coordinator, worker = connected(averages)
-    place = averages.lend(0)
-    assert place is not None
+    place = lent(averages)
     late = made_in(place, 1, step=4)
     assert coordinator.place(late)
     assert read(worker, average(0, 0)) == bytes([1]) * SIZES[0]
@@ -153,8 +156,7 @@ def test_a_slow_link_does_not_name_a_place_that_was_lent_since(averages: Average
     copied = average(0, 1, step=4)
     assert fast.place(copied)
     assert read(fast_worker, average(0, 0)) == bytes([1]) * SIZES[0]
-    place = averages.lend(0)
-    assert place is not None
+    place = lent(averages)
     assert not slow.place(copied)
     assert fast.place(made_in(place, 2, step=5))
 

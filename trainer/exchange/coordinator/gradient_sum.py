@@ -235,10 +235,8 @@ class GradientSum:
         """Return an average as all members decode it; valid until the next one is decoded."""
         if block in self._sums:
             return self._sums[block]
-        average, values = (
-            self.averages[block],
-            self._memory.decoded[: self.layout.blocks[block].size],
-        )
+        average = self.averages[block]
+        values = self._memory.decoded[: self.layout.blocks[block].size]
         average.codec.decode(average.encoded, values)
         return values
 
