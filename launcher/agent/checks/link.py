@@ -63,15 +63,16 @@ class Crossing:
 
 def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: float) -> Listening:
     """Listen until every peer has connected and finished, or `deadline` seconds have passed."""
-    blocked = check_port(address, port)
-    if blocked.status == "fail":
-        return Listening(blocked.detail, blocked.remedy)
     until = time.monotonic() + deadline
     hall = _Hall(token, peers, until)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
+        # Not checked before: a child that another thread forks may hold that socket a while.
         server = socket.create_server((address, port), family=family, backlog=64)
-    except OSError as error:  # in use since it was checked
+    except OSError as error:
+        why = check_port(address, port)
+        if why.status == "fail":
+            return Listening(why.detail, why.remedy)
         return Listening(f"port {port} on {address}: {error.strerror}")
     with server, selectors.DefaultSelector() as selector:
         server.setblocking(False)

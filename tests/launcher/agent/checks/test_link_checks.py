@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -54,6 +55,24 @@ def test_a_busy_port_is_said_by_the_listener() -> None:
         heard = listen("127.0.0.1", port, "t", ["lambda"], PATIENCE)
     assert f"port {port} on 127.0.0.1 is in use" in heard.problem
     assert f"motley_port={port + 1}" in heard.remedy
+
+
+def test_a_child_that_another_thread_forks_takes_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it executes its program, the child holds every socket that was open at its fork."""
+    held: list[int] = []
+
+    def fork_now(opened: socket.socket, *backlog: int) -> None:
+        opens(opened, *backlog)
+        held.append(os.dup(opened.fileno()))
+
+    port, opens = free_port(), socket.socket.listen
+    monkeypatch.setattr(socket.socket, "listen", fork_now)
+    try:
+        assert listen("127.0.0.1", port, "t", ["lambda"], 0.1) == Listening()
+        assert held
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def test_nobody_there_is_refused() -> None:
