@@ -14,23 +14,23 @@ class Bystander:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._proved: dict[int, int] = {}
+        self._reports: dict[int, tuple[int, bytes]] = {}
 
     def saw(self, link: int, frame: Frame) -> None:
-        """Look at a frame before the coordinator gets it."""
-        state = self._coordinator.training.state
+        """Look at a frame before the coordinator gets it, which may have an update to apply."""
         if frame.type is MessageType.STATE_LOADED:
             self._proved[link] = frame.step
-        elif (
-            frame.type is MessageType.WEIGHTS_REPORT
-            and frame.step + 1 == state.step
-            and weights_digest(state.weights).encode() in bytes(frame.payload)
-        ):
-            self._proved[link] = state.step
+        elif frame.type is MessageType.WEIGHTS_REPORT:
+            self._reports[link] = (frame.step + 1, bytes(frame.payload))
 
     def check(self, finish: Finish) -> None:
         """A run is only done when a worker proved its last state, and all that are there did."""
         if (finish.exit_code, finish.reason) == (0, "done"):
-            step = self._coordinator.training.state.step
+            state = self._coordinator.training.state
+            digest = weights_digest(state.weights).encode()
+            for link, (step, report) in self._reports.items():
+                if step == state.step and digest in report:
+                    self._proved[link] = step
             present = {self._proved.get(m.link) for m in self._coordinator.membership.ready()}
-            assert present <= {step}, "someone who is there did not prove the last state"
-            assert step in self._proved.values(), "no worker proved the last state"
+            assert present <= {state.step}, "someone who is there did not prove the last state"
+            assert state.step in self._proved.values(), "no worker proved the last state"

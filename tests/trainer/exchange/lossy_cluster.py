@@ -98,6 +98,7 @@ class LossyCluster(SimulatedCluster):
     """Checks the account at every commit."""
 
     problem: LossyProblem
+    puts_off = False  # the account is made up at each update, before any worker goes on
 
     def start_coordinator(self) -> None:
         size = self.problem.account.size
@@ -154,12 +155,13 @@ class LossyCluster(SimulatedCluster):
         """Everyone who is there and has applied k updates holds the same bits."""
         if self.coordinator is None:
             return
-        state = self.coordinator.training.state
-        known = self.problem.trajectory.setdefault(state.step, state.weights.tobytes())
-        assert state.weights.tobytes() == known
+        states = [self.coordinator.training.state]
         for worker in self.workers:
             if worker.state and worker.session and worker.member_of is worker.session:
-                assert worker.state.weights.tobytes() == self.problem.trajectory[worker.state.step]
+                states.append(worker.state)
+        for state in states:
+            weights = state.weights.tobytes()
+            assert weights == self.problem.trajectory.setdefault(state.step, weights)
 
     # Inside
 

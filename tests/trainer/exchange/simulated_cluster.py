@@ -44,7 +44,10 @@ class SimulatedCluster(SimulatedShell):
                 moved |= worker.step()
             self.check()
             if not moved:
-                return
+                before = len(self.events)
+                self.settle()
+                if len(self.events) == before:
+                    return
         raise AssertionError("it never comes to rest")
 
     # Time

@@ -23,6 +23,9 @@ FLUSH = 5.0
 class SimulatedShell:
     """Carries actions out, and starts, kills and connects processes."""
 
+    puts_off = True
+    """Whether every other update waits for the next event, as if links were full at the commit."""
+
     def __init__(
         self,
         problem: ExactProblem,
@@ -47,7 +50,7 @@ class SimulatedShell:
         self.finish: Finish | None = None
         self.coordinator: Coordinator | None = None
         self._closing: dict[int, float] = {}
-        self._count = 0
+        self._count = self._commits = 0
         self.start_coordinator()
 
     # The coordinator's process
@@ -69,6 +72,11 @@ class SimulatedShell:
         self.wires.clear()
         self._closing.clear()
         self.coordinator = None
+
+    def settle(self) -> None:
+        """Have a commit applied that was put off."""
+        if self.coordinator and not self.finish:
+            self._perform(self.coordinator.settle(self.now))
 
     def stop(self, reason: str = "stopped by SIGTERM") -> None:
         if self.coordinator and not self.finish:
@@ -179,9 +187,10 @@ class SimulatedShell:
 
     @property
     def step(self) -> int:
-        """Updates that the coordinator applied."""
+        """Updates that the coordinator committed; it has yet to apply one that is put off."""
         assert self.coordinator is not None
-        return self.coordinator.training.state.step
+        training = self.coordinator.training
+        return training.state.step + (not training.settled)
 
     def named(self, event: str) -> list[dict[str, Any]]:
         """Return the events of a name."""
@@ -204,8 +213,9 @@ class SimulatedShell:
                         self.wires[number][0].closing = True
                         self._closing[number] = self.now
                 case Settle():
-                    assert self.coordinator is not None
-                    self._perform(self.coordinator.settle(self.now))
+                    self._commits += 1
+                    if self._commits % 2 or not self.puts_off:
+                        self.settle()
                 case Save():
                     assert not self.saves or self.saves[-1].snapshot.step <= action.snapshot.step
                     self.saves.append(action)

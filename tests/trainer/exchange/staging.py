@@ -68,6 +68,7 @@ def until_step(cluster: SimulatedCluster, step: int) -> None:
     while cluster.step < step:
         assert cluster.finish is None, cluster.finish
         cluster.go_on()
+    cluster.settle()
 
 
 def until_validating(cluster: SimulatedCluster) -> None:

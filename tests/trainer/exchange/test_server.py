@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
+import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -18,7 +20,11 @@ from tests.trainer.exchange.serving import (
     serve,
 )
 from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.protocol.actions import Action, Finish, Settle
+from trainer.exchange.protocol.wire import MAX_PAYLOAD, Frame, MessageType
 from trainer.exchange.transport import server
+from trainer.exchange.transport.link import Link
+from trainer.exchange.transport.server import GradientServer
 from trainer.optimizer.adamw import AdamW
 from trainer.planning.budget.guard import BudgetStop
 
@@ -89,6 +95,44 @@ def test_shared_memory_is_open_before_tcp(
     monkeypatch.setattr(Coordinator, "tick", broken)
     _, keeper = serve(coordinator_of(problem))
     assert keeper.events[0] == {"event": "listening", "address": opened[0]}
+
+
+def test_the_update_waits_until_averages_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop would serve no socket meanwhile: the wire of a remote worker would be idle."""
+    machine = coordinator_of(ExactProblem())
+    links: list[Link] = []
+    settled: list[tuple[bool, float]] = []
+    payload = bytes(MAX_PAYLOAD)
+    stuffed = threading.Event()
+
+    introduce = GradientServer._opened
+
+    def opened(server: GradientServer, link: Link) -> None:
+        """Queue more than a socket takes, and then what a commit asks for."""
+        introduce(server, link)
+        links.append(link)
+        link.send([Frame(MessageType.STATE, payload) for _ in range(16)])
+        server._perform([Settle()])
+        stuffed.set()
+
+    def settle(_: Coordinator, now: float) -> list[Action]:
+        settled.append((links[0].idle, now))
+        return [Finish(0, "seen")]
+
+    def peer(address: tuple[str, int]) -> None:
+        with socket.create_connection(address, timeout=20) as end:
+            assert stuffed.wait(20)
+            time.sleep(0.05)  # the loop goes round meanwhile
+            before.append(len(settled))
+            while end.recv(1 << 20):
+                pass
+
+    before: list[int] = []
+    monkeypatch.setattr(GradientServer, "_opened", opened)
+    monkeypatch.setattr(Coordinator, "settle", settle)
+    assert serve(machine, peer)[0] == 0
+    assert before == [0]
+    assert [idle for idle, _ in settled] == [True]
 
 
 def test_a_budget_ends_a_run_that_waits_for_workers() -> None:

@@ -138,7 +138,12 @@ def test_adapters_compute_what_peft_computes(
     dtype: str,
     targets: Sequence[str] | None,
 ) -> None:
-    """PEFT gets the very files of a checkpoint: adapter_config.json and tensors by their names."""
+    """PEFT gets the very files of a checkpoint: adapter_config.json and tensors by their names.
+
+    In float32 the order of sums follows the processor's vectors: up to 1.4e-6 with AVX-512, 1.0e-6
+    with AVX2. A factor that is wrong by 1e-4 would be 1e-4.
+    """
+    rounding = 5e-6 if dtype == "float32" else 1e-6
     folder = tiny_model()
     chosen = {} if targets is None else {"lora__target_modules": targets}
     config = make_config(
@@ -156,7 +161,7 @@ def test_adapters_compute_what_peft_computes(
             hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
         outputs.append(model.score(hidden.float())[:, -1])
         outputs[-1].square().sum().backward()
-    assert relative(outputs[0].detach().numpy(), outputs[1].detach().numpy()) < 1e-6
+    assert relative(outputs[0].detach().numpy(), outputs[1].detach().numpy()) < rounding
     expected = {
         name.replace(".default", "").replace(".modules_to_save", ""): parameter
         for name, parameter in theirs.named_parameters()
@@ -164,7 +169,7 @@ def test_adapters_compute_what_peft_computes(
     trained = [(name, part) for name, part in ours.named_parameters() if part.requires_grad]
     assert len(trained) == len(list(layout.tensors()))
     for name, parameter in trained:
-        assert relative(parameter.grad.numpy(), expected[name].grad.numpy()) < 1e-6, name
+        assert relative(parameter.grad.numpy(), expected[name].grad.numpy()) < rounding, name
 
 
 def with_peft(folder: Path, config: RunConfig, layout: GradientLayout, weights: np.ndarray) -> Any:

@@ -89,6 +89,7 @@ class Coordinator:
         """A frame came in on a link."""
         if self.phase == "over":
             return []
+        self.training.settle()
         try:
             if link in self._introductions:
                 self._join(link, frame, now)
@@ -119,6 +120,7 @@ class Coordinator:
         """Time passed; call this several times a heartbeat."""
         if self.phase == "over":
             return []
+        self.training.settle()
         self._forgive_own_sleep(now)
         for link, (since, _) in list(self._introductions.items()):
             if now - since > INTRODUCTION:
@@ -173,7 +175,7 @@ class Coordinator:
         return self._outbox.take()
 
     def settle(self, now: float) -> list[Action]:
-        """Do what was left for after the commit went out: apply the update, log, save."""
+        """Do what is left after a commit (apply, log, save), unless an event did so before."""
         self.training.settle()
         self._move_on(now)
         return self._outbox.take()
@@ -287,9 +289,8 @@ class Coordinator:
         waited, patience = now - self._alone_since, self._settings.join_deadline
         gave_up = waited > patience and not self._joiners.arriving()
         if self.phase == "waiting":
-            late = waited > min(patience, RESUME_PATIENCE)
             complete = len(ready) >= self.expect_workers and self.membership.met(now)
-            if complete or (self._resumed and ready and late):
+            if complete or (self._resumed and ready and waited > min(patience, RESUME_PATIENCE)):
                 self.phase = "running"
                 self.training.begin(now)
             elif gave_up:

@@ -247,8 +247,7 @@ class Training:
         ]
         if self.round is not None and now > self.round.deadline:
             reason = "its shard was not done within the step's deadline"
-            owes = self.round.owes
-            if slow := [(each, reason) for each in self._membership.ready() if owes(each.rank)]:
+            if slow := [(m, reason) for m in self._membership.ready() if self.round.owes(m.rank)]:
                 self.pace.missed()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
         return late
@@ -257,6 +256,7 @@ class Training:
 
     def save(self) -> None:
         """Ask for a checkpoint of the present step unless there is one."""
+        self.settle()
         if self.state.step == self._saved_step:
             return
         self._saved_step = self.state.step

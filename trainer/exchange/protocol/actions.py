@@ -32,9 +32,10 @@ class Close:
 
 @dataclass(frozen=True)
 class Settle:
-    """Call `Coordinator.settle`, after everything before this was handed to the network.
+    """Call `Coordinator.settle`, once everything before this was handed to the network.
 
-    The workers compute their next shard while the coordinator applies the same update.
+    The workers compute their next shard while the coordinator applies the same update. An event may
+    come first: it finds the update applied.
     """
 
 

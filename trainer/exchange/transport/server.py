@@ -30,6 +30,8 @@ from trainer.system.process.priority import raised_thread_priority
 log = logging.getLogger(__name__)
 
 _STEPS_BEHIND = 8
+_LOOK = 0.001
+"""Seconds between two looks at what is still to be sent."""
 _Words = ParamSpec("_Words")
 _Callback = Callable[Concatenate["GradientServer", _Words], None]
 
@@ -263,7 +265,7 @@ class GradientServer:
                     if link := self._links.get(number):
                         link.close(reason, told=told)
                 case Settle():
-                    self._perform(self._coordinator.settle(time.monotonic()))
+                    self._settle()
                 case Save():
                     self._recorder.save(action)
                 case Emit(event=event):
@@ -272,6 +274,14 @@ class GradientServer:
                     assert self._finished is not None
                     if not self._finished.done():
                         self._finished.set_result(action)
+
+    @_ends_the_run_if_it_fails
+    def _settle(self) -> None:
+        """Have the update applied when the averages have left: the wire would wait for it."""
+        if all(link.idle for link in self._links.values()):
+            self._perform(self._coordinator.settle(time.monotonic()))
+        else:
+            asyncio.get_running_loop().call_later(_LOOK, self._settle)
 
     def _tell(self, event: dict[str, Any]) -> None:
         tell = self._refusals.say if event["event"] == "refused" else self._recorder.emit
