@@ -14,7 +14,7 @@ fail() { say "$*"; exit 1; }
 case $TORCH in auto | cpu | cuda) ;; *) fail "TORCH=$TORCH: allowed are auto, cpu and cuda" ;; esac
 
 locks=launcher/locks
-wanted=$(cat pyproject.toml Makefile scripts/setup.sh scripts/uv_like_pip.py $locks/*.txt | cksum)
+wanted=$(cat pyproject.toml Makefile scripts/setup.sh scripts/uv_like_pip.py trainer/system/passes/passes.c $locks/*.txt | cksum)
 have='' kind='' place=''
 [ -f "$stamp" ] && { read -r have && read -r kind && read -r place; } <"$stamp" || true
 
@@ -143,6 +143,7 @@ else
 fi
 
 install_packages
+say "$("$VENV/bin/python" -P -m trainer.system.passes)"
 rm -f "$VENV/setup.log"
 
 write_stamp "$wanted"

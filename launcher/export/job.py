@@ -88,4 +88,5 @@ cd "$(dirname "$0")"
 [ -x .venv/bin/trainer ] && exit 0
 [ -x .venv/bin/pip ] || python3 -P -m venv .venv
 {lines}
+.venv/bin/python -P -m trainer.system.passes
 """

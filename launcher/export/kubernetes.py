@@ -151,7 +151,8 @@ def _containerfile(job: ExportedJob) -> str:
 FROM docker.io/library/python:3.12-slim
 WORKDIR /install
 COPY {REQUIREMENTS} {TORCH} {job.wheel} ./
-RUN {lines}
+RUN {lines} \\
+    && python -P -m trainer.system.passes
 WORKDIR {_MOUNT}
 """
 

@@ -179,6 +179,7 @@ class Installation:
         # Its requirements are in the environment, reached through the link, and so is pip.
         pip = venvs.Pip(folder, self.root / "tmp", self._report)
         pip.run("install", "--no-deps", "--no-index", "--ignore-installed", str(wheel.path))
+        self._report(_compile_passes(folder))
         _check_import(folder)
         tree = {
             "schema": INSTALLATION_SCHEMA,
@@ -227,6 +228,12 @@ class Installation:
 
 def _folders(parent: Path) -> list[Path]:
     return sorted(parent.iterdir()) if parent.is_dir() else []
+
+
+def _compile_passes(folder: Path) -> str:
+    """Compile what a C compiler makes faster, if this host has one; return a line on it."""
+    result = venvs.call([str(folder / "bin/python"), "-P", "-m", "trainer.system.passes"], 180.0)
+    return (result.stdout.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
 
 
 def _check_import(folder: Path) -> None:

@@ -47,6 +47,9 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "launcher" / "locks", folder / "launcher" / "locks")
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
+    passes = folder / "trainer" / "system" / "passes"
+    passes.mkdir(parents=True)
+    shutil.copy(ROOT / "trainer" / "system" / "passes" / "passes.c", passes)
     return folder
 
 

@@ -14,16 +14,19 @@ import struct
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from blake3 import blake3
 
+from trainer.system.passes import compiled
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainer.config.run import OptimizerConfig
-    from trainer.model.layout import GradientLayout
+    from trainer.model.layout import GradientLayout, TensorSlot
 
     Flat = NDArray[np.float32]
 
@@ -191,7 +194,7 @@ class AdamW:
     def __init__(self, settings: OptimizerConfig, layout: GradientLayout) -> None:
         self.settings = settings
         self.size = layout.size
-        self._chunks = tuple(_chunks(layout))
+        self._spans = tuple(_spans(layout))
         width = min(CHUNK, layout.size)
         self._a = np.empty(width, dtype=np.float32)
         self._b = np.empty(width, dtype=np.float32)
@@ -232,16 +235,20 @@ class AdamW:
         epsilon = np.float32(settings.epsilon)
         decay = np.float32(1 - learning_rate * settings.weight_decay)
         clip = np.float32(scale)
-        decays = settings.weight_decay != 0
 
-        for start, stop, matrices in self._chunks:
+        for start, stop, decays in self._spans:
             weights = state.weights[start:stop]
             mean = state.first_moment[start:stop]
             square = state.second_moment[start:stop]
-            a, b = self._a[: stop - start], self._b[: stop - start]
-
             part = gradient[start:stop]
             assert part.dtype == np.float32, part.dtype
+            if compiled.PASSES:
+                vectors, moments = (weights, part, mean, square), (beta1, rest1, beta2, rest2)
+                kept = decay if decays else np.float32(1)
+                compiled.PASSES.adamw(vectors, clip, moments, kept, step_size, correction, epsilon)
+                continue
+
+            a, b = self._a[: stop - start], self._b[: stop - start]
             np.multiply(part, clip, out=a)
             np.multiply(mean, beta1, out=mean)
             np.multiply(a, rest1, out=b)
@@ -256,16 +263,16 @@ class AdamW:
             np.add(a, epsilon, out=a)
             np.divide(mean, a, out=b)
             np.multiply(b, step_size, out=b)
-            if decays:
-                for first, last in matrices:
-                    matrix = state.weights[first:last]
-                    np.multiply(matrix, decay, out=matrix)
+            if decays and settings.weight_decay:
+                np.multiply(weights, decay, out=weights)
             np.subtract(weights, b, out=weights)
         state.whole = True
 
 
 def square_sum(values: Flat) -> float:
     """Return the sum of squares in double precision, in pieces that cost little memory."""
+    if compiled.PASSES:
+        return compiled.PASSES.square_sum(values)
     starts = range(0, values.size, _PIECE)
     pieces = (values[start : start + _PIECE].astype(np.float64) for start in starts)
     return math.fsum(float(np.dot(piece, piece)) for piece in pieces)
@@ -302,28 +309,24 @@ def power(base: float, exponent: int) -> float:
     return result
 
 
-def _chunks(layout: GradientLayout) -> Iterator[tuple[int, int, tuple[tuple[int, int], ...]]]:
-    """Yield (start, stop, spans that decay) for each chunk; a gradient may lie in blocks."""
-    spans = decaying_spans(layout)
-    starts = (
-        (start, min(start + CHUNK, block.stop))
-        for block in layout.blocks
-        for start in range(block.start, block.stop, CHUNK)
-    )
-    for start, stop in starts:
-        inside = (
-            (max(first, start), min(last, stop))
-            for first, last in spans
-            if first < stop and last > start
-        )
-        yield start, stop, tuple(inside)
+def _spans(layout: GradientLayout) -> Iterator[tuple[int, int, bool]]:
+    """Yield (start, stop, whether it decays), a chunk at most; a gradient may lie in blocks."""
+    for block in layout.blocks:
+        for decays, neighbours in groupby(block.tensors, key=_is_matrix):
+            slots = tuple(neighbours)
+            for start in range(slots[0].start, slots[-1].stop, CHUNK):
+                yield start, min(start + CHUNK, slots[-1].stop), decays
+
+
+def _is_matrix(slot: TensorSlot) -> bool:
+    return len(slot.shape) >= 2
 
 
 def decaying_spans(layout: GradientLayout) -> list[tuple[int, int]]:
     """Return the flat ranges of all tensors with two or more dimensions, neighbours merged."""
     spans: list[tuple[int, int]] = []
     for slot in layout.tensors():
-        if len(slot.shape) < 2:
+        if not _is_matrix(slot):
             continue
         if spans and spans[-1][1] == slot.start:
             spans[-1] = (spans[-1][0], slot.stop)

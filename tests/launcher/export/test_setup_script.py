@@ -37,6 +37,7 @@ def folder(
     torch, leaf = (shelf / f"{name}-py3-none-any.whl" for name in ("torch-2.0", "leaf-1.0"))
     files = {
         "trainer/__init__.py": "",
+        "trainer/system/passes/__main__.py": "",
         "trainer/cli.py": "import leaf, torch\ndef main(): print('with', leaf.name, torch.name)\n",
         "motley-9.9.dist-info/entry_points.txt": "[console_scripts]\ntrainer = trainer.cli:main\n",
         "launcher/locks/trainer.txt": lock_of(leaf),

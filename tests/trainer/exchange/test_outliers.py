@@ -46,7 +46,7 @@ class Watch:
         frame = Frame(kind, b"", step=step, rank=rank, block=block, weight=weight)
         with np.errstate(over="ignore"):
             squares = float(np.dot(flat, flat))
-        self.outliers.check(frame, Contribution(flat, weight, squares))
+        self.outliers.check(frame, Contribution(lambda: flat, weight, squares))
         events = [action.event for action in self.outbox.take() if isinstance(action, Emit)]
         return events[0] if events else None
 

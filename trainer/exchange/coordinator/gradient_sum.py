@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import square_sum
 from trainer.system.errors import NonFiniteError, ProtocolError
+from trainer.system.passes import compiled
 
 Float32 = NDArray[np.float32]
 
@@ -34,16 +36,16 @@ _DECODED = np.empty(0, np.uint8)
 class Contribution:
     """One shard's gradient sum of one block, and what it is to be divided by."""
 
-    values: Float32
-    """Fp32; in memory that the next contribution is decoded into."""
+    decode: Callable[[], Float32]
+    """Returns it as fp32, in memory that the next contribution is decoded into."""
     weight: int
     squares: float
-    """The sum of squares, in single precision: inf where that overflows."""
+    """The sum of squares; inf where that overflows single precision, in which NumPy adds."""
 
     @property
     def norm(self) -> float:
         """The L2 norm, to about three digits."""
-        return math.sqrt(self.squares if self.squares < math.inf else square_sum(self.values))
+        return math.sqrt(self.squares if self.squares < math.inf else square_sum(self.decode()))
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class Average:
     encoded: NDArray[np.uint8]
     codec: Codec
     weight: int
+
+
+def _itself(values: Float32) -> Float32:
+    return values
 
 
 class SumMemory:
@@ -165,14 +171,15 @@ class GradientSum:
         del self.partial[key]
         waiting = self._whole.setdefault(frame.block, {})
         if waiting or not self._is_exact(frame.block):
-            values = self._values(frame.block, assembly)
+            decode = partial(self._values, frame.block, assembly)
         else:
             values = self._place(frame.block)
             assembly.codec.decode(assembly.bytes, values)
             assembly.bytes = _DECODED
-        squares = self._check(frame.block, values, source or f"rank {frame.rank}")
+            decode = partial(_itself, values)
+        squares = self._check(frame.block, assembly, decode, source or f"rank {frame.rank}")
         waiting[frame.shard] = assembly
-        return Contribution(values, assembly.weight, squares)
+        return Contribution(decode, assembly.weight, squares)
 
     def forget(self, shard: int) -> None:
         """Drop the unfinished contributions of a shard whose worker was lost."""
@@ -186,8 +193,29 @@ class GradientSum:
             NonFiniteError: the sum overflowed.
         """
         whole = self._whole.pop(block)
+        parts = [whole[shard.id] for shard in order]
+        weight = sum(part.weight for part in parts)
+        codec = self._codecs.codecs[block]
+        if compiled.PASSES and {codec.name, *(part.codec.name for part in parts)} == {"bf16"}:
+            encoded, squares = compiled.PASSES.bf16_average(
+                [part.bytes for part in parts], weight or 1
+            )
+        else:
+            codec, encoded, squares = self._average(block, parts, weight)
+        if not math.isfinite(squares):  # no finite singles overflow a double
+            values = self._memory.decoded[: self.layout.blocks[block].size]
+            codec.decode(encoded, values)
+            raise self._not_finite(block, values, "the average")
+        self._square_sums[block] = squares
+        self.averages[block] = Average(block, encoded, codec, min(weight, MAX_WEIGHT))
+        return self.averages[block]
+
+    def _average(
+        self, block: int, parts: list[BlockAssembly], weight: int
+    ) -> tuple[Codec, NDArray[np.uint8], float]:
+        """Return a block's average encoded, with its codec, and the sum of its squares."""
         out = self._place(block)
-        first, *rest = (whole[shard.id] for shard in order)
+        first, *rest = parts
         if rest and first.bytes is not _DECODED:
             self._memory.spare[: out.size] = out  # what waits there has its turn later
         if first.bytes is not _DECODED:
@@ -195,16 +223,10 @@ class GradientSum:
         with np.errstate(over="ignore"):  # an overflow is found, and named, by the check below
             for other in rest:
                 np.add(out, self._values(block, other), out=out)
-        weight = first.weight + sum(other.weight for other in rest)
         if weight:
             np.divide(out, np.float32(weight), out=out)
         codec, encoded = self._encoded(block, out)
-        squares = square_sum(out)
-        if not math.isfinite(squares):  # no finite singles overflow a double
-            raise self._not_finite(block, out, "the average")
-        self._square_sums[block] = squares
-        self.averages[block] = Average(block, encoded, codec, min(weight, MAX_WEIGHT))
-        return self.averages[block]
+        return codec, encoded, square_sum(out)
 
     def frames(self, average: Average, generation: int) -> Iterator[Frame]:
         """Yield the frames that carry an average to one member."""
@@ -262,8 +284,16 @@ class GradientSum:
         whole.codec.decode(whole.bytes, values)
         return values
 
-    def _check(self, block: int, values: Float32, source: str) -> float:
+    def _check(
+        self, block: int, whole: BlockAssembly, decode: Callable[[], Float32], source: str
+    ) -> float:
         """Return the sum of squares, inf where that overflows, of values that are all finite."""
+        if compiled.PASSES and whole.codec.name == "bf16":
+            squares = compiled.PASSES.bf16_square_sum(whole.bytes)
+            if math.isfinite(squares):  # no finite singles overflow a double
+                return squares
+            raise self._not_finite(block, decode(), source)
+        values = decode()
         with np.errstate(over="ignore", invalid="ignore"):
             squares = float(np.dot(values, values))
         if math.isfinite(squares) or np.isfinite(values).all():

@@ -73,11 +73,13 @@ class Outliers:
         """
         block = self._layout.blocks[frame.block]
 
-        def norm_of(slot: TensorSlot) -> float:
-            part = contribution.values[slot.start - block.start : slot.stop - block.start]
-            return float(np.linalg.norm(part.astype(np.float64)))
-
         def tensor() -> str:
+            values = contribution.decode()
+
+            def norm_of(slot: TensorSlot) -> float:
+                part = values[slot.start - block.start : slot.stop - block.start]
+                return float(np.linalg.norm(part.astype(np.float64)))
+
             return max(block.tensors, key=norm_of).name
 
         norm, weight = contribution.norm, contribution.weight
