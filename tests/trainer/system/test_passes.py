@@ -19,7 +19,7 @@ from trainer.optimizer.adamw import AdamW, TrainState, square_sum
 from trainer.system.passes import compiled, compiler
 from trainer.system.passes.compiled import Passes, load
 
-pytestmark = pytest.mark.needs("cc")
+needs_compiler = pytest.mark.needs("cc")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def floats(seed: int, size: int) -> np.ndarray:
     return np.where(np.isnan(values), np.float32(0), values)
 
 
+@needs_compiler
 def test_every_bf16_is_decoded_and_encoded_as_by_ml_dtypes(passes, numpy_only):
     every = np.arange(2**16, dtype=np.uint16).view(np.uint8)
     decoded = np.empty(2**16, np.float32)
@@ -50,6 +51,7 @@ def test_every_bf16_is_decoded_and_encoded_as_by_ml_dtypes(passes, numpy_only):
     assert passes.bf16_encode(decoded).tobytes() == Bf16().encode(0, decoded).tobytes()
 
 
+@needs_compiler
 def test_rounding_is_to_nearest_even(passes, numpy_only):
     upper = np.arange(0, 2**16, 7, dtype=np.uint32) << 16
     for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
@@ -57,6 +59,7 @@ def test_rounding_is_to_nearest_even(passes, numpy_only):
         assert passes.bf16_encode(values).tobytes() == Bf16().encode(0, values).tobytes()
 
 
+@needs_compiler
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3000), st.integers(1, 5), st.integers(1, 2**20))
 def test_an_average_has_numpys_bits(passes, seed, size, number, divisor):
@@ -75,6 +78,7 @@ def test_an_average_has_numpys_bits(passes, seed, size, number, divisor):
         assert passes.bf16_square_sum(wanted.view(np.uint8)) == squares
 
 
+@needs_compiler
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 15, 16, 1023, 1024, 1040, 2049])
 def test_what_is_not_finite_shows_in_every_place(passes, wrong, place):
@@ -86,12 +90,14 @@ def test_what_is_not_finite_shows_in_every_place(passes, wrong, place):
     assert not math.isfinite(passes.bf16_average([encoded, encoded], 2)[1])
 
 
+@needs_compiler
 def test_squares_that_overflow_single_precision_are_finite(passes):
     largest = np.full(5000, np.finfo(np.float32).max)
     exact = 5000 * float(largest[0]) ** 2
     assert passes.square_sum(largest) == pytest.approx(exact, rel=1e-6)
 
 
+@needs_compiler
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_updates_have_numpys_bits(passes, monkeypatch, weight_decay):
     shapes = [(3, 40_000), (40_000,), (7, 9), (1,), (50, 50), (2,)]
@@ -114,11 +120,13 @@ def test_updates_have_numpys_bits(passes, monkeypatch, weight_decay):
     assert results[0] == results[1]
 
 
+@needs_compiler
 def test_the_norm_is_numpys_up_to_rounding(passes, numpy_only):
     values = np.random.default_rng(0).standard_normal(100_003).astype(np.float32)
     assert passes.square_sum(values) == pytest.approx(square_sum(values), rel=1e-6)
 
 
+@needs_compiler
 def test_a_library_of_other_sources_is_not_loaded(tmp_path, monkeypatch):
     compiler.compile_library(tmp_path)
     old = compiler.library(tmp_path)
@@ -132,6 +140,7 @@ def test_a_library_of_other_sources_is_not_loaded(tmp_path, monkeypatch):
     assert not old.exists()
 
 
+@needs_compiler
 def test_what_is_no_library_is_passed_over(tmp_path, caplog):
     path = tmp_path / "passes-0.so"
     path.write_bytes(b"\x7fELF garbage")
