@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 import shutil
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def test_a_library_of_other_sources_is_not_loaded(tmp_path, monkeypatch):
 
 @needs_compiler
 def test_what_is_no_library_is_passed_over(tmp_path, caplog):
-    path = tmp_path / "passes-0.so"
+    path = tmp_path / "passes-0.library"
     path.write_bytes(b"\x7fELF garbage")
     assert load(path) is None
     assert "NumPy" in caplog.text
@@ -170,3 +171,9 @@ def test_a_compiler_that_fails_leaves_nothing(tmp_path, monkeypatch):
     made.mkdir()
     assert "fatal error: no such file" in compiler.compile_library(made)
     assert list(made.iterdir()) == []
+
+
+@needs_compiler
+def test_the_library_is_no_module_of_python(tmp_path):
+    compiler.compile_library(tmp_path)
+    assert not list(pkgutil.iter_modules([str(tmp_path)]))

@@ -4,4 +4,5 @@ import sys
 
 from trainer.system.passes.compiler import compile_library
 
-sys.stdout.write(compile_library() + "\n")
+if __name__ == "__main__":
+    sys.stdout.write(compile_library() + "\n")

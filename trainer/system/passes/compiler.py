@@ -19,8 +19,11 @@ _DEADLINE = 120.0
 
 
 def library(folder: Path = SOURCE.parent) -> Path:
-    """Return where the library of the present source is, if it was compiled."""
-    return folder / f"passes-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.so"
+    """Return where the library of the present source is, if it was compiled.
+
+    Not `*.so`: that would be a module of Python, for what imports all modules of a package.
+    """
+    return folder / f"passes-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.library"
 
 
 def compile_library(folder: Path = SOURCE.parent) -> str:
@@ -47,7 +50,7 @@ def compile_library(folder: Path = SOURCE.parent) -> str:
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), "it failed")
         return f"{compiler}: {first.strip()}: NumPy makes the passes over gradients"
-    for old in set(folder.glob("passes-*.so")) - {made}:
+    for old in set(folder.glob("passes-*.library")) - {made}:
         with suppress(OSError):
             old.unlink()
     return f"compiled the passes over gradients: {made.name}"
