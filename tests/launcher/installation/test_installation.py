@@ -4,8 +4,10 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -314,3 +316,7 @@ def test_the_real_wheel_installs_itself(tmp_path: Path) -> None:
     assert list(tmp_path.glob("root/environments/*/lib/*/site-packages/safetensors/*/torch.*.pyc"))
     trainer = [tmp_path / "root/current/bin/trainer", "--help"]
     assert b"finetune" in subprocess.run(trainer, capture_output=True, check=True).stdout
+    # The passes in C are compiled on the host, if it can, and are not in the wheel.
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".library")]
+    compiled = list(tmp_path.glob("root/current/lib/*/site-packages/trainer/**/*.library"))
+    assert len(compiled) == (shutil.which("cc") is not None)
