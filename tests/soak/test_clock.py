@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ print(round((time.time() - wall) / 3600), flush=True)
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.needs("cc")
 def test_a_clock_that_jumps_and_comes_right(tmp_path: Path) -> None:
     clocks = Clocks(tmp_path / "clocks")
     clocks.set("worker-1", 0)

@@ -141,17 +141,22 @@ def test_a_library_of_other_sources_is_not_loaded(tmp_path, monkeypatch):
     assert not old.exists()
 
 
-@needs_compiler
 def test_what_is_no_library_is_passed_over(tmp_path, caplog):
     path = tmp_path / "passes-0.library"
     path.write_bytes(b"\x7fELF garbage")
     assert load(path) is None
     assert "NumPy" in caplog.text
+
+
+@needs_compiler
+def test_a_library_without_a_function_is_passed_over(tmp_path, caplog):
+    path = tmp_path / "passes-0.library"
     empty = tmp_path / "empty.c"
     empty.write_text("int nothing;\n", encoding="utf-8")
     other = Path(shutil.which("cc") or "cc")
     assert compiler.subprocess.run([other, "-shared", "-o", path, empty]).returncode == 0
     assert load(path) is None
+    assert "NumPy" in caplog.text
     assert "square_sum" in caplog.text
 
 
