@@ -17,8 +17,11 @@ fast() {
         -n "${processes:-3}" --dist loadfile --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
-    # Apart, since every process compiles its kernels again; they skip without Vulkan.
-    "${pytest[@]}" tests/trainer/replica/wgpu -m 'not exhaustive' -n 2 --dist loadfile
+    # Apart, since every process compiles its kernels again; they skip without Vulkan. The longest
+    # files first.
+    local longest=(tests/trainer/replica/wgpu/test_{distillation,long_samples,replica,selftest}.py)
+    "${pytest[@]}" "${longest[@]}" tests/trainer/replica/wgpu -m 'not exhaustive' -n 2 \
+        --dist loadfile --no-loadscope-reorder
 }
 cluster() {
     # Four at a time: they mostly wait. By file, since a file's tests may share one run, and the

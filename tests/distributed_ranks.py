@@ -2,7 +2,8 @@
 
 `Ranks(2).run("tests.module:function", ...)` calls the function on both ranks of a world and
 returns their results in order of rank. The ranks stay for the next test, so that one costs no
-start of a process; a failure or a rank that hangs ends them, and the next test forks new ones.
+start of a process; a failure, a rank that hangs or a pause ends them, and the next test forks new
+ones.
 With `world=0` the function runs in a process of its own, without a group.
 
 As a program, it is that parent: `python -m tests.distributed_ranks` (see `ForkServer` of the
@@ -17,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -33,6 +35,9 @@ from tests import ROOT
 PATIENCE = 180.0
 """Seconds for a function on all ranks; after a rank's failure, others have a fraction of it."""
 _GRACE = 2.0
+IDLE = 3.0
+"""Seconds that ranks stay without a request: a thread of gloo for each group looks for events a
+hundred times a second, and six idle ranks took a twelfth of a core."""
 _STACKS = 20.0
 """Seconds for a rank to say where it is: on a busy machine a signal waits its turn."""
 _MODULES = (
@@ -242,7 +247,12 @@ def main() -> None:
     requests = socket.socket(fileno=0)
     worlds: dict[int, _World] = {}
     with requests.makefile("rb") as lines:
-        for line in lines:
+        while True:
+            if worlds and not select.select([requests], [], [], IDLE)[0]:
+                _close(worlds)
+            line = lines.readline()
+            if not line:
+                break
             request = json.loads(line)
             size = request["world"]
             if size not in worlds:
@@ -253,8 +263,13 @@ def main() -> None:
             if size == 0 or any("error" in answer for answer in answers):
                 worlds.pop(size).close()
             requests.sendall(json.dumps(answers).encode() + b"\n")
+    _close(worlds)
+
+
+def _close(worlds: dict[int, _World]) -> None:
     for world in worlds.values():
         world.close()
+    worlds.clear()
 
 
 if __name__ == "__main__":

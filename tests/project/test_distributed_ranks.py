@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed_ranks import RankError, Ranks, device_of
+from tests.distributed_ranks import IDLE, RankError, Ranks, device_of
+from tests.waiting import wait_for
 from trainer.run.distributed.process_group import collectives
 
 HERE = "tests.project.test_distributed_ranks"
@@ -55,6 +57,15 @@ def test_a_failing_rank_and_a_hanging_one_are_named(ranks: Ranks) -> None:
     ranks.run(f"{HERE}:add_up", 0)  # new ranks: their start is not part of the patience
     with pytest.raises(RankError, match=r"rank 1 hangs:[^$]*in hang_on"):
         ranks.run(f"{HERE}:hang_on", 1, patience=10.0)
+    assert ranks.run(f"{HERE}:add_up", 0) == [[0, 1], [1, 1]]
+
+
+def test_ranks_without_work_end(ranks: Ranks) -> None:
+    found = ranks.run(f"{HERE}:number_and_group")
+    assert ranks.run(f"{HERE}:number_and_group") == found
+    time.sleep(IDLE)
+    running = [Path("/proc", str(pid)) for pid, _ in found]
+    wait_for(lambda: not any(process.exists() for process in running), "the end of the ranks")
     assert ranks.run(f"{HERE}:add_up", 0) == [[0, 1], [1, 1]]
 
 
