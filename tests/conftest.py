@@ -170,12 +170,13 @@ class OneParentOfRanks(LoadFileScheduling):
     """By file, but in one process all that use the fixture `ranks`, or import transformers or peft.
 
     Each process that uses it would import torch for its ranks, and fork worlds of 2 and 4. The
-    import of transformers, which `tiny_model` needs too, takes 5 s of CPU time, that of peft 1.
+    import of transformers, which `tiny_model` needs too, takes 5 s of CPU time, that of peft 1. Not
+    those of the wgpu engine: they are most of their tier, and its other process would be idle.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "ranks" if _is_costly(file) else file
+        return "ranks" if "/wgpu/" not in file and _is_costly(file) else file
 
 
 _COSTLY = re.compile(
