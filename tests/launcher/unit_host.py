@@ -100,8 +100,18 @@ class Unit:
             self._keeper.kill()
             self._keeper.wait()
 
+    def _runs(self) -> bool:
+        """Whether it runs, or will again; `poll` says it does until `_watch` has noted its end."""
+        if self._keeper is None:
+            return False
+        try:
+            ended = os.waitid(os.P_PID, self._keeper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # noted, or about to be
+            return self._keeper.wait() != 0 and not self._stopping
+        return ended is None or (ended.si_status != 0 and not self._stopping)
+
     def show(self) -> dict[str, str]:
-        runs = self._keeper is not None and self._keeper.poll() is None
+        runs = self._runs()
         return {
             "ActiveState": "active" if runs else "inactive",
             "SubState": "running" if runs else "dead",

@@ -5,6 +5,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -215,13 +216,21 @@ def test_a_unit_that_does_not_start_is_said_with_systemds_words(
 def test_where_systemd_refuses_the_process_is_ended_without_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = place.process()
-    place.supervisor.start(process)
-    place.up(process)
+    wait = os.waitpid
+
+    def wait_and_pause(pid: int, options: int) -> tuple[int, int]:
+        ended = wait(pid, options)
+        if not options:  # the thread that waits for the supervisor gets no processor for a while
+            time.sleep(1.0)
+        return ended
 
     def refuse(verb: str, unit: str, _deadline: float = 1.0) -> None:
         raise PreflightError(f"cannot {verb} {unit}")
 
+    monkeypatch.setattr(os, "waitpid", wait_and_pause)
+    process = place.process()
+    place.supervisor.start(process)
+    place.up(process)
     monkeypatch.setattr(place.host, "control_unit", refuse)
     place.supervisor.stop([process], 20.0)
     assert place.supervisor.state(process).is_over
