@@ -1,4 +1,4 @@
-"""The loop of a worker: one step reads from top to bottom in `Worker.run`."""
+"""The loop of a worker: one event after another, each a method of `Worker`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.worker.base import Exchange
-from trainer.exchange.worker.session import Admitted, Committed, result_message
+from trainer.exchange.worker.session import Admitted, Committed, Event, result_message
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
 from trainer.replica.base import Replica
@@ -68,27 +68,34 @@ class Worker:
     def run(self) -> Shutdown:
         """Work until the run is over, or until asked to stop, and return how it ended."""
         while True:
-            match self.exchange.next_event():
-                case Admitted(rank=rank, state=state, rounds=rounds):
-                    log.info("in the run as rank %d from step %d", rank, state.step)
-                    self._state, self._owes_commit = state, False
-                    self._follow(rounds)
-                    self.replica.write_trainable(state.weights)
-                case ShardAssignment(kind="train") as shard if self._inner:
-                    self._train_alone(shard, self._inner)
-                case ShardAssignment(kind="train") as shard:
-                    self._train(shard)
-                case ShardAssignment() as shard:
-                    self._evaluate(shard)
-                case Committed(commit=commit, gradient=gradient):
-                    self._apply(commit, gradient)
-                case Shutdown() as end:
-                    return end
-                case None:
-                    pass
+            # No variable keeps the event: a gradient that was applied would stay for a whole step.
+            if end := self._handle(self.exchange.next_event()):
+                return end
             if self.stop_reason and not self._owes_commit:
                 self.exchange.close(self.stop_reason)
                 return Shutdown(reason=self.stop_reason, exit_code=0)
+
+    def _handle(self, event: Event | None) -> Shutdown | None:
+        """Do what an event asks for; return it if it is the end."""
+        match event:
+            case Admitted(rank=rank, state=state, rounds=rounds):
+                log.info("in the run as rank %d from step %d", rank, state.step)
+                self._state, self._owes_commit = state, False
+                self._follow(rounds)
+                self.replica.write_trainable(state.weights)
+            case ShardAssignment(kind="train") as shard if self._inner:
+                self._train_alone(shard, self._inner)
+            case ShardAssignment(kind="train") as shard:
+                self._train(shard)
+            case ShardAssignment() as shard:
+                self._evaluate(shard)
+            case Committed(commit=commit, gradient=gradient):
+                self._apply(commit, gradient)
+            case Shutdown() as end:
+                return end
+            case None:
+                pass
+        return None
 
     def interrupt(self, reason: str) -> None:
         """Stop after the step that is under way; safe in a signal handler."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,13 @@ import pytest
 
 from launcher.runs.certificates.authority import Authority, identity_of
 from trainer.exchange.protocol.messages import Shutdown
-from trainer.exchange.protocol.wire import HEADER_SIZE, Frame, FrameDecoder, MessageType
+from trainer.exchange.protocol.wire import (
+    HEADER_SIZE,
+    Frame,
+    FrameDecoder,
+    FrameEncoder,
+    MessageType,
+)
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.send_queue import SendQueue
@@ -179,6 +190,60 @@ def test_a_gradient_in_shared_memory_does_not_hold_the_other_links_up() -> None:
             writer.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_link_with_ever_more_bytes_has_one_turn_at_a_time() -> None:
+    """A turn that the link asks of the loop and one that an event brings are the same one."""
+    near, far = tcp_pair()
+    over = threading.Event()
+    rounds, turns = count(), Counter[int]()
+
+    def flood() -> None:
+        encoder = FrameEncoder(0)
+        with suppress(OSError):
+            while not over.is_set():
+                far.sendall(b"".join(encoder.encode(Frame(MessageType.STATE, bytes(65_536)))))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        present = next(rounds)
+
+        def another_round() -> None:
+            nonlocal present
+            present = next(rounds)
+            loop.call_soon(another_round)
+
+        def heard(_link: Link) -> None:
+            turns[present] += 1
+            time.sleep(0.002)  # the peer fills both buffers again
+
+        ended = loop.create_future()
+        link = Link(
+            0,
+            opened=lambda _: None,
+            frame=lambda _link, _frame: None,
+            heard=heard,
+            closed=lambda _link, reason: ended.set_result(reason),
+            max_queued=9,
+        )
+        near.setblocking(False)
+        link.begin(near)
+        link.admit()
+        another_round()
+        while turns.total() < 60:
+            await asyncio.sleep(0)
+        link.abort("over")
+        assert await ended == "over"
+
+    with far:
+        peer = threading.Thread(target=flood)
+        peer.start()
+        try:
+            asyncio.run(asyncio.wait_for(run(), 60))
+        finally:
+            over.set()
+            peer.join()
+    assert max(turns.values()) == 1
 
 
 def test_averages_wait_for_their_commit_but_not_for_long() -> None:

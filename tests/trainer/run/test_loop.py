@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,15 @@ from tests.trainer.clock import Clock
 from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.config.run import OptimizerConfig, load
 from trainer.data.tokens import Encoded
-from trainer.exchange.protocol.messages import HandIn, ShardAssignment, ShardResult, Shutdown
+from trainer.exchange.protocol.messages import (
+    HandIn,
+    ShardAssignment,
+    ShardResult,
+    Shutdown,
+    StepCommit,
+)
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.exchange.worker.session import Admitted
+from trainer.exchange.worker.session import Admitted, Committed
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
 from trainer.replica.base import OnBlock, StepResult
@@ -117,3 +124,41 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
     # The only round is the last, and so settled: as many blocks again.
     assert order[len(early) : -1] == [1, 0, 3, 2, 5, 4, 7, 6]
     assert (order[-1].weight, order[-1].shard) == (taken, 4)
+
+
+def test_a_gradient_is_gone_once_it_was_applied() -> None:
+    """During the next forward and backward its memory is of more use to the replica."""
+    layout = tiny_layout()
+    gradient = np.ones(layout.size, np.float32)
+    seen = weakref.ref(gradient)
+    commit = StepCommit(
+        step=0,
+        loss=1.0,
+        grad_norm=1.0,
+        clip_scale=1.0,
+        learning_rate=0.1,
+        report=False,
+        settled=True,
+        next=None,
+    )
+    state = TrainState.fresh(np.ones(layout.size, np.float32))
+    exchange = OneShard(SHARD.model_copy(update={"step": 1}))
+    exchange._events[:0] = [Admitted(0, state), Committed(commit, gradient)]
+    del gradient
+    left: list[np.ndarray | None] = []
+    replica: Any = TimedReplica(Clock())
+    replica.write_trainable = lambda _flat: None
+    compute = replica.forward_backward
+    replica.forward_backward = lambda *of: (left.append(seen()), compute(*of))[1]
+    sample = Encoded(np.arange(3, dtype=np.int32), 1)
+    worker = Worker(
+        replica,
+        exchange,  # pyright: ignore[reportArgumentType]
+        Update(load("quickstart"), layout),
+        StepPlan(4, 2, 1),
+        [sample] * 4,  # pyright: ignore[reportArgumentType]
+        None,
+        seed=0,
+    )
+    worker.run()
+    assert (state.step, left) == (1, [None])

@@ -64,6 +64,8 @@ class Link:
         self._incompatible = incompatible
         self._holding: asyncio.TimerHandle | None = None
         self._blocked = False
+        self._reading = False
+        """Whether the loop reads again by itself: an event that comes first asks for no more."""
         self._closing = False
         self._close_when_sent = self._told = False
         self.admitted = False
@@ -163,6 +165,14 @@ class Link:
     # What the event loop calls
 
     def _read(self) -> None:
+        if not self._reading:
+            self._read_for_a_turn()
+
+    def _read_on(self) -> None:
+        self._reading = False
+        self._read_for_a_turn()
+
+    def _read_for_a_turn(self) -> None:
         taken = 0
         while taken < _TURN and self._socket is not None:
             try:
@@ -187,7 +197,8 @@ class Link:
             taken += count
         if self._shared is None and self._socket is not None:
             # TLS may hold bytes that the kernel no longer reports: no event follows for them.
-            self._loop.call_soon(self._read)
+            self._reading = True
+            self._loop.call_soon(self._read_on)
 
     def _wake_for(self, wanted: int) -> None:
         """Have the kernel wake the loop for many bytes at once, not for every packet.
@@ -273,7 +284,7 @@ class Link:
 
     def _read_rest(self, error: OSError) -> None:
         """Take what the peer said before it became impossible to write to it, and end."""
-        self._read()
+        self._read_for_a_turn()
         self._end(error)
 
     def _stop_writing(self) -> None:
