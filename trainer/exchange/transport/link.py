@@ -65,7 +65,7 @@ class Link:
         self._holding: asyncio.TimerHandle | None = None
         self._blocked = False
         self._reading = False
-        """Whether the loop reads again by itself: an event that comes first asks for no more."""
+        """Whether the loop will read again by itself, so that an event need not."""
         self._closing = False
         self._close_when_sent = self._told = False
         self.admitted = False
