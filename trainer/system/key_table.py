@@ -1,0 +1,69 @@
+"""What a reader does with each key of a file that a person brings (invariant F-IN-001).
+
+A reader has one table. A key is used, or harmless, or refused by its name with what to do. A key
+that is in none of them is counted and reported once, when the file has been read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+REPORTED_KEYS = 8
+"""Unknown keys that a report names; the others are counted."""
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The keys that one reader knows."""
+
+    what: str
+    """What the keys belong to, as messages call it: `a data line`, `config.json`."""
+    used: frozenset[str]
+    harmless: frozenset[str] = frozenset()
+    """Change nothing that is learned, computed or reached."""
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Would change it and is not supported: the reason and what to do, for an error line."""
+
+    def __post_init__(self) -> None:
+        twice = self.used & self.harmless | (self.used | self.harmless) & self.refused.keys()
+        assert not twice, f"{self.what}: {sorted(twice)} stand twice"
+
+    def refusal(self, keys: Iterable[str]) -> str | None:
+        """Return what is wrong with the first refused key; None if none is refused."""
+        return next((f"'{key}' {self.refused[key]}" for key in keys if key in self.refused), None)
+
+    def unknown(self, keys: Iterable[str]) -> list[str]:
+        """Return the keys that are in no part of the table, in their order."""
+        return [
+            key
+            for key in keys
+            if key not in self.used and key not in self.harmless and key not in self.refused
+        ]
+
+
+class UnknownKeys:
+    """Counts the unknown keys of one file, for one line at the start."""
+
+    def __init__(self, table: KeyTable) -> None:
+        self._table = table
+        self._counts: Counter[str] = Counter()
+
+    def add(self, keys: Iterable[str]) -> None:
+        """Count the unknown ones among the keys of one object."""
+        self._counts.update(self._table.unknown(keys))
+
+    def report(self) -> str | None:
+        """Return `not used: 'lable' (240 times), ...`; None without an unknown key."""
+        if not self._counts:
+            return None
+        found = self._counts.most_common()
+        named = [
+            f"{key[:SHOWN_CHARACTERS]!r} ({count:,} {'time' if count == 1 else 'times'})"
+            for key, count in found[:REPORTED_KEYS]
+        ]
+        rest = len(found) - len(named)
+        more = f" and {rest} more" if rest else ""
+        return f"keys of {self._table.what} that are not used: {', '.join(named)}{more}"
