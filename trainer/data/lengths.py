@@ -12,7 +12,8 @@ from trainer.config.run import Task
 from trainer.data.chat_template import ConversationError
 from trainer.data.encoder import Encoder
 from trainer.data.samples import MAX_LINE_BYTES
-from trainer.data.shapes import BadLineError, Sample, parse_sample
+from trainer.data.shapes import Sample, parse_sample
+from trainer.data.values import BadLineError
 
 MEASURED_BYTES = 1 << 19
 """Bytes to tokenise, a quarter of a second; a smaller file is measured whole."""

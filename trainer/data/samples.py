@@ -16,7 +16,8 @@ from blake3 import blake3
 
 from trainer.config.run import Task
 from trainer.data.formats import HEAD_BYTES, refuse_other_formats
-from trainer.data.shapes import BadLineError, Sample, parse_sample
+from trainer.data.shapes import Sample, parse_sample
+from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
 

@@ -14,6 +14,7 @@ from typing import Any
 from blake3 import blake3
 
 from trainer.config.run import Task
+from trainer.data.values import BadLineError, kind_of, string_of, text_of
 
 ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = {
@@ -40,10 +41,6 @@ _SPELLED = (
     " or without input, {input, label}"
 )
 KEYS = frozenset(key for keys in SHAPES.values() for key in keys)
-
-
-class BadLineError(Exception):
-    """The problem of one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +89,10 @@ def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) ->
         BadLineError: it is not a sample.
     """
     if not isinstance(tree, dict):
-        raise BadLineError(f"expected an object, got {_kind(tree)}")
+        raise BadLineError(f"expected an object, got {kind_of(tree)}")
     if task == "classify":
         assert num_classes is not None
-        text = _text(tree, "input")
+        text = text_of(tree, "input")
         return Sample(text, _label(tree, num_classes), line=number)
     match _shape(tree):
         case "messages":
@@ -104,16 +101,16 @@ def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) ->
         case "conversations":
             return Sample("", messages=_conversations(tree["conversations"]), line=number)
         case "instruction":
-            asked = _text(tree, "instruction")
-            if tree.get("input") is not None and (given := _string(tree, "input")).strip():
+            asked = text_of(tree, "instruction")
+            if tree.get("input") is not None and (given := string_of(tree, "input")).strip():
                 asked = f"{asked}\n\n{given}"
-            turns = ChatMessage("user", asked), ChatMessage("assistant", _text(tree, "output"))
+            turns = ChatMessage("user", asked), ChatMessage("assistant", text_of(tree, "output"))
             return Sample("", messages=turns, line=number)
         case "prompt":
-            completion = _text(tree, "completion")
-            return Sample(completion, prompt=_string(tree, "prompt"), line=number)
+            completion = text_of(tree, "completion")
+            return Sample(completion, prompt=string_of(tree, "prompt"), line=number)
         case shape:
-            return Sample(_text(tree, shape), line=number)
+            return Sample(text_of(tree, shape), line=number)
 
 
 def _shape(tree: dict[str, Any]) -> str:
@@ -137,32 +134,12 @@ def _shape(tree: dict[str, Any]) -> str:
     )
 
 
-def _text(tree: dict[str, Any], key: str) -> str:
-    text = _string(tree, key)
-    if not text.strip():
-        raise BadLineError(f"'{key}' is empty")
-    return text
-
-
-def _string(tree: dict[str, Any], key: str) -> str:
-    if key not in tree:
-        raise BadLineError(f"lacks the key '{key}'")
-    value = tree[key]
-    if not isinstance(value, str):
-        raise BadLineError(f"'{key}' must be a string, got {_kind(value)}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:  # JSON can have half a surrogate pair, a tokenizer cannot
-        raise BadLineError(f"'{key}' holds a lone surrogate, which is not text") from None
-    return value
-
-
 def _label(tree: dict[str, Any], num_classes: int) -> int:
     if "label" not in tree:
         raise BadLineError("lacks the key 'label'")
     label = tree["label"]
     if type(label) is not int:  # bool is an int in Python
-        raise BadLineError(f"'label' must be an integer, got {_kind(label)}")
+        raise BadLineError(f"'label' must be an integer, got {kind_of(label)}")
     if not 0 <= label < num_classes:
         raise BadLineError(f"'label' must be from 0 to {num_classes - 1}, got {label}")
     return label
@@ -189,15 +166,15 @@ def _turns(
     for index, turn in enumerate(value):
         where = f"'{key}[{index}]'"
         if not isinstance(turn, dict):
-            raise BadLineError(f"{where} must be an object, got {_kind(turn)}")
+            raise BadLineError(f"{where} must be an object, got {kind_of(turn)}")
         more = {key: value for key, value in turn.items() if key not in (speaker, said)}
         try:
-            role = _string(turn, speaker)
+            role = string_of(turn, speaker)
             calls = more.get("tool_calls") or None
             if calls is not None and not _are_objects(calls):
                 raise BadLineError("'tool_calls' must be a list of objects")
             silent = calls is not None and turn.get(said) is None
-            content = "" if silent else _string(turn, said)
+            content = "" if silent else string_of(turn, said)
         except BadLineError as error:
             raise BadLineError(f"{where}: {error}") from None
         if role not in roles:
@@ -225,14 +202,3 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
 
 def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
-
-
-def _kind(value: Any) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "a boolean",
-        int: "an integer",
-    }
-    return "null" if value is None else names.get(type(value), "a number")  # pyright: ignore[reportUnknownArgumentType]

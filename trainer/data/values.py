@@ -1,0 +1,51 @@
+"""The values of a data line's keys, or the line's problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BadLineError(Exception):
+    """The problem of one line."""
+
+
+def text_of(tree: dict[str, Any], key: str) -> str:
+    """Return a text that is not empty.
+
+    Raises:
+        BadLineError: the key is missing, or its value is another.
+    """
+    text = string_of(tree, key)
+    if not text.strip():
+        raise BadLineError(f"'{key}' is empty")
+    return text
+
+
+def string_of(tree: dict[str, Any], key: str) -> str:
+    """Return a string that is text.
+
+    Raises:
+        BadLineError: the key is missing, or its value is another.
+    """
+    if key not in tree:
+        raise BadLineError(f"lacks the key '{key}'")
+    value = tree[key]
+    if not isinstance(value, str):
+        raise BadLineError(f"'{key}' must be a string, got {kind_of(value)}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:  # JSON can have half a surrogate pair, a tokenizer cannot
+        raise BadLineError(f"'{key}' holds a lone surrogate, which is not text") from None
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """Return what JSON calls a value, with an article."""
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        int: "an integer",
+    }
+    return "null" if value is None else names.get(type(value), "a number")  # pyright: ignore[reportUnknownArgumentType]
