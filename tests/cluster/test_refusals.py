@@ -42,16 +42,17 @@ def test_workers_of_another_job_are_refused(cluster: Cluster) -> None:
         other.run_id = run_id
         return other.worker(1, *flags, address=cluster.address)
 
-    refused = {
-        "another config": stranger("config", optimizer__learning_rate=2e-3),
-        "another model": stranger("model", model__path=other_model(cluster)),
-        "another data": stranger("data", data__train=other_data(cluster)),
-        "another run": stranger("run-id", run_id="somebody-elses"),
-        "another version of Motley": stranger("version", "--claim", "version:0.0.1"),
-        "another gradient layout": stranger("layout", "--claim", "layout:abc"),
-        "protocol version": stranger("protocol", "--protocol", "9"),
-    }
-    for reason, worker in refused.items():
+    refused = [
+        ("another config", stranger("config", optimizer__learning_rate=2e-3)),
+        ("another config", stranger("length", training__max_steps=3)),
+        ("another model", stranger("model", model__path=other_model(cluster))),
+        ("another data", stranger("data", data__train=other_data(cluster))),
+        ("another run", stranger("run-id", run_id="somebody-elses")),
+        ("another version of Motley", stranger("version", "--claim", "version:0.0.1")),
+        ("another gradient layout", stranger("layout", "--claim", "layout:abc")),
+        ("protocol version", stranger("protocol", "--protocol", "9")),
+    ]
+    for reason, worker in refused:
         assert worker.wait() == 4, f"{reason}: {worker.text}"
         assert reason in worker.text.splitlines()[-1]
         assert "Traceback" not in worker.text

@@ -21,6 +21,7 @@ from trainer.config import spelling
 from trainer.config.budget import BudgetConfig
 from trainer.config.codec import KnownCodec, read_codec
 from trainer.config.parallel import ParallelConfig
+from trainer.config.rounds import RoundSettings
 from trainer.config.section import Section, load_settings
 from trainer.config.topology import TopologySettings
 from trainer.config.training import Positive, Precision, TrainingConfig
@@ -33,6 +34,36 @@ Divergence = Literal["forward", "reverse", "jsd"]
 
 Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LINEARS: tuple[Linear, ...] = get_args(Linear)
+
+MEMBERS_MAY_DIFFER = (
+    "name",
+    "output",
+    "model.path",
+    "data.train",
+    "data.validation",
+    "training.micro_batch_size",
+    "training.pack",
+    "training.gradient_checkpointing",
+    "training.evaluate_every",
+    "exchange.shares",
+    "exchange.hash_every",
+    "exchange.heartbeat",
+    "exchange.lost_after",
+    "exchange.step_deadline",
+    "exchange.join_deadline",
+    "exchange.alarm_factor",
+    "exchange.outliers",
+    "exchange.shared_memory",
+    "exchange.sum_on_host",
+    "exchange.topology",
+    "checkpoint",
+    "parallel",
+    "budget",
+)
+"""Settings and sections that members need not agree on: paths, timers, what only one of them reads,
+and how a gradient is computed, not which. All others, also later ones, must be equal."""
+RESUME_MAY_CHANGE = ("training.epochs", "training.max_steps")
+"""What members agree on and a resumed run may change: its length."""
 
 
 class ModelConfig(Section):
@@ -239,40 +270,37 @@ class RunConfig(Section):
         return self.checkpoint.every, self.training.evaluate_every
 
     def changes(self, other: RunConfig) -> list[str]:
-        """Return the agreed settings that differ in another config, as `key: this -> that`."""
-        mine, theirs = _leaves(self._shared()), _leaves(other._shared())
+        """Return the settings that differ and fix a run on resume, as `key: this -> that`."""
+        mine, theirs = self._agreed(), other._agreed()
         return [
             f"{key}: {mine.get(key)} -> {theirs.get(key)}"
             for key in sorted({*mine, *theirs})
-            if mine.get(key) != theirs.get(key)
+            if mine.get(key) != theirs.get(key) and key not in RESUME_MAY_CHANGE
         ]
 
     def agreement(self) -> str:
         """Return the BLAKE2b hex digest of every setting that all members must share.
 
-        Paths, output, timers and `parallel` may differ between machines; model and data contents
-        have digests of their own.
+        That is every setting but `MEMBERS_MAY_DIFFER`; model and data contents have digests of
+        their own.
         """
-        text = json.dumps(self._shared(), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self._agreed(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def _shared(self) -> dict[str, Any]:
+    def _agreed(self) -> dict[str, Any]:
+        """Return the settings that members share, by their dotted paths; unused ones left out."""
+        tree = self.model_dump(mode="json")
+        if self.method == "full":
+            del tree["lora"]
+        if self.training.max_steps is not None:
+            del tree["training"]["epochs"]  # the steps decide
+        for name in RoundSettings.model_fields:
+            del tree["exchange"][name]  # what remains of them is in `agreed`
+        tree["exchange"]["rounds"] = self.exchange.agreed(*self.saved_every)
         return {
-            "task": self.task,
-            "method": self.method,
-            "num_classes": self.num_classes,
-            "model.dtype": self.model.dtype,
-            "model.quantization": self.model.quantization,
-            "lora": self.lora.model_dump() if self.method == "lora" else None,
-            "data.max_seq_len": self.data.max_seq_len,
-            "data.validation_fraction": self.data.validation_fraction,
-            "distillation": self.distillation and self.distillation.model_dump(),
-            "optimizer": self.optimizer.model_dump(),
-            "training.batch_size": self.training.batch_size,
-            "training.precision": self.training.precision,
-            "training.seed": self.training.seed,
-            "exchange.codec": self.exchange.codec,
-            "exchange.rounds": self.exchange.agreed(*self.saved_every),
+            key: value
+            for key, value in _leaves(tree).items()
+            if not any(f"{key}.".startswith(f"{path}.") for path in MEMBERS_MAY_DIFFER)
         }
 
     def with_settings(self, changes: Mapping[str, Any]) -> RunConfig:
@@ -310,15 +338,14 @@ class RunConfig(Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
-def _leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the settings of sections under their dotted keys."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            section = cast("dict[str, Any]", value)
-            found |= {f"{key}.{name}": setting for name, setting in section.items()}
+            found |= _leaves(cast("dict[str, Any]", value), f"{prefix}{key}.")
         else:
-            found[key] = value
+            found[f"{prefix}{key}"] = value
     return found
 
 

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.config.run import RunConfig, load, presets
+from trainer.config.run import MEMBERS_MAY_DIFFER, RunConfig, load, presets, setting_keys
+from trainer.config.training import TrainingConfig
 from trainer.system.errors import InputError
 
 
@@ -143,6 +144,37 @@ def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
         (said,) = base.changes(config(**change))
         assert said.startswith(f"{key}: ")
         assert said.endswith(f" -> {value}")
+
+
+@pytest.mark.parametrize("setting", MEMBERS_MAY_DIFFER)
+def test_what_members_may_differ_in_exists(setting: str):
+    keys = (*setting_keys(), "checkpoint", "parallel", "budget")
+    assert setting in keys, "a renamed setting would be compared again without a word"
+
+
+def test_members_agree_on_a_setting_that_is_in_no_list():
+    class LaterTraining(TrainingConfig):
+        later: int = 0
+
+    class LaterConfig(RunConfig):
+        training: LaterTraining = LaterTraining()
+
+    tree = config().model_dump()
+    this, that = (
+        LaterConfig.model_validate(tree | {"training": tree["training"] | {"later": later}})
+        for later in (0, 1)
+    )
+    assert this.agreement() != that.agreement()
+    assert this.changes(that) == ["training.later: 0 -> 1"]
+
+
+def test_members_agree_on_the_length_and_a_resumed_run_may_change_it():
+    base = config()
+    for change in ({"training.epochs": 9}, {"training.max_steps": 9}):
+        assert config(**change).agreement() != base.agreement()
+        assert base.changes(config(**change)) == []
+    steps = {"training.max_steps": 9}
+    assert config(**steps).agreement() == config(**steps, **{"training.epochs": 7}).agreement()
 
 
 def test_lora_settings_do_not_matter_for_full_fine_tuning():
