@@ -7,12 +7,17 @@ through the code that reads real files, and each refused key is refused by its n
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
+from pathlib import Path
 
 import pytest
 
 import launcher
 import trainer
+from trainer.data.samples import DataError, read_file
+from trainer.data.shapes import LINE_KEYS
+from trainer.data.turns import TURN_KEYS
 from trainer.system.key_table import KeyTable
 
 
@@ -40,3 +45,21 @@ def test_every_refusal_says_what_to_do(name: str) -> None:
         assert refusal is not None
         assert refusal.startswith(f"'{key}' ")
         assert "\n" not in refusal
+
+
+def line(key: str, *, turn: bool) -> dict[str, object]:
+    """Return a data line with one more key of itself or of its answer."""
+    tree: dict[str, object] = {"role": "assistant", "content": "a"}
+    return {"messages": [tree | {key: "x"}]} if turn else {"messages": [tree], key: "x"}
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_a_data_line_and_its_turns(tmp_path: Path, turn: bool) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(line("lable", turn=turn)) + "\n")
+    (report,) = read_file(path, "causal-lm").unused
+    assert report.endswith("'lable' (1 time)")
+    for key in (TURN_KEYS if turn else LINE_KEYS).refused:
+        path.write_text(json.dumps(line(key, turn=turn)) + "\n")
+        with pytest.raises(DataError, match=rf"a\.jsonl:1: .*'{key}' "):
+            read_file(path, "causal-lm")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data.shapes import ChatMessage
+from trainer.data.turns import REASONING, ChatMessage
 from trainer.system.errors import InputError
 
 Span = tuple[int, int]
@@ -211,9 +211,14 @@ def read_chat_template(tokenizer_dir: Path, special: frozenset[str]) -> ChatTemp
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
     """Return a turn as a template sees it; nulls are left out, as in transformers."""
-    silent = not message.content and "tool_calls" in message.more
-    content = {} if silent else {"content": message.content}
-    return {"role": message.role, **content, **message.more}
+    content = {} if message.absent else {"content": message.content}
+    return {"role": message.role, **content, **_with_reasoning(message.more)}
+
+
+def _with_reasoning(more: dict[str, Any]) -> dict[str, Any]:
+    """Give a turn's reasoning the names that templates read, as transformers does."""
+    found = next((more[key] for key in REASONING if key in more), None)
+    return more if found is None else {"thinking": found, **more, "reasoning_content": found}
 
 
 def _marked(turn: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ positions are kept in memory.
 
 from __future__ import annotations
 
+import logging
 import os
 from array import array
 from collections import Counter
@@ -16,8 +17,10 @@ from pathlib import Path
 from blake3 import blake3
 
 from trainer.data.samples import DataError, iterate, read_line
-from trainer.data.shapes import Sample
+from trainer.data.shapes import Sample, UnusedKeys
 from trainer.system.errors import InputError
+
+log = logging.getLogger(__name__)
 
 LINES = ".jsonl"
 
@@ -99,8 +102,11 @@ class Documents(Sequence[Sample]):
     def _add(self, path: Path, hasher: blake3, *, named: bool) -> None:
         self._files.append(path)
         if path.suffix == LINES:
-            for begin, sample in iterate(path, "causal-lm", None, blake3()):
+            unused = UnusedKeys()
+            for begin, sample in iterate(path, "causal-lm", None, blake3(), unused):
                 self._append(sample, begin, hasher)
+            for line in unused.report():
+                log.info("%s: %s", path, line)
             return
         try:
             self._append(Sample(_read_text(path)), 0, hasher)

@@ -33,4 +33,4 @@ def hold_out(file: SampleFile, fraction: float) -> tuple[SampleFile, SampleFile]
     pairs = list(zip(file.samples, digests, strict=True))
     train = [sample for sample, digest in pairs if digest not in held]
     validation = [sample for sample, digest in pairs if digest in held]
-    return replace(file, samples=train), replace(file, samples=validation)
+    return replace(file, samples=train), replace(file, samples=validation, unused=[])

@@ -1,12 +1,12 @@
 """Read JSON Lines as samples, or raise one error that lists the bad lines.
 
-`shapes.py` defines the lines. Other keys are ignored, blank lines are skipped, a leading byte order
-mark is dropped.
+`shapes.py` defines the lines. Blank lines are skipped, a leading byte order mark is dropped.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,12 @@ from blake3 import blake3
 
 from trainer.config.run import Task
 from trainer.data.formats import HEAD_BYTES, refuse_other_formats
-from trainer.data.shapes import Sample, parse_sample
+from trainer.data.shapes import Sample, UnusedKeys, parse_sample
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
+
+log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 10 * 1024 * 1024
 """A longer line is reported, not parsed."""
@@ -38,16 +40,21 @@ class SampleFile:
     path: Path
     samples: list[Sample]
     digest: str
+    unused: list[str]
+    """Lines on keys that are not used, for the summary at the start."""
 
 
 def read_samples(path: Path, task: Task, num_classes: int | None = None) -> list[Sample]:
-    """Return the samples of a JSON Lines file, in the file's order.
+    """Return the samples of a JSON Lines file, in the file's order; log keys that are not used.
 
     Raises:
         DataError: lines are bad; all are counted and the first ones named.
         InputError: the file is missing, empty, or cannot be read.
     """
-    return read_file(path, task, num_classes).samples
+    file = read_file(path, task, num_classes)
+    for line in file.unused:
+        log.info("%s: %s", path, line)
+    return file.samples
 
 
 def read_file(path: Path, task: Task, num_classes: int | None = None) -> SampleFile:
@@ -58,12 +65,12 @@ def read_file(path: Path, task: Task, num_classes: int | None = None) -> SampleF
         raise InputError(f"{path}: no such data file")
     if path.is_dir():
         raise InputError(f"{path}: is a folder, expected a JSON Lines file")
-    hasher = blake3()
+    hasher, unused = blake3(), UnusedKeys()
     with announced(f"reading {path}"):
-        samples = [sample for _, sample in iterate(path, task, num_classes, hasher)]
+        samples = [sample for _, sample in iterate(path, task, num_classes, hasher, unused)]
     if not samples:
         raise InputError(f"{path}: holds no samples, expected one JSON object a line")
-    return SampleFile(path, samples, hasher.hexdigest())
+    return SampleFile(path, samples, hasher.hexdigest(), unused.report())
 
 
 def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> blake3:
@@ -86,9 +93,11 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
 
 
 def iterate(
-    path: Path, task: Task, num_classes: int | None, hasher: blake3
+    path: Path, task: Task, num_classes: int | None, hasher: blake3, unused: UnusedKeys
 ) -> Iterator[tuple[int, Sample]]:
-    """Yield each sample and the byte at which its line begins, and hash the file on the way.
+    """Yield each sample and the byte at which its line begins.
+
+    Hashes the file and counts unused keys on the way.
 
     Raises:
         DataError: after the last line, if lines are bad.
@@ -104,7 +113,10 @@ def iterate(
                     if raw is None:
                         raise BadLineError(f"line is longer than {MAX_LINE_BYTES >> 20} MiB")
                     if raw.strip():
-                        yield begin, _parse(raw, number, task, num_classes)
+                        tree = _tree(raw)
+                        sample = parse_sample(tree, number, task, num_classes)
+                        unused.add(tree, sample)
+                        yield begin, sample
                 except BadLineError as error:
                     problems.append(f"{path}:{number}: {error}")
                 begin = file.tell()
@@ -130,7 +142,7 @@ def read_line(path: Path, begin: int, number: int) -> Sample:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        return _parse(_without_mark(raw, number), number, "causal-lm", None)
+        return parse_sample(_tree(_without_mark(raw, number)), number, "causal-lm", None)
     except BadLineError as error:
         raise DataError(f"{path}:{number}: {error}") from None
 
@@ -168,10 +180,15 @@ def _without_mark(raw: bytes, number: int) -> bytes:
     return raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
 
 
-def _parse(raw: bytes, number: int, task: Task, num_classes: int | None) -> Sample:
+def _tree(raw: bytes) -> Any:
+    """Return the JSON value of a line.
+
+    Raises:
+        BadLineError: it is not JSON, or not UTF-8.
+    """
     try:
         # Without the newline, after which a column would belong to the next line.
-        tree: Any = _DECODER.decode(raw.rstrip(b"\r\n").decode("utf-8"))
+        return _DECODER.decode(raw.rstrip(b"\r\n").decode("utf-8"))
     except UnicodeDecodeError as error:
         raise BadLineError(f"not valid UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
@@ -181,4 +198,3 @@ def _parse(raw: bytes, number: int, task: Task, num_classes: int | None) -> Samp
         raise BadLineError(
             "not JSON that can be read: a number too long or nested too deep"
         ) from None
-    return parse_sample(tree, number, task, num_classes)

@@ -8,50 +8,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
 
 from trainer.config.run import Task
-from trainer.data.values import BadLineError, kind_of, string_of, text_of
-
-ROLES = ("system", "user", "assistant", "tool")
-SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "observation": "tool",
-}
-
-SHAPES = {
-    "text": ("text",),
-    "messages": ("messages",),
-    "conversations": ("conversations",),
-    "prompt": ("prompt", "completion"),
-    "instruction": ("instruction", "output"),
-    "input": ("input",),
-}
-"""The keys that each shape of a `causal-lm` line must have."""
-_SPELLED = (
-    "{text}, {messages}, {conversations}, {prompt, completion}, {instruction, input, output} with"
-    " or without input, {input, label}"
+from trainer.data import glaive
+from trainer.data.turns import (
+    TURN_KEYS,
+    ChatMessage,
+    read_conversations,
+    read_messages,
+    read_tools,
 )
-KEYS = frozenset(key for keys in SHAPES.values() for key in keys)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-    """Empty if there is none, as in a turn that only calls tools."""
-    more: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Further keys, such as `tool_calls`, for a chat template."""
+from trainer.data.values import BadLineError, kind_of, objects_of, string_of, text_of
+from trainer.system.key_table import KeyTable, UnknownKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +44,12 @@ class Sample:
     def digest(self) -> bytes:
         """Return 32 bytes that identify its text, independent of its label and position."""
         turns = [
-            [message.role, message.content, *([message.more] if message.more else [])]
+            [
+                message.role,
+                message.content,
+                *([message.more] if message.more else []),
+                *([] if message.learned else ["context"]),
+            ]
             for message in self.messages
         ]
         if turns:
@@ -82,6 +60,190 @@ class Sample:
         return blake3(b"text\0" + self.text.encode()).digest()
 
 
+Tree = dict[str, Any]
+
+
+def _prompt(tree: Tree) -> Sample:
+    """Read a completion; TRL has prompt and completion as turns, too."""
+    if isinstance(tree["prompt"], list):
+        asked = read_messages(tree["prompt"], "prompt")
+        context = tuple(replace(turn, learned=False) for turn in asked)
+        answer = read_messages(tree["completion"], "completion")
+        return _conversation(tree, "completion", (*context, *answer))
+    return Sample(text_of(tree, "completion"), prompt=string_of(tree, "prompt"))
+
+
+def _instruction(tree: Tree, given: str, output: str) -> Sample:
+    """Read an instruction, with what it is about in `given`, and its answer."""
+    asked = text_of(tree, "instruction")
+    if given in tree and (about := string_of(tree, given)).strip():
+        asked = f"{asked}\n\n{about}"
+    turns = (
+        *_history(tree),
+        ChatMessage("user", asked),
+        ChatMessage("assistant", text_of(tree, output)),
+    )
+    return _conversation(tree, output, turns)
+
+
+def _history(tree: Tree) -> list[ChatMessage]:
+    """Read the earlier rounds, each a pair of a question and its answer."""
+    rounds = tree.get("history", [])
+    turns: list[ChatMessage] = []
+    for each in rounds if isinstance(rounds, list) else [None]:
+        if not isinstance(each, list) or len(each) != 2:
+            raise BadLineError("'history' must be a list of pairs: [[question, answer], ...]")
+        pair = {"'history' question": each[0], "'history' answer": each[1]}
+        said = [string_of(pair, key) for key in pair]
+        turns += ChatMessage("user", said[0]), ChatMessage("assistant", said[1])
+    return turns
+
+
+def _instances(tree: Tree) -> Sample:
+    """Read a seed task of self-instruct."""
+    instances = objects_of(tree["instances"], "instances")
+    if len(instances) != 1:
+        raise BadLineError(
+            f"'instances' has {len(instances)} examples, a line is one; write a line for each"
+        )
+    return _instruction({**tree, **instances[0]}, "input", "output")
+
+
+def _glaive(tree: Tree) -> Sample:
+    """Read a conversation with function calls as Glaive publishes them."""
+    turns = glaive.read_chat(text_of(tree, "chat"))
+    system, tools = glaive.read_system(string_of(tree, "system") if "system" in tree else "")
+    spoken = [ChatMessage("system", system)] if system else []
+    return Sample("", messages=_with_target("chat", (*spoken, *turns)), tools=tools)
+
+
+def _conversation(tree: Tree, key: str, turns: tuple[ChatMessage, ...]) -> Sample:
+    """Return turns as a sample, with `system` and the tools that stand beside them."""
+    system = string_of(tree, "system") if "system" in tree else ""
+    if system.strip():
+        first = turns[0]
+        if first.role == "system" and first.content != system:
+            raise BadLineError("has two system texts, in 'system' and as a turn; remove one")
+        if first.role != "system":
+            turns = (ChatMessage("system", system), *turns)
+    if tree.get("tools") and tree.get("functions"):
+        raise BadLineError("has both 'tools' and 'functions'; remove one")
+    tools = read_tools(tree.get("tools"), "tools", wrap=key != "messages")
+    tools += read_tools(tree.get("functions"), "functions", wrap=True)
+    return Sample("", messages=_with_target(key, turns), tools=tools)
+
+
+def _with_target(key: str, turns: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    if not any(turn.role == "assistant" for turn in turns):
+        raise BadLineError(f"'{key}' has no assistant turn to learn from")
+    if not any(turn.target for turn in turns):
+        raise BadLineError(f"'{key}' has only turns of weight 0, so nothing is learned from it")
+    return turns
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One shape of a `causal-lm` line."""
+
+    keys: tuple[str, ...]
+    """Must be there."""
+    read: Callable[[Tree], Sample]
+    learned: str
+    """What of it is learned, for the documentation."""
+    optional: tuple[str, ...] = ()
+    """Used if they are there."""
+    idle: tuple[str, ...] = ()
+    """Keys of other shapes that may stand beside its own and say nothing more."""
+
+    @property
+    def spelled(self) -> str:
+        """The required keys as errors write them."""
+        return "{" + ", ".join(self.keys) + "}"
+
+
+_BESIDE = ("system", "tools", "functions")
+_WHOLE = ("text", "prompt", "completion", "input", "output", "instruction", "context", "response")
+
+SHAPES = (
+    Shape(("text",), lambda tree: Sample(text_of(tree, "text")), "all of it"),
+    Shape(
+        ("messages",),
+        lambda tree: _conversation(tree, "messages", read_messages(tree["messages"], "messages")),
+        "the assistant's turns",
+        optional=_BESIDE,
+        idle=_WHOLE,
+    ),
+    Shape(
+        ("conversations",),
+        lambda tree: _conversation(
+            tree, "conversations", read_conversations(tree["conversations"], "conversations")
+        ),
+        "the assistant's turns",
+        optional=_BESIDE,
+        idle=_WHOLE,
+    ),
+    Shape(("prompt", "completion"), _prompt, "the completion"),
+    Shape(
+        ("instruction", "output"),
+        lambda tree: _instruction(tree, "input", "output"),
+        "the output, and the answers of the history",
+        optional=("input", "history", "system", "tools"),
+        idle=("text",),  # tatsu-lab/alpaca has the others put together
+    ),
+    Shape(
+        ("instruction", "response"),
+        lambda tree: _instruction(tree, "context", "response"),
+        "the response",
+        optional=("context",),
+    ),
+    Shape(("instruction", "instances"), _instances, "the output of the instance"),
+    Shape(("chat",), _glaive, "the assistant's turns", optional=("system",)),
+    Shape(("input",), lambda tree: Sample(text_of(tree, "input")), "all of it"),
+)
+"""The shapes of a `causal-lm` line."""
+
+KEYS = frozenset(key for shape in SHAPES for key in (*shape.keys, *shape.optional))
+
+_NO_MEDIA = "is not text, and only text is learned; remove the key, or the line"
+_NO_PAIRS = (
+    "is a preference, and one answer is learned, not a comparison; make it a conversation with the"
+    " better answer"
+)
+_NO_WEIGHT = "weighs a whole line, which counts fully; remove the key, or repeat the line"
+LINE_KEYS = KeyTable(
+    "a data line",
+    used=KEYS | {"label"},
+    harmless=frozenset(
+        ("id", "_id", "idx", "index", "uuid", "hash", "source", "dataset", "url", "title", "name")
+    )
+    | {"timestamp", "created_at", "date", "lang", "language", "license", "split", "category"}
+    | {"topic", "tags", "meta", "metadata", "prompt_id", "conversation_id", "is_classification"},
+    refused={
+        **dict.fromkeys(("chosen", "rejected"), _NO_PAIRS),
+        **dict.fromkeys(("image", "images", "videos", "audio", "audios"), _NO_MEDIA),
+        **dict.fromkeys(("weight", "sample_weight"), _NO_WEIGHT),
+    },
+)
+_ANSWERS = ("answer", "answers", "target", "targets", "response", "completion", "summary")
+
+
+class UnusedKeys:
+    """Counts the keys of a file's lines and turns that are not used."""
+
+    def __init__(self) -> None:
+        self._lines, self._turns = UnknownKeys(LINE_KEYS), UnknownKeys(TURN_KEYS)
+
+    def add(self, tree: Any, sample: Sample) -> None:
+        """Count those of one line."""
+        self._lines.add(tree)
+        for message in sample.messages:
+            self._turns.add(message.more)
+
+    def report(self) -> list[str]:
+        """Return a line for the unused keys of lines, and one for those of turns."""
+        return [line for part in (self._lines, self._turns) if (line := part.report())]
+
+
 def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) -> Sample:
     """Return the JSON value of line `number` as a sample.
 
@@ -90,47 +252,34 @@ def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) ->
     """
     if not isinstance(tree, dict):
         raise BadLineError(f"expected an object, got {kind_of(tree)}")
+    if refusal := LINE_KEYS.refusal(key for key in tree if tree[key] not in (None, "", [], {})):
+        raise BadLineError(refusal)
     if task == "classify":
         assert num_classes is not None
-        text = text_of(tree, "input")
-        return Sample(text, _label(tree, num_classes), line=number)
-    match _shape(tree):
-        case "messages":
-            tools = _tools(tree.get("tools"))
-            return Sample("", messages=_messages(tree["messages"]), tools=tools, line=number)
-        case "conversations":
-            return Sample("", messages=_conversations(tree["conversations"]), line=number)
-        case "instruction":
-            asked = text_of(tree, "instruction")
-            if tree.get("input") is not None and (given := string_of(tree, "input")).strip():
-                asked = f"{asked}\n\n{given}"
-            turns = ChatMessage("user", asked), ChatMessage("assistant", text_of(tree, "output"))
-            return Sample("", messages=turns, line=number)
-        case "prompt":
-            completion = text_of(tree, "completion")
-            return Sample(completion, prompt=string_of(tree, "prompt"), line=number)
-        case shape:
-            return Sample(text_of(tree, shape), line=number)
+        return Sample(text_of(tree, "input"), _label(tree, num_classes), line=number)
+    # Tables have null where a line lacks a column.
+    given = {key: value for key, value in tree.items() if value is not None}
+    return replace(_shape(given).read(given), line=number)
 
 
-def _shape(tree: dict[str, Any]) -> str:
+def _shape(tree: Tree) -> Shape:
     """Return the shape of an object.
 
     Keys of other shapes are allowed only beside a conversation, which is complete.
     """
-    shapes = [name for name, keys in SHAPES.items() if tree.keys() >= set(keys)]
-    if "instruction" in shapes and "input" in shapes:
-        shapes.remove("input")  # part of an instruction
-    found = sorted(KEYS & tree.keys())
-    if len(shapes) == 1:
-        (shape,) = shapes
-        own = {*SHAPES[shape], *(("input",) if shape == "instruction" else ())}
-        if shape in ("messages", "conversations") or own.issuperset(found):
+    found = [key for key in tree if key in KEYS]
+    shapes = [shape for shape in SHAPES if tree.keys() >= set(shape.keys)]
+    for shape in shapes:
+        others = set(found).difference(shape.keys, shape.optional, shape.idle)
+        if not others and not (shape.keys == ("input",) and tree.keys() & set(_ANSWERS)):
             return shape
-    given = ", ".join(f"'{key[:40]}'" for key in found or [*tree][:5]) or "none"
-    wrong = "are of several shapes" if len(shapes) > 1 else "are no known shape"
+    named = sorted(tree.keys() & (KEYS | set(_ANSWERS)))
+    given = ", ".join(f"'{key[:40]}'" for key in named or [*tree][:5]) or "none"
+    wrong = "are of several shapes" if shapes else "are no known shape"
+    spelled = ", ".join(shape.spelled for shape in SHAPES)
     raise BadLineError(
-        f"its keys ({given}) {wrong}; rename or remove keys until they are one of: {_SPELLED}"
+        f"its keys ({given}) {wrong}; rename or remove keys until they are one of: {spelled},"
+        " {input, label}"
     )
 
 
@@ -143,62 +292,3 @@ def _label(tree: dict[str, Any], num_classes: int) -> int:
     if not 0 <= label < num_classes:
         raise BadLineError(f"'label' must be from 0 to {num_classes - 1}, got {label}")
     return label
-
-
-def _messages(value: Any) -> tuple[ChatMessage, ...]:
-    roles = {role: role for role in ROLES}
-    return _turns(value, "messages", "role", "content", roles)
-
-
-def _conversations(value: Any) -> tuple[ChatMessage, ...]:
-    """Read ShareGPT's turns; some such data has the usual ones."""
-    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
-        return _turns(value, "conversations", "role", "content", {role: role for role in ROLES})
-    return _turns(value, "conversations", "from", "value", SHAREGPT_ROLES)
-
-
-def _turns(
-    value: Any, key: str, speaker: str, said: str, roles: dict[str, str]
-) -> tuple[ChatMessage, ...]:
-    if not isinstance(value, list) or not value:
-        raise BadLineError(f"'{key}' must be a non-empty list")
-    messages: list[ChatMessage] = []
-    for index, turn in enumerate(value):
-        where = f"'{key}[{index}]'"
-        if not isinstance(turn, dict):
-            raise BadLineError(f"{where} must be an object, got {kind_of(turn)}")
-        more = {key: value for key, value in turn.items() if key not in (speaker, said)}
-        try:
-            role = string_of(turn, speaker)
-            calls = more.get("tool_calls") or None
-            if calls is not None and not _are_objects(calls):
-                raise BadLineError("'tool_calls' must be a list of objects")
-            silent = calls is not None and turn.get(said) is None
-            content = "" if silent else string_of(turn, said)
-        except BadLineError as error:
-            raise BadLineError(f"{where}: {error}") from None
-        if role not in roles:
-            raise BadLineError(
-                f"{where}: {speaker} must be one of {', '.join(roles)}, got {role[:40]!r}"
-            )
-        more = {key: value for key, value in more.items() if value is not None}
-        messages.append(ChatMessage(roles[role], content, more))
-    if all(message.role != "assistant" for message in messages):
-        raise BadLineError(f"'{key}' has no assistant turn to learn from")
-    return tuple(messages)
-
-
-def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    """Read the tools of a conversation; some data has them as JSON in a string."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise BadLineError("'tools' is a string that is not JSON") from None
-    if value is not None and not _are_objects(value):
-        raise BadLineError("'tools' must be a list of objects")
-    return tuple(value or ())
-
-
-def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)

@@ -27,13 +27,16 @@ def survey(
     """
     if train is None:
         found = _lengths(validation.samples, encoder, max_seq_len) if validation else ()
-        return [f"validation: {line}" for line in found]
+        unused = validation.unused if validation else ()
+        return [f"validation: {line}" for line in (*unused, *found)]
     lines = [
+        *train.unused,
         *_lengths(train.samples, encoder, max_seq_len),
         *_classes(train.samples, num_classes),
         *_repeated(train.samples, validation.samples if validation else ()),
     ]
-    return [f"data: {line}" for line in lines]
+    unused = [f"validation: {line}" for line in validation.unused] if validation else []
+    return [*(f"data: {line}" for line in lines), *unused]
 
 
 def _lengths(samples: Sequence[Sample], encoder: Encoder, max_seq_len: int) -> Iterator[str]:

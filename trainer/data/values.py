@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+SHOWN_CHARACTERS = 40
 
 
 class BadLineError(Exception):
@@ -39,6 +42,24 @@ def string_of(tree: dict[str, Any], key: str) -> str:
     return value
 
 
+def objects_of(value: Any, key: str) -> list[dict[str, Any]]:
+    """Return a list of objects; some data has it as JSON in a string, and null is an empty one.
+
+    Raises:
+        BadLineError: it is something else.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "[]")
+        except (ValueError, RecursionError):
+            raise BadLineError(f"'{key}' is a string that is not JSON") from None
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise BadLineError(f"'{key}' must be a list of objects")
+    return value
+
+
 def kind_of(value: Any) -> str:
     """Return what JSON calls a value, with an article."""
     names = {
@@ -49,3 +70,8 @@ def kind_of(value: Any) -> str:
         int: "an integer",
     }
     return "null" if value is None else names.get(type(value), "a number")  # pyright: ignore[reportUnknownArgumentType]
+
+
+def shown(value: object) -> str:
+    """Return a value as a short part of an error line."""
+    return repr(value)[:SHOWN_CHARACTERS]

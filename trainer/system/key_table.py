@@ -26,6 +26,8 @@ class KeyTable:
     """Change nothing that is learned, computed or reached."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """Would change it and is not supported: the reason and what to do, for an error line."""
+    fate: str = "that are not used"
+    """What becomes of the keys that are in no part, for their report."""
 
     def __post_init__(self) -> None:
         twice = self.used & self.harmless | (self.used | self.harmless) & self.refused.keys()
@@ -56,7 +58,7 @@ class UnknownKeys:
         self._counts.update(self._table.unknown(keys))
 
     def report(self) -> str | None:
-        """Return `not used: 'lable' (240 times), ...`; None without an unknown key."""
+        """Return `keys of ... that are not used: 'lable' (240 times), ...`, or None."""
         if not self._counts:
             return None
         found = self._counts.most_common()
@@ -66,4 +68,4 @@ class UnknownKeys:
         ]
         rest = len(found) - len(named)
         more = f" and {rest} more" if rest else ""
-        return f"keys of {self._table.what} that are not used: {', '.join(named)}{more}"
+        return f"keys of {self._table.what} {self._table.fate}: {', '.join(named)}{more}"
