@@ -31,6 +31,7 @@ _PARTS = (
     "launcher/session/*.py",
     "trainer/__init__.py",
     "trainer/system/__init__.py",
+    "trainer/system/cgroups.py",
     "trainer/system/errors.py",
     "trainer/system/nvidia_smi.py",
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.evaluate.sandbox import Sandbox, Trial, TrialResult
+from trainer.system.cgroups import processors
 from trainer.system.errors import InputError
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -78,7 +79,7 @@ def judge(
     sandbox: Sandbox, trials: Sequence[Trial], threads: int | None = None
 ) -> list[TrialResult]:
     """Run trials, several at a time; none outlives this call, also on errors."""
-    pool = ThreadPoolExecutor(threads or os.cpu_count())
+    pool = ThreadPoolExecutor(threads or processors(os.cpu_count() or 1))
     try:
         return list(pool.map(sandbox.run, trials))
     finally:

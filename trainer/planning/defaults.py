@@ -20,6 +20,7 @@ from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.workers import Room, RunMemory
 from trainer.system import pci
+from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
 SETTLED = frozenset(
@@ -130,7 +131,7 @@ def own_rooms(backend: str) -> list[Room]:
 
     card = None if backend == "cpu" else pci.largest_card()
     if card is None:
-        return [Room(psutil.virtual_memory().available, "cpu")]
+        return [Room(free_memory(psutil.virtual_memory().available), "cpu")]
     return [Room(card, "wgpu" if backend == "wgpu" else "cuda")]
 
 

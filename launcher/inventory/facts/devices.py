@@ -7,7 +7,6 @@ every host.
 
 from __future__ import annotations
 
-import math
 import os
 import pwd
 import shutil
@@ -28,7 +27,7 @@ from launcher.inventory.facts.pci import (
     normal_address,
     read,
 )
-from trainer.system import nvidia_smi
+from trainer.system import cgroups, nvidia_smi
 
 Backend = Literal["cuda", "wgpu", "cpu"]
 
@@ -181,23 +180,21 @@ def parse_nvidia_smi(output: str) -> Detection:
     return Detection(tuple(devices), tuple(problems))
 
 
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def usable_cores() -> int:
     """Return the cores this process may use: affinity mask and container quota included."""
-    cores = len(os.sched_getaffinity(0))
-    quota, _, period = read(cgroup).partition(" ")
-    if quota.isdigit() and period.isdigit():
-        cores = min(cores, math.ceil(int(quota) / int(period)))
-    return max(1, cores)
+    return cgroups.processors(len(os.sched_getaffinity(0)))
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the bytes of main memory that programs can still take; None when unknown."""
-    return _memory("MemAvailable", meminfo)
+    """Return the bytes of main memory that this process can still take; None when unknown."""
+    free = _memory("MemAvailable", meminfo)
+    return None if free is None else cgroups.free_memory(free)
 
 
 def main_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the bytes of main memory there are; None when unknown."""
-    return _memory("MemTotal", meminfo)
+    """Return the bytes of main memory that this process may have; None when unknown."""
+    total = _memory("MemTotal", meminfo)
+    return None if total is None else cgroups.memory_limit(total)
 
 
 def _memory(kind: str, meminfo: Path) -> int | None:

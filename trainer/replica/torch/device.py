@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
 
@@ -30,4 +31,4 @@ def available_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     import psutil
 
-    return psutil.virtual_memory().available
+    return free_memory(psutil.virtual_memory().available)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import psutil
 
+from trainer.system import cgroups
+
 INTERVAL = 1.0
 """Seconds between two measurements."""
 _NEARLY_FREE = 0.25
@@ -38,7 +40,7 @@ class Usage(NamedTuple):
 def usable_processors() -> int:
     """Return how many processors this process may use."""
     if psutil.LINUX:
-        return len(os.sched_getaffinity(0))
+        return cgroups.processors(len(os.sched_getaffinity(0)))
     return psutil.cpu_count() or 1
 
 

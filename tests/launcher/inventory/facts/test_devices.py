@@ -12,7 +12,6 @@ from launcher.inventory.facts.devices import (
     available_memory,
     detect,
     parse_nvidia_smi,
-    usable_cores,
 )
 from launcher.inventory.facts.pci import normal_address
 
@@ -220,17 +219,6 @@ def test_software_vulkan_is_a_device_only_when_allowed(tmp_path: Path) -> None:
 def test_a_cpu_answers_to_its_id_alone() -> None:
     assert not Device("cpu", "cpu").answers_to("")
     assert normal_address("00000000:0B:00.0") == "0000:0b:00.0"
-
-
-@pytest.mark.parametrize(("text", "most"), [("150000 100000", 2), ("10000 100000", 1)])
-def test_a_container_quota_limits_the_cores(tmp_path: Path, text: str, most: int) -> None:
-    (tmp_path / "cpu.max").write_text(text)
-    assert 1 <= usable_cores(tmp_path / "cpu.max") <= most
-
-
-def test_no_quota_leaves_the_affinity(tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text("max 100000")
-    assert usable_cores(tmp_path / "cpu.max") == usable_cores(tmp_path / "absent")
 
 
 def test_available_memory_is_read_in_bytes(tmp_path: Path) -> None:

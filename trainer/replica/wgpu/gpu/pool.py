@@ -19,6 +19,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 from trainer.system import pci
+from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
 Purpose = Literal[
@@ -123,7 +124,7 @@ def available(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
     A software or integrated adapter has the machine's memory.
     """
     if adapter.kind in ("software", "integrated"):
-        return psutil.virtual_memory().available
+        return free_memory(psutil.virtual_memory().available)
     return pci.free_memory(adapter.address, devices) if adapter.address else None
 
 

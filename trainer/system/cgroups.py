@@ -1,0 +1,116 @@
+"""Limits of main memory and processor time that the kernel enforces on this process's groups.
+
+Containers, Slurm and Kubernetes set them: versions 1 and 2 of control groups, each at any level of
+the tree (cgroups(7), and the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory). A processor set
+needs no care here: the affinity of a process (`os.sched_getaffinity`) is within it. Standard
+library only: it runs on every host.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+_ROOT = Path("/")
+_NONE = 1 << 60
+"""Bytes from which version 1's number, the largest multiple of a page, means no limit."""
+
+
+def memory_limit(total: int, root: Path = _ROOT) -> int:
+    """Return the bytes that this process may have of a machine's main memory.
+
+    Args:
+        total: those of the machine.
+        root: the folder that contains `proc` and `sys`.
+    """
+    return min([total, *(limit for _, limit in _memory_limits(root))])
+
+
+def free_memory(available: int, root: Path = _ROOT) -> int:
+    """Return the bytes that this process can still take of a machine's free memory.
+
+    A group's own cache of files that are not in active use counts as free.
+
+    Args:
+        available: those that are free on the machine.
+        root: as above.
+    """
+    free = [available]
+    for folder, limit in _memory_limits(root):
+        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+        statistics = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+        cached = statistics.get("total_inactive_file") or statistics.get("inactive_file", "0")
+        free.append(max(0, limit - max(0, used - int(cached))))
+    return min(free)
+
+
+def processors(count: int, root: Path = _ROOT) -> int:
+    """Return how many processors' time this process may use, a begun one as a whole one.
+
+    Args:
+        count: those in its affinity.
+        root: as above.
+    """
+    found = [float(count)]
+    for folder in _groups("cpu", root):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        quota = quota or _read(folder / "cpu.cfs_quota_us")
+        period = period or _read(folder / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            found.append(int(quota) / int(period))
+    return max(1, math.ceil(min(found)))
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the groups that have limits, and these in bytes; `memory.high` slows a process down."""
+    for folder in _groups("memory", root):
+        names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+        limits = [limit for name in names if (limit := _number(folder / name)) is not None]
+        if limits and min(limits) < _NONE:
+            yield folder, min(limits)
+
+
+def _groups(controller: Literal["cpu", "memory"], root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's group and of those that contain it, in both versions."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or controller in controllers.split(","):
+            for mounted, point in _mounts(controller if controllers else "", root):
+                # A container may see another part of the tree, or its path from outside.
+                inside = "" if mounted == "/" else mounted
+                within = path.removeprefix(inside) if path.startswith(inside) else ""
+                names = [name for name in within.split("/") if name]
+                if ".." in names:
+                    names = []
+                for depth in range(len(names), -1, -1):
+                    yield root.joinpath(point.lstrip("/"), *names[:depth])
+
+
+def _mounts(controller: str, root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the mounted folder and the mount point of a controller's tree; version 2's for none."""
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        place, _, kind = line.partition(" - ")
+        filesystem, _, options = kind.split(" ", 2)
+        found = controller in options.split(",") if filesystem == "cgroup" else not controller
+        if filesystem in ("cgroup", "cgroup2") and found:
+            mounted, point = (_unescaped(word) for word in place.split(" ")[3:5])
+            yield mounted, point
+
+
+def _unescaped(word: str) -> str:
+    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), word)
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path)
+    return int(text) if text.isdecimal() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
