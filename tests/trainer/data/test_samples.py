@@ -127,7 +127,7 @@ def test_a_line_of_no_known_shape_or_of_two_is_refused(tmp_path, keys):
         (b"[1]\n", "expected an object, got a list"),
         (b"null\n", "expected an object, got null"),
         (b'{"input": "x"\n', "not JSON: Expecting ',' delimiter at column 14"),
-        (b'  {"input": "x", }\r\n', "at column 18"),
+        (b'  {"input": }\r\n', "not JSON: Expecting value at column 13"),
         (b'{"input": "x\r\n', "Unterminated string starting at column 11"),
         (b'{"input": "x", "label": 0, "input": "y"}', "has the key 'input' twice"),
         (b'{"input": "x", "label": 0, "more": [{"a": 1, "a": 1}]}', "has the key 'a' twice"),

@@ -36,26 +36,26 @@ def store(folder: Path, authority: Authority, identity: str, now: datetime.datet
     return folder
 
 
-def chains(coordinator: Path, worker: Path) -> tuple[Chain, Chain]:
+def chains(
+    coordinator: Path, worker: Path, flags: ssl.VerifyFlags = ssl.VERIFY_DEFAULT
+) -> tuple[Chain, Chain]:
     """Return what the worker and what the coordinator see of the other."""
-    seen: list[Chain] = []
+    seen: dict[Path, Chain] = {}
 
-    def look(connection: ssl.SSLSocket) -> Chain:
-        certificate: Any = connection.getpeercert()
-        return [certificate, *connection.context.get_ca_certs()]
-
-    def serve(plain: socket.socket) -> None:
-        with tls.context(coordinator, server=True).wrap_socket(plain, server_side=True) as end:
-            seen.append(look(end))
+    def look(folder: Path, plain: socket.socket, *, server: bool) -> None:
+        context = tls.context(folder, server=server)
+        context.verify_flags |= flags
+        with context.wrap_socket(plain, server_side=server) as end:
+            certificate: Any = end.getpeercert()
+            seen[folder] = [certificate, *context.get_ca_certs()]
+            end.unwrap()  # waits until the other side has looked too
 
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=serve, args=(theirs,))
+    thread = threading.Thread(target=look, args=(coordinator, theirs), kwargs={"server": True})
     thread.start()
-    with tls.context(worker, server=False).wrap_socket(ours) as end:
-        mine = look(end)
-        end.recv(1)  # until the other side has looked too
+    look(worker, ours, server=False)
     thread.join()
-    return mine, seen[0]
+    return seen[worker], seen[coordinator]
 
 
 def refusal(check: Any, chain: Sequence[Any]) -> RefusalError:
@@ -79,6 +79,14 @@ def test_certificates_of_today_count(tmp_path: Path, authority: Authority) -> No
     with pytest.raises(ProtocolError, match="names no rank"):
         tls.certified_rank(of_coordinator, RUN)
     assert "not a coordinator's" in str(refusal(tls.check_coordinator, of_worker))
+
+
+def test_certificates_pass_the_checks_of_rfc_5280(tmp_path: Path, authority: Authority) -> None:
+    """Python 3.13 makes them by default: key identifiers, and a critical constraint of the CA."""
+    coordinator = store(tmp_path / "c", authority, COORDINATOR, moment())
+    worker = store(tmp_path / "w", authority, WORKER, moment())
+    _, of_worker = chains(coordinator, worker, ssl.VERIFY_X509_STRICT)
+    assert tls.certified_rank(of_worker, RUN) == 3
 
 
 def test_too_early_is_worth_another_try_and_names_both_clocks(
