@@ -1,8 +1,9 @@
 """A newcomer's computer: what the README asks for and no more, a fresh clone, its two commands.
 
-The tier `newcomer` of scripts/test.sh. Both commands run whole, as an ordinary user without sudo,
-and leave nothing behind. `NEWCOMER="make test-fast"` runs that instead, to work on this file.
-`NEWCOMER_PASSED=FILE` keeps the names of the tests that passed there (tests/passed_elsewhere.py).
+The tier `newcomer` of scripts/test.sh, on Debian 12 and 13. Both commands run whole, as an ordinary
+user without sudo, and leave nothing behind. `NEWCOMER="make test-fast"` runs that instead, to work
+on this file, and `pytest -k trixie` one of the two. `NEWCOMER_PASSED=FILE` keeps the names of the
+tests that passed on Debian 12, whose Python is the one here (tests/passed_elsewhere.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests import ROOT, passed_elsewhere
 from tests.project.command_blocks import CommandBlock, command_block
 from tests.testbed.errors import LabError
 from tests.testbed.host import Host
+from tests.testbed.image import SUITES
 from tests.testbed.lab import Lab
 from tests.testbed.plan import Plan
 from tests.testbed.processes import wait_until
@@ -40,6 +42,8 @@ ENVIRONMENT = {
     "GIT_CONFIG_KEY_0": "advice.detachedHead",
     "GIT_CONFIG_VALUE_0": "false",
 }
+TORCH = {"trixie": {"TORCH": "cuda"}}
+"""An index that has the CPU build for each Python is not at hand everywhere; PyPI has this one."""
 
 # What of the user is left: processes, listening sockets, and files outside the home folder. A test
 # session's own folder stays, empty but for links to folders that it removed.
@@ -74,14 +78,16 @@ def commands(block: CommandBlock) -> list[str]:
     return [command.partition("#")[0].strip() for command in block.commands]
 
 
-@pytest.fixture(scope="module")
-def newcomer(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+@pytest.fixture(scope="module", params=SUITES)
+def newcomer(
+    request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Host]:
     """Return a bare host with this checkout's last commit to clone."""
     bundle = tmp_path_factory.mktemp("newcomer") / "motley.bundle"
     git = ["git", "-c", "safe.directory=*", "-C", str(ROOT)]
     subprocess.run([*git, "bundle", "create", "--quiet", str(bundle), "HEAD"], check=True)
     plan = Plan(
-        name="newcomer", ip=lab.free_addresses(1)[0], bare=True,
+        name="newcomer", ip=lab.free_addresses(1)[0], suite=request.param, bare=True,
         nspawn=[f"--bind-ro={bundle}:{BUNDLE}"],
     )  # fmt: skip
     (host,) = lab.add_hosts([plan])
@@ -91,7 +97,8 @@ def newcomer(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hos
 
 def run(host: Host, command: str, folder: str) -> float:
     """Run a shell command as the user, its output shown as it comes; return the seconds it took."""
-    words = host.command(["env", "-C", folder, "bash", "-c", command], user=USER, env=ENVIRONMENT)
+    env = ENVIRONMENT | TORCH.get(host.plan.suite, {})
+    words = host.command(["env", "-C", folder, "bash", "-c", command], user=USER, env=env)
     print(f"\n==> newcomer: {command}", flush=True)
     started = time.monotonic()
     done = subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
@@ -112,15 +119,17 @@ def test_the_two_commands_of_the_readme(newcomer: Host) -> None:
     wanted = commands(command_block("README.md", "Two commands"))
     assert len(wanted) == 2
     run(newcomer, clone.replace("<this repository>", BUNDLE), HOME)
+    suite = newcomer.plan.suite
     took: dict[str, float] = {}
     try:
         for command in [os.environ["NEWCOMER"]] if "NEWCOMER" in os.environ else wanted:
             took[command] = run(newcomer, command, CHECKOUT)
     finally:
-        if keep := os.environ.get("NEWCOMER_PASSED"):
+        if (keep := os.environ.get("NEWCOMER_PASSED")) and suite == "bookworm":
             passed = newcomer.exec(["cat", PASSED], user=USER, check=False).stdout
             Path(keep).write_text(passed, encoding="utf-8")
-    print("\n==> newcomer:", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items()))
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items())
+    print(f"\n==> newcomer: {SUITES[suite]}: {times}")
     look = ["python3", "-c", LEFT]
     left: dict[str, list[str]] = {}
 
