@@ -15,9 +15,12 @@ import pytest
 
 import launcher
 import trainer
+from tests.trainer.data.test_tokens import byte_tokenizer
+from trainer.data.encoder import Encoder
 from trainer.data.samples import DataError, read_file
 from trainer.data.shapes import LINE_KEYS
 from trainer.data.turns import TURN_KEYS
+from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable
 
 
@@ -63,3 +66,17 @@ def test_a_data_line_and_its_turns(tmp_path: Path, turn: bool) -> None:
         path.write_text(json.dumps(line(key, turn=turn)) + "\n")
         with pytest.raises(DataError, match=rf"a\.jsonl:1: .*'{key}' "):
             read_file(path, "causal-lm")
+
+
+def test_a_tokenizers_folder(tmp_path: Path) -> None:
+    byte_tokenizer(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text('{"eos_token": "<|endoftext|>", "split_tokens": true}')
+    (tmp_path / "tokens.txt").touch()
+    files, keys = Encoder(tmp_path).unused
+    assert "'tokens.txt' (1 time)" in files
+    assert "'split_tokens' (1 time)" in keys
+    for key in TABLES["trainer.data.tokenizer_folder.SETTINGS"].refused:
+        settings.write_text(json.dumps({key: True}))
+        with pytest.raises(InputError, match=rf"tokenizer_config\.json: '{key}' "):
+            Encoder(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.trainer.tiny_logits import score
-from trainer.data.encoder import load_tokenizer
+from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.description import (
     CorpusInfo,

@@ -8,13 +8,12 @@ that does not hold, the conversation is refused: training and prompting would us
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from trainer.data.tokenizer_folder import MORE_TEMPLATES, TEMPLATE_FILE, TokenizerFolder
 from trainer.data.turns import REASONING, ChatMessage
 from trainer.system.errors import InputError
 
@@ -24,16 +23,6 @@ Span = tuple[int, int]
 _FORGED, _FORGED_END, _HERE = "\ufdd0", "\ufdd1", "\ufdd2"
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-
 _REMEDY = "leave out the turns after it, or mark answers in the template with {% generation %}"
 
 
@@ -179,34 +168,29 @@ class ChatTemplate:
         return self._special.sub(f"{_FORGED}\\g<0>{_FORGED_END}", value)
 
 
-def read_chat_template(tokenizer_dir: Path, special: frozenset[str]) -> ChatTemplate | None:
+def read_chat_template(folder: TokenizerFolder, special: frozenset[str]) -> ChatTemplate | None:
     """Return the chat template of a tokenizer's folder, None if it has none.
 
     Raises:
         InputError: a file cannot be read.
     """
-    settings = _object(tokenizer_dir / "tokenizer_config.json")
-    named = settings.get("chat_template")
+    named = folder.settings.get("chat_template")
     sources: dict[str, str] = {}
     if isinstance(named, str):
         sources["default"] = named
     elif isinstance(named, list):  # some have another one for tools
         sources = {each["name"]: each["template"] for each in named}
-    path = tokenizer_dir / "chat_template.jinja"
-    if path.is_file():
-        try:
-            sources["default"] = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from None
-    if not sources:
-        return None
-    tokens: dict[str, str] = {}
-    for name in _TOKENS:
-        token = settings.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            tokens[name] = token
-    return ChatTemplate(sources, tokens, special)
+    files = {"default": folder.path / TEMPLATE_FILE}
+    files |= {path.stem: path for path in (folder.path / MORE_TEMPLATES).glob("*.jinja")}
+    found: dict[str, str] = {}
+    for name, path in files.items():
+        if path.is_file():
+            try:
+                found[name] = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"{path}: cannot be read: {error}") from None
+    sources = found or sources  # files replace the settings, as in transformers
+    return ChatTemplate(sources, folder.names, special) if sources else None
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
@@ -258,13 +242,3 @@ def _layout(rendered: str, learned: list[Span]) -> RenderedChat:
     where.append(len(text))
     spans = found[LEARNED_END] + [(where[begin], where[end]) for begin, end in learned]
     return RenderedChat("".join(text), spans, found[_FORGED_END])
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        tree: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    return tree if isinstance(tree, dict) else {}

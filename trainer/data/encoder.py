@@ -2,69 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from trainer.data.chat import chat_format, check_plain, pieces
 from trainer.data.chat_template import ConversationError, RenderedChat, read_chat_template
 from trainer.data.shapes import ChatMessage, Sample
-from trainer.model.safetensors_headers import read_config
-from trainer.system.errors import InputError
+from trainer.data.tokenizer_folder import TokenizerFolder, read_object
 
 IGNORED = -100
 """Marks a token without loss, as in torch's cross-entropy."""
-
-
-def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
-    """Return the tokenizer of a model folder, with its own truncation and padding off.
-
-    Raises:
-        InputError: `tokenizer.json` is missing or damaged.
-    """
-    path = tokenizer_dir / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; a model folder needs a fast tokenizer")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(f"{path}: not a usable tokenizer: {error}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int | None:
-    """Return the id of a token by its name in tokenizer_config.json, None without one."""
-    path = tokenizer_dir / "tokenizer_config.json"
-    try:
-        settings: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    token = settings.get(name) if isinstance(settings, dict) else None
-    if isinstance(token, dict):  # older files store a token as an object
-        token = token.get("content")
-    return tokenizer.token_to_id(token) if isinstance(token, str) else None
+_SAID = "Good morning"  # an answer that is no part of any markup
 
 
 class Encoder:
     """A tokenizer with the special ids that the layout of a sample needs."""
 
     def __init__(self, tokenizer_dir: Path) -> None:
-        self.tokenizer = load_tokenizer(tokenizer_dir)
-        self.known = _known(tokenizer_dir)
+        folder = TokenizerFolder(tokenizer_dir)
+        self.tokenizer = folder.tokenizer()
+        self.unused = folder.unused()
+        """Lines that name the files and settings of the tokenizer that are not used."""
+        model = read_object(tokenizer_dir / "config.json")
+        known = model.get("vocab_size")
+        self.known = known if isinstance(known, int) else None
         """How many tokens the model has embeddings for; None if unknown."""
-        self.end = special_token(tokenizer_dir, self.tokenizer, "eos_token")
+        generation = read_object(tokenizer_dir / "generation_config.json")
+        self._ends = _ids(model.get("eos_token_id")) + _ids(generation.get("eos_token_id"))
+        self.end = self._end_of_text(folder.names.get("eos_token"))
+        """The token that ends a text."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         special = frozenset(token.content for token in added if token.special)
-        self.template = read_chat_template(tokenizer_dir, special)
+        self.template = read_chat_template(folder, special)
         """The publisher's chat template, if the tokenizer has one."""
         self.format = chat_format(special)
         """The layout without a template."""
@@ -153,7 +125,7 @@ class Encoder:
             part = self.tokenizer.encode(layout.text[begin:end], add_special_tokens=False)
             ids += part.ids
             labels += [
-                token if 1 in learned[begin + first : begin + last] else IGNORED
+                token if 1 in learned[begin + first : begin + max(first + 1, last)] else IGNORED
                 for token, (first, last) in zip(part.ids, part.offsets, strict=True)
             ]
         return ids, labels
@@ -178,24 +150,35 @@ class Encoder:
         opening = self.format.before.format(role="assistant")
         return ids + self.tokenizer.encode(opening, add_special_tokens=False).ids
 
-    @property
+    @cached_property
     def stops(self) -> frozenset[int]:
-        """Tokens that end a text or an answer."""
-        ends = [self.end]
-        if self.template is not None:
-            with contextlib.suppress(ConversationError):
-                asked, answered = ChatMessage("user", "?"), ChatMessage("assistant", "!")
-                _, labels = self.conversation(Sample("", messages=(asked, answered)))
-                special = self.tokenizer.get_added_tokens_decoder()
-                ends += [label for label in labels if label in special]
-        elif self.format.required:
-            ends.append(self.tokenizer.token_to_id(self.format.end))
+        """Tokens that end a text or an answer: the model's, and the one after a template's turn."""
+        ends = (self.end, self._end_of_turn(), *self._ends)
         return frozenset(token for token in ends if token is not None)
 
+    def _end_of_text(self, named: str | None) -> int | None:
+        """Return the tokenizer's own end, else the model's: older tokenizers name none."""
+        if named is not None:
+            return self.tokenizer.token_to_id(named)
+        return self._ends[0] if self._ends else None
 
-def _known(model_dir: Path) -> int | None:
-    """Return how many tokens a model has embeddings for; None if unknown."""
-    if not (model_dir / "config.json").is_file():
-        return None
-    known = read_config(model_dir).get("vocab_size")
-    return known if isinstance(known, int) else None
+    def _end_of_turn(self) -> int | None:
+        """Return the first special token after an answer's text, None without one."""
+        if self.template is None:
+            return self.tokenizer.token_to_id(self.format.end) if self.format.required else None
+        turns = ChatMessage("user", "Hello"), ChatMessage("assistant", _SAID)
+        try:
+            text = self.template.lay_out(turns, []).text
+        except ConversationError:
+            return None
+        self.tokenizer.encode_special_tokens = False
+        after = self.tokenizer.encode(text.rpartition(_SAID)[2], add_special_tokens=False).ids
+        added = self.tokenizer.get_added_tokens_decoder()
+        ends = [token for token in after if token in added]
+        # A template may end the text itself with markup of its own before the special token.
+        return next((token for token in ends if added[token].special), next(iter(ends), None))
+
+
+def _ids(ends: Any) -> list[int]:
+    """Return the ids of `eos_token_id`, which is one of them or a list."""
+    return [each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
@@ -103,7 +101,7 @@ def complete(
                 f"{trained.base_dir}: the tokenizer gives token {max(prompt)} of prompt {number},"
                 f" the model has {known}"
             )
-    stop = encoder.stops | _stops(trained.base_dir)
+    stop = encoder.stops
     if opener is not None:
         generator, reason = opener(trained)
     else:
@@ -181,21 +179,3 @@ def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: i
     except DeviceError as error:
         raise UnusableError(str(error)) from None
     return WgpuGenerator(device, loaded.decoder)
-
-
-def _stops(model_dir: Path) -> frozenset[int]:
-    """Return the end tokens of the model's generation_config.json.
-
-    Raises:
-        InputError: generation_config.json cannot be read.
-    """
-    path = model_dir / "generation_config.json"
-    if not path.is_file():
-        return frozenset()
-    try:
-        tree: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        raise InputError(f"{path}: cannot be read as JSON") from None
-    ends = tree.get("eos_token_id") if isinstance(tree, dict) else None
-    ends = ends if isinstance(ends, list) else [ends]
-    return frozenset(token for token in ends if type(token) is int)

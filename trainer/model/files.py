@@ -12,7 +12,14 @@ from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
-_DIGESTED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_DIGESTED = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 
 
 def resolve_model(name: str) -> Path:

@@ -100,7 +100,7 @@ def read_inputs(
             tell(f"data: {taught.description}")
         with announced("measuring the data"):
             lines = survey(train_file, validation_file, encoder, length, config.num_classes)
-        for line in lines:
+        for line in (*encoder.unused, *lines):
             tell(line)
         plan = inputs.plan
         if plan.total_inner > plan.batches_per_epoch * plan.epochs:

@@ -17,8 +17,9 @@ from tests.trainer import small_model as small
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
-from trainer.data.encoder import Encoder, load_tokenizer
+from trainer.data.encoder import Encoder
 from trainer.data.shapes import ChatMessage, Sample
+from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.evaluate.generation import complete
 from trainer.init_model import init_model
 from trainer.model.initialization import initial_weights, uniform

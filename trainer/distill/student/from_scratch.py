@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trainer.data.encoder import load_tokenizer, special_token
+from trainer.data.tokenizer_folder import load_tokenizer, special_token
 from trainer.distill.tokenizer.vocabulary import FILE, tokenizer_size
 from trainer.model.architecture import parse_architecture
 from trainer.model.hf_export import (

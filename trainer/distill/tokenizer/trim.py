@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from trainer.data.documents import Documents
-from trainer.data.encoder import load_tokenizer
+from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.distill.tokenizer.bpe_merges import Bpe
 from trainer.distill.tokenizer.vocabulary import FILE, SCHEMA, tokenizer_digest
 from trainer.system.errors import InputError

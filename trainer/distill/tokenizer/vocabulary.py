@@ -18,7 +18,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from trainer.data.encoder import load_tokenizer
+from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError, RefusedError
 
