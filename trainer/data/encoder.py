@@ -10,8 +10,9 @@ from typing import Any
 
 from trainer.data.chat import chat_format, check_plain, pieces
 from trainer.data.chat_template import ConversationError, RenderedChat, read_chat_template
-from trainer.data.shapes import ChatMessage, Sample
+from trainer.data.shapes import Sample
 from trainer.data.tokenizer_folder import TokenizerFolder, read_object
+from trainer.data.turns import ChatMessage
 
 IGNORED = -100
 """Marks a token without loss, as in torch's cross-entropy."""
