@@ -55,14 +55,14 @@ def generate(
     if bool(texts) == (data is not None):
         raise click.UsageError("give --prompt TEXT or --data FILE")
     from trainer.checkpoint.trained_model import load_trained
-    from trainer.data.samples import read_samples
+    from trainer.data.samples import read_prompts
     from trainer.data.shapes import Sample
     from trainer.evaluate.generation import complete
     from trainer.replica.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     with open_ranks(parallel, backend, gpu, threads) as ranks:
-        samples = read_samples(data, "causal-lm") if data else [Sample(text) for text in texts]
+        samples = read_prompts(data) if data else [Sample(text) for text in texts]
         trained = load_trained(model, base)
         prints = ranks is None or ranks.leads
 

@@ -57,7 +57,19 @@ def read_samples(path: Path, task: Task, num_classes: int | None = None) -> list
     return file.samples
 
 
-def read_file(path: Path, task: Task, num_classes: int | None = None) -> SampleFile:
+def read_prompts(path: Path) -> list[Sample]:
+    """Return the samples of a file to continue, whose conversations may lack an answer.
+
+    Raises:
+        DataError: lines are bad; all are counted and the first ones named.
+        InputError: the file is missing, empty, or cannot be read.
+    """
+    return read_file(path, "causal-lm", prompts=True).samples
+
+
+def read_file(
+    path: Path, task: Task, num_classes: int | None = None, *, prompts: bool = False
+) -> SampleFile:
     """Return the samples of a JSON Lines file with the digest of its bytes; see `read_samples`."""
     assert task in get_args(Task)
     assert (num_classes is not None) == (task == "classify")
@@ -67,7 +79,8 @@ def read_file(path: Path, task: Task, num_classes: int | None = None) -> SampleF
         raise InputError(f"{path}: is a folder, expected a JSON Lines file")
     hasher, unused = blake3(), UnusedKeys()
     with announced(f"reading {path}"):
-        samples = [sample for _, sample in iterate(path, task, num_classes, hasher, unused)]
+        found = iterate(path, task, num_classes, hasher, unused, prompts=prompts)
+        samples = [sample for _, sample in found]
     if not samples:
         raise InputError(f"{path}: holds no samples, expected one JSON object a line")
     return SampleFile(path, samples, hasher.hexdigest(), unused.report())
@@ -93,7 +106,13 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
 
 
 def iterate(
-    path: Path, task: Task, num_classes: int | None, hasher: blake3, unused: UnusedKeys
+    path: Path,
+    task: Task,
+    num_classes: int | None,
+    hasher: blake3,
+    unused: UnusedKeys,
+    *,
+    prompts: bool = False,
 ) -> Iterator[tuple[int, Sample]]:
     """Yield each sample and the byte at which its line begins.
 
@@ -114,7 +133,7 @@ def iterate(
                         raise BadLineError(f"line is longer than {MAX_LINE_BYTES >> 20} MiB")
                     if raw.strip():
                         tree = _tree(raw)
-                        sample = parse_sample(tree, number, task, num_classes)
+                        sample = parse_sample(tree, number, task, num_classes, prompts=prompts)
                         unused.add(tree, sample)
                         yield begin, sample
                 except BadLineError as error:

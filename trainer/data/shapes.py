@@ -69,7 +69,7 @@ def _prompt(tree: Tree) -> Sample:
         asked = read_messages(tree["prompt"], "prompt")
         context = tuple(replace(turn, learned=False) for turn in asked)
         answer = read_messages(tree["completion"], "completion")
-        return _conversation(tree, "completion", (*context, *answer))
+        return _conversation(tree, (*context, *answer))
     return Sample(text_of(tree, "completion"), prompt=string_of(tree, "prompt"))
 
 
@@ -83,7 +83,7 @@ def _instruction(tree: Tree, given: str, output: str) -> Sample:
         ChatMessage("user", asked),
         ChatMessage("assistant", text_of(tree, output)),
     )
-    return _conversation(tree, output, turns)
+    return _conversation(tree, turns)
 
 
 def _history(tree: Tree) -> list[ChatMessage]:
@@ -114,10 +114,10 @@ def _glaive(tree: Tree) -> Sample:
     turns = glaive.read_chat(text_of(tree, "chat"))
     system, tools = glaive.read_system(string_of(tree, "system") if "system" in tree else "")
     spoken = [ChatMessage("system", system)] if system else []
-    return Sample("", messages=_with_target("chat", (*spoken, *turns)), tools=tools)
+    return Sample("", messages=(*spoken, *turns), tools=tools)
 
 
-def _conversation(tree: Tree, key: str, turns: tuple[ChatMessage, ...]) -> Sample:
+def _conversation(tree: Tree, turns: tuple[ChatMessage, ...]) -> Sample:
     """Return turns as a sample, with `system` and the tools that stand beside them."""
     system = string_of(tree, "system") if "system" in tree else ""
     if system.strip():
@@ -128,17 +128,16 @@ def _conversation(tree: Tree, key: str, turns: tuple[ChatMessage, ...]) -> Sampl
             turns = (ChatMessage("system", system), *turns)
     if tree.get("tools") and tree.get("functions"):
         raise BadLineError("has both 'tools' and 'functions'; remove one")
-    tools = read_tools(tree.get("tools"), "tools", wrap=key != "messages")
+    tools = read_tools(tree.get("tools"), "tools", wrap="messages" not in tree)
     tools += read_tools(tree.get("functions"), "functions", wrap=True)
-    return Sample("", messages=_with_target(key, turns), tools=tools)
+    return Sample("", messages=turns, tools=tools)
 
 
-def _with_target(key: str, turns: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+def _check_target(key: str, turns: tuple[ChatMessage, ...]) -> None:
     if not any(turn.role == "assistant" for turn in turns):
         raise BadLineError(f"'{key}' has no assistant turn to learn from")
     if not any(turn.target for turn in turns):
         raise BadLineError(f"'{key}' has only turns of weight 0, so nothing is learned from it")
-    return turns
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ SHAPES = (
     Shape(("text",), lambda tree: Sample(text_of(tree, "text")), "all of it"),
     Shape(
         ("messages",),
-        lambda tree: _conversation(tree, "messages", read_messages(tree["messages"], "messages")),
+        lambda tree: _conversation(tree, read_messages(tree["messages"], "messages")),
         "the assistant's turns",
         optional=_BESIDE,
         idle=_WHOLE,
@@ -176,7 +175,7 @@ SHAPES = (
     Shape(
         ("conversations",),
         lambda tree: _conversation(
-            tree, "conversations", read_conversations(tree["conversations"], "conversations")
+            tree, read_conversations(tree["conversations"], "conversations")
         ),
         "the assistant's turns",
         optional=_BESIDE,
@@ -244,8 +243,13 @@ class UnusedKeys:
         return [line for part in (self._lines, self._turns) if (line := part.report())]
 
 
-def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) -> Sample:
+def parse_sample(
+    tree: Any, number: int, task: Task, num_classes: int | None, *, prompts: bool = False
+) -> Sample:
     """Return the JSON value of line `number` as a sample.
+
+    Args:
+        prompts: the lines are continued, not learned: a conversation may lack an answer.
 
     Raises:
         BadLineError: it is not a sample.
@@ -259,7 +263,11 @@ def parse_sample(tree: Any, number: int, task: Task, num_classes: int | None) ->
         return Sample(text_of(tree, "input"), _label(tree, num_classes), line=number)
     # Tables have null where a line lacks a column.
     given = {key: value for key, value in tree.items() if value is not None}
-    return replace(_shape(given).read(given), line=number)
+    shape = _shape(given)
+    sample = shape.read(given)
+    if sample.messages and not prompts:
+        _check_target(shape.keys[-1], sample.messages)
+    return replace(sample, line=number)
 
 
 def _shape(tree: Tree) -> Shape:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.checkpoint.trained_model import Trained
 from trainer.data.encoder import Encoder
-from trainer.data.samples import read_samples
+from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.code import Problem, figures, judge, read_problems
@@ -114,7 +114,7 @@ class Generate:
     def __init__(self, material: Material) -> None:
         if material.prompts is None:
             raise InputError("task generate: give --prompts FILE")
-        self._prompts = read_samples(material.prompts, "causal-lm")
+        self._prompts = read_prompts(material.prompts)
         self._tokens = material.max_new_tokens
         self._sampling = Sampling(material.temperature)
 
