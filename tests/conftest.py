@@ -18,6 +18,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from tests import ROOT, passed_elsewhere
+from tests.families import FAMILIES
 
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
@@ -277,9 +278,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
             "tie_word_embeddings": True,
             "num_labels": 5,
         }
-        if model_type != "qwen2":
-            sizes["head_dim"] = 16
-        config = transformers.AutoConfig.for_model(model_type, **{**sizes, **settings})
+        own = {"head_dim": 16, **FAMILIES[model_type], **settings}
+        given = {key: value for key, value in {**sizes, **own}.items() if value is not None}
+        config = transformers.AutoConfig.for_model(model_type, **given)
         auto = {
             "causal-lm": transformers.AutoModelForCausalLM,
             "classify": transformers.AutoModelForSequenceClassification,

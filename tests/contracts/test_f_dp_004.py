@@ -189,7 +189,7 @@ def test_a_model_that_our_engine_refuses_goes_to_torch(
     config = make_config(folder)
     choice = choose("wgpu", "", folder, config, build_layout(folder, config), 1)
     assert choice.backend == "cpu"
-    assert "rope_type 'yarn' is not computed by the wgpu engine" in choice.reason
+    assert "rope_type 'yarn' is computed by transformers' code alone" in choice.reason
 
 
 @pytest.mark.parametrize("lacking", ["divergence", "tail"])

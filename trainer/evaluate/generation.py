@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
@@ -128,7 +128,16 @@ def _open(
     threads: int | None,
 ) -> tuple[Generator, str]:
     """Return a generator on the first usable backend, and why no earlier one was taken."""
-    from trainer.replica.backend import cuda_device, first_usable, vulkan_device
+    from trainer.replica.backend import (
+        check_vulkan_computes,
+        cuda_device,
+        first_usable,
+        vulkan_device,
+    )
+
+    length = longest + max_new_tokens
+    data = trained.config.data.model_copy(update={"max_seq_len": length})
+    trained = replace(trained, config=trained.config.model_copy(update={"data": data}))
 
     def torch_on(device: str) -> Generator:
         with importing("torch"):
@@ -138,6 +147,7 @@ def _open(
         )
 
     def vulkan() -> Generator:
+        check_vulkan_computes(trained.base_dir, trained.config)
         device = vulkan_device(gpu, allow_software=backend == "wgpu")
         return _on_vulkan(trained, device, longest, max_new_tokens)
 

@@ -1,7 +1,8 @@
-"""The decoder shapes that Motley trains, as facts from config.json.
+"""The shape of a decoder that Motley's own code computes, as facts from config.json.
 
-Qwen3, Qwen2 and Llama are one family: RMSNorm, rotary attention with grouped keys and values,
-SwiGLU. They differ in biases and in Qwen3's normalised queries and keys.
+Llama, Mistral, Qwen2, Qwen3 and SmolLM3 share it: RMSNorm, rotary attention with grouped keys and
+values, SwiGLU. They differ in biases, in Qwen3's normalised queries and keys, and in SmolLM3's
+layers without rotation (`trainer.model.families`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run import LINEARS, RunConfig
-from trainer.model.safetensors_headers import read_config
+from trainer.model.families import BIASED_BY, Family, check_keys, family_of, with_defaults
+from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.system.errors import InputError
-
-SUPPORTED = ("qwen3", "qwen2", "llama")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Architecture:
     """The linears that have a bias."""
     normalised_heads: bool
     """Queries and keys pass an RMSNorm each (Qwen3)."""
+    unrotated: frozenset[int] = frozenset()
+    """Layers without a rotary embedding (SmolLM3)."""
 
     def linear_shape(self, linear: str) -> tuple[int, int]:
         """Return `[out, in]` of one of `config.LINEARS`."""
@@ -88,7 +90,7 @@ def read_positions(model_dir: Path) -> int | None:
     """
     config = read_config(model_dir)
     scaling: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    known = [config.get("max_position_embeddings")]
+    known = [positions_of(config)]
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
     if isinstance(original, int) and isinstance(factor, int | float):
         known.append(int(original * factor))  # YaRN's, which the first may lack
@@ -120,20 +122,13 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     Raises:
         InputError: a size is missing or wrong, or the architecture is unsupported.
     """
-    model_type = config.get("model_type")
-    if model_type not in SUPPORTED:
-        names = config.get("architectures")
-        shown = names[0] if isinstance(names, list) and names else model_type
+    family = family_of(config, where)
+    if family.code != "motley":
         raise InputError(
-            f"{where}: architecture {shown} is not supported (supported: {', '.join(SUPPORTED)})"
+            f"{where}: layers of {config['model_type']} are computed by transformers' code alone"
         )
-    if config.get("quantization_config") is not None:
-        raise InputError(
-            f"{where}: the model is stored quantised; take the original weights and set"
-            " model.quantization instead"
-        )
-    if config.get("use_sliding_window"):
-        raise InputError(f"{where}: use_sliding_window is not supported; set it to false")
+    check_keys(config, where)
+    config = with_defaults(config)
 
     def size(key: str, default: int | None = None) -> int:
         value = config.get(key)
@@ -144,27 +139,35 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     return Architecture(
-        model_type=model_type,
+        model_type=config["model_type"],
         hidden_size=hidden,
         intermediate_size=size("intermediate_size"),
         num_layers=size("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=size("num_key_value_heads", heads),
-        # Qwen3 widens its heads to 128 whatever the hidden size; the others divide it.
-        head_dim=size("head_dim", 128 if model_type == "qwen3" else hidden // heads),
+        head_dim=size("head_dim", hidden // heads),
         vocab_size=size("vocab_size"),
         tied=bool(config.get("tie_word_embeddings", False)),
-        biased=_biased(model_type, config),
-        normalised_heads=model_type == "qwen3",
+        biased=_biased(family, config),
+        normalised_heads=family.normalised_heads,
+        unrotated=_unrotated(family, config, where, size("num_hidden_layers")),
     )
 
 
-def _biased(model_type: str, config: Mapping[str, Any]) -> frozenset[str]:
-    if model_type == "qwen2":
-        return frozenset(("q_proj", "k_proj", "v_proj"))
-    biased: set[str] = set()
-    if config.get("attention_bias"):
-        biased.update(("q_proj", "k_proj", "v_proj", "o_proj"))
-    if model_type == "llama" and config.get("mlp_bias"):
-        biased.update(("gate_proj", "up_proj", "down_proj"))
-    return frozenset(biased)
+def _biased(family: Family, config: Mapping[str, Any]) -> frozenset[str]:
+    by_keys = (BIASED_BY[key] for key in family.keys if key in BIASED_BY and config.get(key))
+    return frozenset(family.biased or (linear for linears in by_keys for linear in linears))
+
+
+def _unrotated(
+    family: Family, config: Mapping[str, Any], where: str, layers: int
+) -> frozenset[int]:
+    if "no_rope_layers" not in family.keys:
+        return frozenset()
+    rotated = config.get("no_rope_layers")  # a list of ones, and zeros for layers without
+    if rotated is None:
+        interval = config["no_rope_layer_interval"]
+        rotated = [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) != layers:
+        raise InputError(f"{where}: no_rope_layers must have an entry for each of {layers} layers")
+    return frozenset(layer for layer, turns in enumerate(rotated) if not turns)

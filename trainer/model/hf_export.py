@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.model.families import family_of
 from trainer.model.formats import ADAPTER_CONFIG
 from trainer.model.safetensors_headers import read_config
-from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,6 @@ ADAPTER_FILE = "adapter_model.safetensors"
 MODEL_FILE = "model.safetensors"
 MODEL_CONFIG = "config.json"
 
-_CLASS_PREFIX = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
 # What AutoTokenizer may look for, and what generate() needs.
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -90,19 +89,17 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
 def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     """Return the base's config.json with the trained task, classes and fp32."""
     tree = read_config(model_dir)
-    family = _CLASS_PREFIX.get(tree.get("model_type", ""))
-    if family is None:
-        raise InputError(f"{model_dir}: model type {tree.get('model_type')!r} is not supported")
+    family = family_of(tree, str(model_dir))
     tree.pop("torch_dtype", None)  # the name before transformers 5
     tree["dtype"] = "float32"
     if config.num_classes is None:
-        return {**tree, "architectures": [f"{family}ForCausalLM"]}
+        return {**tree, "architectures": [family.causal]}
     labels = tree.get("id2label")
     if not isinstance(labels, dict) or len(labels) != config.num_classes:
         labels = {str(index): f"LABEL_{index}" for index in range(config.num_classes)}
     return {
         **tree,
-        "architectures": [f"{family}ForSequenceClassification"],
+        "architectures": [family.classifier],
         "id2label": labels,
         "label2id": {label: int(index) for index, label in labels.items()},
         "problem_type": "single_label_classification",

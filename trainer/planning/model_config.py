@@ -9,19 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainer.model.families import FAMILIES, with_defaults
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
-
-_GATED = frozenset(
-    (
-        *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2"),
-        *("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4", "granite"),
-    )
-)
-"""Families whose MLP has a gate (transformers' configurations)."""
-_PLAIN = frozenset(("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi"))
-"""Families whose MLP has none."""
 
 
 def named_shape(name: str) -> ModelShape:
@@ -63,7 +54,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     inside = tree.get("text_config")
     if isinstance(inside, Mapping) and "hidden_size" in inside:
         tree = inside
-    kind = str(tree.get("model_type", "unknown"))
+    kind, tree = str(tree.get("model_type", "unknown")), with_defaults(tree)
 
     def size(*keys: str, default: int | None = None) -> int:
         value = next((tree[key] for key in keys if tree.get(key) is not None), default)
@@ -73,14 +64,15 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
 
     hidden = size("hidden_size", "n_embd", "d_model")
     heads = size("num_attention_heads", "n_head")
-    gated = kind in _GATED or (kind not in _PLAIN and _has_gate(tree))
+    family = FAMILIES.get(kind)
+    gated = _has_gate(tree) if family is None else family.gated
     experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
     inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
     shared = size("shared_expert_intermediate_size", default=0)
     shared = shared or sparse * size("n_shared_experts", default=0)
     remark = ""
-    if kind not in _GATED | _PLAIN:
+    if family is None:
         names = tree.get("architectures")
         shown = names[0] if isinstance(names, list) and names else kind
         remark = f"architecture {shown} is not known here; planned by the sizes of its config alone"
@@ -90,11 +82,11 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         hidden=hidden,
         heads=heads,
         kv_heads=size("num_key_value_heads", default=heads),
-        head_dim=size("head_dim", default=128 if kind == "qwen3" else max(1, hidden // heads)),
+        head_dim=size("head_dim", default=max(1, hidden // heads)),
         inner=sparse,
         vocab=size("vocab_size"),
         gated=gated,
-        tied=bool(tree.get("tie_word_embeddings", kind in ("gpt2", "gemma", "gemma2"))),
+        tied=bool(tree.get("tie_word_embeddings")),
         experts=experts,
         active_experts=size("num_experts_per_tok", default=1) if experts > 1 else 1,
         dense_layers=size("first_k_dense_replace", default=0) if experts > 1 else 0,
@@ -102,7 +94,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         shared_inner=shared if experts > 1 else 0,
         positions=0 if gated else size("n_positions", "max_position_embeddings", default=0),
         biases=0 if gated else 11 * hidden,
-        normalised_heads=kind in ("qwen3", "qwen3_moe"),
+        normalised_heads=family is not None and family.normalised_heads,
         remark=remark,
     )
 

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from trainer.config.run import Backend, RunConfig
+from trainer.model.families import left_to_transformers
 from trainer.model.layout import GradientLayout
+from trainer.model.safetensors_headers import read_config
 from trainer.replica.base import Replica
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
@@ -175,6 +177,16 @@ def cuda_device(gpu: str) -> str:
     return device
 
 
+def check_vulkan_computes(model_dir: Path, config: RunConfig) -> None:
+    """Refuse, before a device is opened, a model that the WGSL kernels do not compute.
+
+    Raises:
+        UnusableError: names what they do not compute.
+    """
+    if reason := left_to_transformers(read_config(model_dir), config.data.max_seq_len):
+        raise UnusableError(reason)
+
+
 def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
     """Return an opened Vulkan device that passes the admission test.
 
@@ -217,6 +229,7 @@ def _open_wgpu(request: BackendRequest) -> Replica:
         raise UnusableError("students are trained by torch")
     if request.rest:
         raise UnusableError("it does not compute logits whose tail is one number (tail_samples 0)")
+    check_vulkan_computes(request.model_dir, request.config)
     device = vulkan_device(request.gpu, allow_software=request.named)
     from trainer.replica.wgpu.gpu.errors import DeviceError
     from trainer.replica.wgpu.replica import WgpuReplica

@@ -13,16 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.model.families import ROPE_TYPES, rope_settings, with_defaults
 from trainer.system.errors import InputError
 
 _THETA = 10_000.0
-_SUPPORTED = ("default", "linear", "llama3")
-
-
-def is_computed_here(config: Mapping[str, Any]) -> bool:
-    """Return whether `frequencies` supports the scaling of a config.json."""
-    settings = _settings(config)
-    return _kind(settings) in _SUPPORTED and settings.get("partial_rotary_factor", 1.0) == 1.0
 
 
 def rope_tables(
@@ -33,7 +27,7 @@ def rope_tables(
     `config` is the model's config.json; `where` names it in errors.
 
     Raises:
-        InputError: a scaling that the engine does not compute.
+        InputError: the scaling lacks a number.
     """
     angles = np.arange(length, dtype=np.float32)[:, None] * frequencies(config, head_dim, where)
     wide = angles.astype(np.float64)
@@ -44,15 +38,12 @@ def frequencies(config: Mapping[str, Any], head_dim: int, where: str) -> NDArray
     """Return the radians by which each pair of a head turns per position, fp32 `[head_dim / 2]`.
 
     Raises:
-        InputError: a scaling that is not computed here.
+        InputError: the scaling lacks a number.
     """
-    settings = _settings(config)
-    kind = _kind(settings)
-    if not is_computed_here(config):
-        raise InputError(
-            f"{where}: rope_type {kind!r} is not computed by the wgpu engine (supported:"
-            f" {', '.join(_SUPPORTED)}, over the whole head); use --gpu-backend cpu or cuda"
-        )
+    config = with_defaults(config)
+    settings = rope_settings(config)
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    assert kind in ROPE_TYPES, f"{where}: left to transformers"
     theta = float(settings.get("rope_theta", config.get("rope_theta") or _THETA))
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     turns = (1.0 / np.power(np.float32(theta), exponents)).astype(np.float32)
@@ -64,15 +55,6 @@ def frequencies(config: Mapping[str, Any], head_dim: int, where: str) -> NDArray
     except KeyError as error:
         raise InputError(f"{where}: rope_type {kind} needs {error.args[0]}") from None
     return turns
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    # transformers 5 writes rope_parameters, older ones rope_theta and rope_scaling.
-    return dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-
-
-def _kind(settings: Mapping[str, Any]) -> Any:
-    return settings.get("rope_type", settings.get("type", "default"))
 
 
 def _llama3(turns: NDArray[np.float32], settings: Mapping[str, Any]) -> NDArray[np.float32]:

@@ -21,6 +21,7 @@ from trainer.distill.student.inputs import check_student, lower_length
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.architecture import fit_length
+from trainer.model.families import notices
 from trainer.model.files import model_digest, resolve_model
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.system.process.announcement import announced
@@ -91,6 +92,8 @@ def read_inputs(
     inputs = RunInputs(config, model_dir, layout, job, train, dataset(validation_file))
     config.exchange.check_length(inputs.plan.total_inner)
     if tell is not None:
+        for line in notices(model_dir):
+            tell(line)
         for part in (train, inputs.validation):
             if isinstance(part, Dataset):
                 part.check()  # by the coordinator alone: the workers have the same data

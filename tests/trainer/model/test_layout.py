@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.families import COMPUTED_HERE
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
 
-ARCHITECTURES = ("qwen3", "qwen2", "llama")
+ARCHITECTURES = COMPUTED_HERE
 
 
 def shapes(layout: GradientLayout) -> dict[str, tuple[int, ...]]:
@@ -165,15 +166,14 @@ def edited(folder: Path, target: Path, **settings: object) -> Path:
     ("settings", "message"),
     [
         (
-            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-            r"GPT2LMHeadModel is not supported \(supported: qwen3, qwen2, llama\)",
+            {"model_type": "bloom", "architectures": ["BloomForCausalLM"]},
+            r"BloomForCausalLM is not supported \(supported: llama, mistral, ",
         ),
         ({"hidden_size": 128}, r"has shape \[.*config\.json says"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer, got '64'"),
         ({"num_hidden_layers": 3}, r"model\.layers\.2\..* is missing"),
         ({"attention_bias": True}, r"q_proj\.bias is missing"),
         ({"quantization_config": {}}, "stored quantised"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
     ],
 )
 def test_models_that_do_not_fit(

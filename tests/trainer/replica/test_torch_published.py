@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.covering import covering
+from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import METHODS, TASKS, drawn_weights, gradient, relative, start
 from trainer.config.run import RunConfig
 from trainer.model.hf_export import adapter_config
@@ -44,7 +45,7 @@ CPU = torch.device("cpu")
         [
             (model_type, *method, dtype)
             for model_type, method, dtype in product(
-                ["qwen3", "qwen2", "llama"], METHODS, ["float32", "bfloat16"]
+                COMPUTED_HERE, METHODS, ["float32", "bfloat16"]
             )
         ],
         together=2,
@@ -117,7 +118,12 @@ def test_what_the_decoder_does_not_compute_is_left_to_transformers(
         "factor": 2.0,
         "original_max_position_embeddings": 32,
     }
-    for settings in ({"rope_parameters": yarn}, {"hidden_act": "gelu"}):
+    for settings in (
+        {"rope_parameters": yarn},
+        {"hidden_act": "gelu"},
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
+        {"model_type": "mistral", "sliding_window": 16},
+    ):
         folder = tiny_model(**settings)
         config = make_config(folder)
         assert not isinstance(load_model(folder, config, CPU), Decoder)

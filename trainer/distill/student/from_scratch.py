@@ -14,6 +14,7 @@ from typing import Any
 from trainer.data.tokenizer_folder import load_tokenizer, special_token
 from trainer.distill.tokenizer.vocabulary import FILE, tokenizer_size
 from trainer.model.architecture import parse_architecture
+from trainer.model.families import FAMILIES
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
@@ -25,11 +26,6 @@ from trainer.model.initialization import random_weights
 from trainer.system.errors import InputError
 from trainer.system.storage.new_folder import check_new, write_new
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 _SPECIAL = ("bos_token", "eos_token", "pad_token")
 
 
@@ -61,7 +57,7 @@ def fresh_config(shape: str | Path, tokenizer_dir: Path) -> dict[str, Any]:
     config = {
         **tree,
         **{f"{name}_id": special_token(tokenizer_dir, tokenizer, name) for name in _SPECIAL},
-        "architectures": [_ARCHITECTURES[family]],
+        "architectures": [FAMILIES[family].causal],
         "vocab_size": tokenizer_size(tokenizer_dir),
         "dtype": "float32",
     }

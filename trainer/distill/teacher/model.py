@@ -12,9 +12,9 @@ from torch import Tensor
 
 from trainer.distill.teacher.parts import ModelParts
 from trainer.model.architecture import parse_architecture
+from trainer.model.families import left_to_transformers
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.memory import LOGIT_ELEMENTS
-from trainer.replica.torch import decoder
 from trainer.replica.torch.loader import load_frozen
 from trainer.system.errors import InputError
 
@@ -22,7 +22,7 @@ from trainer.system.errors import InputError
 class TeacherModel:
     """Any causal language model of transformers, on the CPU or one CUDA device.
 
-    `replica.torch.decoder` computes Qwen3, Qwen2 and Llama: its import is cheaper. On the CPU,
+    `replica.torch.decoder` is taken where it computes the model: its import is cheaper. On the CPU,
     weights stored in `dtype` are mapped from the file, so that processes share them and a model may
     exceed the free memory.
 
@@ -92,4 +92,4 @@ def _is_computed_here(model_dir: Path) -> bool:
         parse_architecture(tree, str(model_dir))
     except InputError:  # transformers may support it
         return False
-    return decoder.is_computed_here(tree)
+    return left_to_transformers(tree) is None

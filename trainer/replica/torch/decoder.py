@@ -1,4 +1,4 @@
-"""The decoder of Qwen3, Qwen2 and Llama in torch.
+"""The decoder of Llama, Mistral, Qwen2, Qwen3 and SmolLM3 in torch.
 
 The operations and their order are those of transformers' models, parameters have the same names,
 and the backbone is called the same way. What a training step never uses is left out. The reason is
@@ -22,7 +22,6 @@ from trainer.replica import rope
 from trainer.replica.torch.cache import Cache
 from trainer.replica.torch.linear import Linear
 
-_ACTIVATIONS = ("silu", "swish")  # two names of one function
 _TABLE = "model.embed_tokens.weight"
 _FUSED_WIDTH = 256
 """The widest head for which torch's fused kernels share keys and values between heads."""
@@ -51,11 +50,6 @@ class Hidden(NamedTuple):
 
     last_hidden_state: Tensor
     """`[B, T, D]`"""
-
-
-def is_computed_here(tree: Mapping[str, Any]) -> bool:
-    """Return whether the decoder computes the model of a config.json of a supported family."""
-    return tree.get("hidden_act", "silu") in _ACTIVATIONS and rope.is_computed_here(tree)
 
 
 class Decoder(nn.Module):
@@ -119,7 +113,7 @@ class Backbone(nn.Module):
             self.embed_tokens = nn.Embedding.from_pretrained(stored.tensor(_TABLE), freeze=False)
         self.layers = nn.ModuleList()
         for number in layers:
-            layer = Layer(architecture, eps, f"model.layers.{number}", stored)
+            layer = Layer(architecture, eps, number, stored)
             if finish is not None:
                 finish(number, layer)
             self.layers.add_module(str(number), layer)
@@ -167,8 +161,9 @@ class Backbone(nn.Module):
 class Layer(nn.Module):
     """Attention, then a gated MLP, each with a norm before it and a residual connection."""
 
-    def __init__(self, architecture: Architecture, eps: float, name: str, stored: Stored) -> None:
+    def __init__(self, architecture: Architecture, eps: float, number: int, stored: Stored) -> None:
         super().__init__()
+        name, self._rotates = f"model.layers.{number}", number not in architecture.unrotated
         self.input_layernorm = RMSNorm(stored.tensor(f"{name}.input_layernorm.weight"), eps)
         self.self_attn = Attention(architecture, eps, f"{name}.self_attn", stored)
         self.post_attention_layernorm = RMSNorm(
@@ -180,7 +175,8 @@ class Layer(nn.Module):
         self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, join: Join | None = None
     ) -> Tensor:
         """Return the next hidden states."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, mask, join)
+        turns = rotation if self._rotates else None
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), turns, mask, join)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -205,7 +201,11 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
 
     def forward(
-        self, x: Tensor, rotation: Rotation, mask: Tensor | None, join: Join | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        join: Join | None = None,
     ) -> Tensor:
         """Return `[B, T, D]`; without a mask every token sees those before it."""
         heads = (*x.shape[:-1], -1, self._head_dim)
@@ -264,8 +264,10 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def _turned(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate heads `[B, H, T, head_dim]`, each half against the other."""
+def _turned(heads: Tensor, rotation: Rotation | None) -> Tensor:
+    """Rotate heads `[B, H, T, head_dim]`, each half against the other, if the layer does that."""
+    if rotation is None:
+        return heads
     cosines, sines = (part[:, None] for part in rotation)
     first, second = heads.chunk(2, -1)
     return heads * cosines + torch.cat((-second, first), -1) * sines

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
+from trainer.model.families import left_to_transformers
 from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
-from trainer.replica.torch import decoder
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare, reading
@@ -41,12 +41,13 @@ def load_model(
     Raises:
         InputError: the weights cannot be loaded.
     """
-    tree, architecture = read_config(model_dir), read_architecture(model_dir)
-    if not decoder.is_computed_here(tree):
+    tree = read_config(model_dir)
+    if left_to_transformers(tree, config.data.max_seq_len):
         assert (layers, cut) == (None, None), "only our decoder is divided"
         with importing("transformers"):
             from trainer.replica.torch.published import load_published
         return load_published(model_dir, config, device)
+    architecture = read_architecture(model_dir)
     dtype = base_dtype(config)
     nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
 
@@ -71,7 +72,7 @@ def base_dtype(config: RunConfig) -> torch.dtype:
 
 
 def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Return a language model for inference, if `decoder.is_computed_here`.
+    """Return a language model for inference, unless it is `left_to_transformers`.
 
     Raises:
         InputError: the weights are incomplete or cannot be loaded.

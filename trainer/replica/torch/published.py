@@ -56,5 +56,8 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             use_safetensors=True,
             **settings,
         )
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None  # a padding token that texts contain is trained too
     prepare(model, model_dir, config, device)
     return model

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
+from trainer.model.families import left_to_transformers
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.vulkan_buffers import padded_length
@@ -19,6 +20,7 @@ from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
 from trainer.replica.wgpu.weights.loader import load_frozen
 from trainer.replica.wgpu.weights.slots import Slots
+from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
 
 
@@ -47,8 +49,10 @@ def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Dev
         InputError: the directory cannot be read, or the engine does not compute this model.
         DeviceError: it does not fit.
     """
-    architecture, tree = read_architecture(model_dir), read_config(model_dir)
-    where = str(model_dir / "config.json")
+    tree, where = read_config(model_dir), str(model_dir / "config.json")
+    if reason := left_to_transformers(tree, config.data.max_seq_len):
+        raise InputError(f"{where}: {reason}; use --gpu-backend cpu or cuda")
+    architecture = read_architecture(model_dir)
     length = padded_length(config.data.max_seq_len)
     tables = rope_tables(tree, architecture.head_dim, length, where)
     pool, slots = Pool(device), Slots(layout)
@@ -59,5 +63,5 @@ def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Dev
     device.write(cosines, tables[0])
     device.write(sines, tables[1])
     tensors = Tensors(frozen, slots.tensors(weights), slots.tensors(gradients), (cosines, sines))
-    decoder = Decoder(architecture, tree, config, tensors, where)
+    decoder = Decoder(architecture, tree, config, tensors)
     return Loaded(decoder, slots, weights, gradients)

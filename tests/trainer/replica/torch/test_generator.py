@@ -26,9 +26,10 @@ pytestmark = pytest.mark.filterwarnings(
     [
         ("qwen3", {}, {"lora.lora_rank": 4}),
         ("qwen2", {}, {"method": "full", "model.dtype": "bfloat16"}),
+        ("smollm3", {"no_rope_layers": [1, 0], "pad_token_id": 0}, {"lora.lora_rank": 4}),
         ("qwen3", {"hidden_act": "gelu"}, {"lora.lora_rank": 4}),
     ],
-    ids=["qwen3-lora", "qwen2-full-bf16", "not-our-decoder"],
+    ids=["qwen3-lora", "qwen2-full-bf16", "smollm3-lora", "not-our-decoder"],
 )
 def test_tokens_are_those_of_transformers(
     tmp_path: Path, family: str, model: dict[str, Any], settings: dict[str, Any]

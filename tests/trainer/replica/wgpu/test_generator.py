@@ -101,7 +101,7 @@ def both(device: Device, tiny_model: TinyModel, make_config: MakeConfig) -> Any:
 @pytest.mark.parametrize(
     ("model_type", "method", "base"),
     [
-        *((model_type, "lora", "float32") for model_type in ("qwen3", "qwen2", "llama")),
+        *((model_type, "lora", "float32") for model_type in ("qwen3", "qwen2", "llama", "smollm3")),
         *((model_type, "full", "float32") for model_type in ("qwen3", "qwen2")),
         *(("qwen3", "lora", base) for base in ("bfloat16", "nf4")),
     ],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.families import COMPUTED_HERE
 from tests.trainer.replica import driving
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
 from trainer.config.run import RunConfig
@@ -40,7 +41,7 @@ def worst(layout: Any, mine: np.ndarray, theirs: np.ndarray) -> str:
     return f"{name}: {errors[name]:.1e}"
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("model_type", COMPUTED_HERE)
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("method", "quantization"), METHODS)
 def test_loss_and_gradients_are_those_of_torch(

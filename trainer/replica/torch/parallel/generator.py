@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.config.run import RunConfig
+from trainer.model.families import left_to_transformers
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
-from trainer.replica.torch.decoder import is_computed_here
 from trainer.replica.torch.generator import TorchGenerator
 from trainer.replica.torch.linear import own
 from trainer.replica.torch.loader import load_model
@@ -45,10 +45,9 @@ def load_parallel_generator(
     Raises:
         InputError: the model cannot be loaded, or not be cut.
     """
-    if not is_computed_here(read_config(model_dir)):
+    if reason := left_to_transformers(read_config(model_dir), config.data.max_seq_len):
         raise InputError(
-            f"{model_dir}: its rotation or activation is computed by transformers' code, which"
-            " --parallel does not cut; generate without it"
+            f"{model_dir}: {reason}, which --parallel does not cut; generate without it"
         )
     tensor = TensorParallel(mesh, sequence=False)
     model: Any = load_model(model_dir, config, device, cut=tensor.cut_layer)

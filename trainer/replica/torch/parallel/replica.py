@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
+from trainer.model.families import left_to_transformers
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -26,7 +27,6 @@ from trainer.planning.replica import BUSY_TOKENS, CPU_TOKENS
 from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
-from trainer.replica.torch.decoder import is_computed_here
 from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.parallelize import parallelize
@@ -70,10 +70,9 @@ class ParallelReplica:
         """Of the model, which work on different samples."""
         self._scale = LossScale(config, device, SCALE_OF_MEAN, dist.group.WORLD)
         self._pipeline = None
-        if not is_computed_here(read_config(model_dir)):
+        if reason := left_to_transformers(read_config(model_dir), config.data.max_seq_len):
             raise InputError(
-                f"{model_dir}: its rotation or activation is computed by transformers' code, which"
-                " --distributed does not use; train it without"
+                f"{model_dir}: {reason}, which --distributed does not use; train it without"
             )
         if config.parallel.pipeline.stages > 1:
             from trainer.replica.torch.parallel.pipeline import Pipeline  # takes a second

@@ -113,7 +113,7 @@ class _Step:
     def _attend(self, layer: Layer, normed: Array, keys: Array, values: Array) -> Array:
         """Record the heads' outputs `[M, Hq * d]`."""
         graph, pool, shape = self.graph, self.pool, self.shape
-        rope, starts, eps = self.decoder.rope, self.starts, self.decoder.eps
+        rope, starts, eps = layer.rope(self.decoder.rope), self.starts, self.decoder.eps
         rows, head_dim = normed.shape[0], shape.head_dim
         raw = pool.take((rows, shape.num_heads * head_dim))
         queries = pool.take((shape.batch, shape.num_heads, shape.length, head_dim))

@@ -1,4 +1,4 @@
-"""A decoder of the Qwen3, Qwen2 and Llama family, recorded for one shape of micro-batch."""
+"""A decoder of the Llama kind, recorded for one shape of micro-batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder_layer import Activations, Layer, Norm, Shape
 from trainer.replica.wgpu.layers.head import Head, LossSums, Targets
 from trainer.replica.wgpu.layers.linear import Linear, Lora, Trainable
-from trainer.system.errors import InputError
 
 _PEFT = "base_model.model."
 
@@ -72,10 +71,6 @@ class Decoder:
 
     Args:
         tree: the model's config.json.
-        where: names it in errors.
-
-    Raises:
-        InputError: an activation function that the engine does not compute.
     """
 
     def __init__(
@@ -84,13 +79,7 @@ class Decoder:
         tree: Mapping[str, Any],
         config: RunConfig,
         tensors: Tensors,
-        where: str,
     ) -> None:
-        activation = tree.get("hidden_act", "silu")
-        if activation not in ("silu", "swish"):
-            raise InputError(
-                f"{where}: hidden_act {activation!r} is not supported (supported: silu)"
-            )
         self.architecture = architecture
         self._classify = config.task == "classify"
         self._temperature = config.distillation.temperature if config.distillation else 1.0
@@ -98,7 +87,7 @@ class Decoder:
         self.rope = tensors.rope
         scale = config.lora.lora_alpha / config.lora.lora_rank
         self.layers = [
-            _layer(tensors, f"model.layers.{number}", scale)
+            _layer(tensors, number, scale, rotates=number not in architecture.unrotated)
             for number in range(architecture.num_layers)
         ]
         self.embedding, self._embedding_gradient = tensors.matrix("model.embed_tokens.weight")
@@ -219,7 +208,8 @@ class Decoder:
         return Shape(attention, model.hidden_size, model.intermediate_size, self.eps, self.rope)
 
 
-def _layer(tensors: Tensors, stem: str, lora_scale: float) -> Layer:
+def _layer(tensors: Tensors, number: int, lora_scale: float, *, rotates: bool) -> Layer:
+    stem = f"model.layers.{number}"
     linears = {
         linear.removesuffix("_proj"): tensors.linear(f"{stem}.{module_of(linear)}", lora_scale)
         for linear in LINEARS
@@ -234,5 +224,6 @@ def _layer(tensors: Tensors, stem: str, lora_scale: float) -> Layer:
         post_norm=tensors.norm(f"{stem}.post_attention_layernorm.weight"),
         q_norm=head_norm("q_norm"),
         k_norm=head_norm("k_norm"),
+        rotates=rotates,
         **linears,
     )

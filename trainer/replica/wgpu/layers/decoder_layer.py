@@ -44,6 +44,11 @@ class Layer:
     down: Linear
     q_norm: Norm | None
     k_norm: Norm | None
+    rotates: bool = True
+
+    def rope(self, tables: tuple[Array, Array]) -> tuple[Array, Array] | None:
+        """Return the tables of the rotary embedding if this layer has one."""
+        return tables if self.rotates else None
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Shape:
     inner: int
     eps: float
     rope: tuple[Array, Array]
-    """Cosines and sines `[>= T, d / 2]`."""
+    """Cosines and sines `[>= T, d / 2]`, of the layers that rotate."""
 
     @property
     def rows(self) -> int:
@@ -156,7 +161,7 @@ def _attend(
     ):
         linear.forward(graph, pool, kept.normed, raw)
         weight = norm.weight if norm is not None else None
-        split_heads(graph, raw, heads, norm=weight, rope=shape.rope, eps=shape.eps)
+        split_heads(graph, raw, heads, norm=weight, rope=layer.rope(shape.rope), eps=shape.eps)
     values = pool.take(kept.raw[1].shape)
     layer.v.forward(graph, pool, kept.normed, values)
     split_heads(graph, values, kept.values)
@@ -217,12 +222,12 @@ def _attend_backward(
     dnormed = pool.take(dx.shape)
     # dattended has done its work and has the size of the queries.
     _head_backward(
-        graph, pool, layer.q, layer.q_norm, shape, kept.normed, kept.raw[0], dqueries, dattended,
-        dnormed, accumulate=False,
+        graph, pool, layer, layer.q, layer.q_norm, shape, kept.normed, kept.raw[0], dqueries,
+        dattended, dnormed, accumulate=False,
     )  # fmt: skip
     draw = pool.take(kept.raw[1].shape)
     _head_backward(
-        graph, pool, layer.k, layer.k_norm, shape, kept.normed, kept.raw[1], dkeys, draw,
+        graph, pool, layer, layer.k, layer.k_norm, shape, kept.normed, kept.raw[1], dkeys, draw,
         dnormed, accumulate=True,
     )  # fmt: skip
     merge_heads(graph, dvalues, draw)
@@ -233,14 +238,14 @@ def _attend_backward(
 
 
 def _head_backward(
-    graph: Graph, pool: Pool, linear: Linear, norm: Norm | None, shape: Shape, normed: Array,
-    raw: Array, dheads: Array, draw: Array, dnormed: Array, *, accumulate: bool,
+    graph: Graph, pool: Pool, layer: Layer, linear: Linear, norm: Norm | None, shape: Shape,
+    normed: Array, raw: Array, dheads: Array, draw: Array, dnormed: Array, *, accumulate: bool,
 ) -> None:  # fmt: skip
     """Record the way back through rotary embedding, head norm and projection."""
-    weight = norm.weight if norm is not None else None
-    split_heads_backward(graph, raw, dheads, draw, norm=weight, rope=shape.rope, eps=shape.eps)
+    weight, rope = norm.weight if norm is not None else None, layer.rope(shape.rope)
+    split_heads_backward(graph, raw, dheads, draw, norm=weight, rope=rope, eps=shape.eps)
     if norm is not None and norm.gradient is not None:
-        head_norm_gradient(graph, pool, raw, dheads, norm.gradient, rope=shape.rope, eps=shape.eps)
+        head_norm_gradient(graph, pool, raw, dheads, norm.gradient, rope=rope, eps=shape.eps)
     linear.backward(graph, pool, normed, draw, dnormed, accumulate=accumulate)
 
 

@@ -10,12 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from trainer.model.architecture import read_architecture
-
-ARCHITECTURES = {
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "llama": "LlamaForCausalLM",
-}
+from trainer.model.families import FAMILIES
 
 
 def write_drawn_model(folder: Path, model_type: str, **settings: Any) -> Path:
@@ -24,7 +19,7 @@ def write_drawn_model(folder: Path, model_type: str, **settings: Any) -> Path:
     The shards of two tensor-parallel ranks are whole blocks of NF4.
     """
     tree: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[model_type]],
+        "architectures": [FAMILIES[model_type].causal],
         "model_type": model_type,
         "hidden_size": 128,
         "num_hidden_layers": 2,

@@ -1,0 +1,310 @@
+"""The families of models, one row for each `model_type` of transformers.
+
+A row says whose code computes the layers, what its class assumes where config.json is silent, and
+how its tensors are named. A new family is a new row, and the tests take it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.model.safetensors_headers import positions_of, read_config
+from trainer.system.errors import InputError
+from trainer.system.key_table import KeyTable, UnknownKeys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Models of one `model_type`."""
+
+    code: Literal["motley", "transformers", "none"] = "none"
+    """Whose code computes the layers: Motley's decoder and its wgpu kernels, or transformers' code;
+    `none`: models that are planned and not trained."""
+    causal: str = ""
+    """The class of language models."""
+    classifier: str = ""
+    """The class of classifiers; empty if transformers has none."""
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the class assumes for keys that config.json lacks."""
+    gated: bool = True
+    """The MLP has a gate."""
+    normalised_heads: bool = False
+    """Queries and keys pass an RMSNorm each, head by head."""
+    biased: tuple[str, ...] = ()
+    """Linears that have a bias whatever config.json says."""
+    keys: tuple[str, ...] = ()
+    """Keys that only some families have, and this one."""
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether attention may have a sliding window."""
+        return "sliding_window" in self.keys
+
+
+_TIED = {"tie_word_embeddings": True}
+_BIASES = ("attention_bias", "mlp_bias")
+_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        code="motley",
+        causal="LlamaForCausalLM",
+        classifier="LlamaForSequenceClassification",
+        keys=_BIASES,
+    ),
+    "mistral": Family(
+        code="motley",
+        causal="MistralForCausalLM",
+        classifier="MistralForSequenceClassification",
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        keys=("sliding_window",),
+    ),
+    "qwen2": Family(
+        code="motley",
+        causal="Qwen2ForCausalLM",
+        classifier="Qwen2ForSequenceClassification",
+        biased=("q_proj", "k_proj", "v_proj"),
+        keys=("attention_bias", *_WINDOWS),
+    ),
+    "qwen3": Family(
+        code="motley",
+        causal="Qwen3ForCausalLM",
+        classifier="Qwen3ForSequenceClassification",
+        defaults={"head_dim": 128},
+        normalised_heads=True,
+        keys=("attention_bias", *_WINDOWS),
+    ),
+    "smollm3": Family(
+        code="motley",
+        causal="SmolLM3ForCausalLM",
+        classifier="SmolLM3ForSequenceClassification",
+        defaults={
+            **_TIED,
+            "num_key_value_heads": 4,
+            "no_rope_layer_interval": 4,
+            "rope_theta": 2_000_000.0,
+        },
+        keys=(*_BIASES, *_WINDOWS, "no_rope_layers", "no_rope_layer_interval"),
+    ),
+    "gemma": Family(defaults=_TIED),
+    "gemma2": Family(defaults=_TIED),
+    "gemma3_text": Family(defaults=_TIED),
+    "phi3": Family(),
+    "olmo2": Family(),
+    "granite": Family(),
+    "mixtral": Family(),
+    "qwen2_moe": Family(),
+    "qwen3_moe": Family(normalised_heads=True),
+    "deepseek_v2": Family(),
+    "deepseek_v3": Family(),
+    "glm4": Family(),
+    "gpt2": Family(gated=False, defaults=_TIED),
+    "gpt_neo": Family(gated=False),
+    "gpt_neox": Family(gated=False),
+    "gptj": Family(gated=False),
+    "opt": Family(gated=False),
+    "bloom": Family(gated=False),
+    "falcon": Family(gated=False),
+    "phi": Family(gated=False),
+}
+
+TRAINED = tuple(name for name, family in FAMILIES.items() if family.code != "none")
+"""The types that Motley trains."""
+BIASED_BY = {
+    "attention_bias": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp_bias": ("gate_proj", "up_proj", "down_proj"),
+}
+"""The linears that have a bias if a key of config.json is true."""
+ROPE_TYPES = ("default", "linear", "llama3")
+"""The rotary embeddings that Motley computes; others are left to transformers."""
+ACTIVATIONS = ("silu", "swish")
+"""Two names of the function that Motley computes."""
+
+_OF_SOME = frozenset((*_BIASES, *_WINDOWS, "no_rope_layers", "no_rope_layer_interval"))
+"""Keys that `Family.keys` names where a family has them."""
+_OTHER_MODELS = (
+    "changes what other families compute, and no model of this type has it;"
+    " correct model_type, or remove the key"
+)
+CONFIG_KEYS = KeyTable(
+    what="config.json",
+    used=frozenset(
+        (
+            *("model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size"),
+            *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+            *("max_position_embeddings", "rms_norm_eps", "hidden_act", "attention_bias"),
+            *("mlp_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
+            *("partial_rotary_factor", "original_max_position_embeddings"),
+            *("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
+            *("no_rope_layers", "no_rope_layer_interval", "quantization_config", "id2label"),
+            *("label2id", "num_labels", "pad_token_id", "bos_token_id", "eos_token_id"),
+            *("attention_dropout", "attn_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"),
+        )
+    ),
+    harmless=frozenset(
+        (
+            *("use_cache", "initializer_range", "torch_dtype", "dtype", "transformers_version"),
+            *("pretraining_tp", "_name_or_path", "name_or_path", "return_dict", "problem_type"),
+            *("output_attentions", "output_hidden_states", "_attn_implementation"),
+            *("attn_implementation", "_attn_implementation_autoset", "chunk_size_feed_forward"),
+            *("is_encoder_decoder", "is_decoder", "add_cross_attention", "torchscript"),
+            *("tokenizer_class", "task_specific_params", "is_llama_config", "unsloth_version"),
+            *("unsloth_fixed", "transformers.js_config", "model_name", "sep_token_id"),
+            *("decoder_start_token_id", "finetuning_task", "prefix", "pruned_heads"),
+            *("cross_attention_hidden_size", "tie_encoder_decoder", "use_bfloat16", "max_length"),
+            *("temperature", "top_k", "top_p", "do_sample", "num_beams", "repetition_penalty"),
+        )
+    ),
+    refused=dict.fromkeys(
+        (
+            *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
+            *("attention_multiplier", "embedding_multiplier", "residual_multiplier"),
+            *("logits_scaling", "logit_scale", "scale_emb", "scale_depth", "dim_model_base"),
+            *("clip_qkv", "qk_layernorm", "use_qk_norm", "rope_interleaved", "rotary_pct"),
+            *("num_experts", "num_local_experts", "n_routed_experts", "parallel_attn"),
+            *("use_bidirectional_attention", "attention_chunk_size", "swiglu_limit"),
+            *("attn_temperature_tuning", "layer_norm_type", "compression_config"),
+        ),
+        _OTHER_MODELS,
+    ),
+)
+"""What Motley's own decoder does with each key. Models of transformers' code are transformers'."""
+
+_FACTORS = frozenset(
+    (
+        *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"),
+        *("rotary_pct", "scale_emb"),
+    )
+)
+"""Keys whose value 1 changes nothing."""
+_ROPE_KEYS = frozenset(
+    (
+        *("type", "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+        *("original_max_position_embeddings", "partial_rotary_factor"),
+    )
+)
+
+
+def family_of(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a config.json; `where` names it in errors.
+
+    Raises:
+        InputError: the family is not trained, or its weights are stored quantised.
+    """
+    model_type = config.get("model_type")
+    family = FAMILIES.get(str(model_type))
+    if family is None or family.code == "none":
+        names = config.get("architectures")
+        shown = names[0] if isinstance(names, list) and names else model_type
+        raise InputError(
+            f"{where}: architecture {shown} is not supported (supported: {', '.join(TRAINED)})"
+        )
+    if config.get("quantization_config") is not None:
+        raise InputError(
+            f"{where}: the model is stored quantised; take the original weights and set"
+            " model.quantization instead"
+        )
+    return family
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json completed with what its class assumes."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    return {**(family.defaults if family else {}), **config}
+
+
+def check_keys(config: Mapping[str, Any], where: str) -> None:
+    """Refuse keys that would change the computation of Motley's decoder and have no effect.
+
+    Raises:
+        InputError: names the key and what to do.
+    """
+    family = family_of(config, where)
+    if family.code != "motley":
+        return
+    asked = [key for key, value in config.items() if not _neutral(key, value)]
+    refusal = CONFIG_KEYS.refusal(asked)
+    if refusal is None and (foreign := [key for key in asked if key in _OF_SOME - {*family.keys}]):
+        refusal = f"'{foreign[0]}' {_OTHER_MODELS}"
+    other = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if other:
+        refusal = f"'layer_types' has {sorted(map(str, other))[0]!r}, which is not computed"
+    if refusal is not None:
+        raise InputError(f"{where}: {refusal}")
+
+
+def left_to_transformers(config: Mapping[str, Any], length: int | None = None) -> str | None:
+    """Return why Motley's decoder and wgpu do not compute a model; None if they do.
+
+    Args:
+        config: config.json of a family that Motley trains.
+        length: the most tokens of a row; None for all positions of the model.
+    """
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None or family.code != "motley":
+        return f"layers of {config.get('model_type')} are computed by transformers' code alone"
+    settings = with_defaults(config)
+    activation = settings.get("hidden_act", "silu")
+    if activation not in ACTIVATIONS:
+        return f"hidden_act {activation!r} is computed by transformers' code alone"
+    rope = rope_settings(settings)
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) not in ROPE_TYPES:
+        return f"rope_type {kind!r} is computed by transformers' code alone"
+    part = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
+    if part not in (None, 1) or (other := rope.keys() - _ROPE_KEYS):
+        key = "partial_rotary_factor" if part not in (None, 1) else min(other)
+        return f"{key} of the rotary embedding is computed by transformers' code alone"
+    window = _window(settings, family)
+    limit = length or positions_of(settings)
+    if window is not None and (limit is None or limit > window):
+        return (
+            f"sliding_window {window} is shorter than a row of {limit or 'unknown length'}, and"
+            " computed by transformers' code alone"
+        )
+    return None
+
+
+def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the rotary embedding.
+
+    transformers 5 writes `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
+    """
+    return dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+
+
+def notices(model_dir: Path) -> Iterator[str]:
+    """Yield what config.json asks for and training does not do, in lines for people."""
+    config = read_config(model_dir)
+    for key, value in config.items():
+        if is_dropout(key) and isinstance(value, int | float) and value:
+            yield f"config.json: {key} {value} is not applied: training has no dropout"
+    if FAMILIES[config["model_type"]].code == "motley":
+        unknown = UnknownKeys(CONFIG_KEYS)
+        unknown.add(config)
+        if (line := unknown.report()) is not None:
+            yield line
+
+
+def is_dropout(key: str) -> bool:
+    """Return whether a key of config.json makes activations random."""
+    return key.endswith(("dropout", "_pdrop", "jitter_noise"))
+
+
+def _neutral(key: str, value: object) -> bool:
+    """Return whether a key with this value changes nothing."""
+    return value in (None, False, 0) or (key in _FACTORS and value == 1)
+
+
+def _window(settings: Mapping[str, Any], family: Family) -> int | None:
+    """Return the tokens that the layers with a sliding window see; None if there are none."""
+    used = family.has_windows and settings.get(
+        "use_sliding_window", "use_sliding_window" not in family.keys
+    )
+    types = settings.get("layer_types")
+    if types and "layer_types" in family.keys and "sliding_attention" not in types:
+        return None
+    window = settings.get("sliding_window")
+    return window if used and type(window) is int else None
