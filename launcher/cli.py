@@ -9,9 +9,11 @@ import traceback
 
 import click
 
-from launcher.errors import InterruptedStartError, LauncherError
+from launcher.errors import ConfigError, InterruptedStartError, LauncherError
 from launcher.terminal import visible
 from trainer.system.commandline.lazy_group import LazyGroup
+from trainer.system.commandline.streams import end_output, print_any_text
+from trainer.system.errors import fault_of_host
 
 _CLUSTER = "launcher.commands.cluster"
 _STATUS = (f"{_CLUSTER}:status", "Show the active run, or the latest one.")
@@ -113,6 +115,7 @@ cli.params.append(
 
 def main() -> None:
     """Run the command line and exit; every error becomes a line and an exit code here."""
+    print_any_text()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -123,21 +126,19 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except LauncherError as error:
         return _fail(arguments, str(error), error.exit_code, error.details)
-    except click.NoSuchOption as error:
-        path = error.ctx.command_path if error.ctx else "launch"
-        return _fail(arguments, f"{_unknown_option(error)} (see: {path} --help)", 2)
-    except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "launch"
-        return _fail(arguments, f"{error.format_message()} (see: {path} --help)", 2)
     except click.ClickException as error:
-        return _fail(arguments, error.format_message(), 2)
+        from trainer.config.usage import usage_line
+
+        return _fail(arguments, usage_line(error, arguments, _keys), 2)
     except (click.Abort, KeyboardInterrupt):
         return InterruptedStartError.exit_code
     except BrokenPipeError:
-        # The reader of stdout has closed it; nothing more can be printed, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        end_output()  # its reader has closed it
         return 0
     except Exception as error:  # a defect: people get one line, developers the traceback
+        if fault := fault_of_host(error):
+            end_output()
+            return _fail([], fault, ConfigError.exit_code)
         if os.environ.get("MOTLEY_DEBUG"):
             for text in traceback.format_exc().splitlines():
                 sys.stderr.write(f"{visible(text)}\n")
@@ -146,18 +147,13 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _unknown_option(error: click.NoSuchOption) -> str:
+def _keys(options: list[str]) -> list[str]:
     from trainer.config import distill_job
     from trainer.config import run as config
 
-    options = [
-        name for each in (error.ctx.command.params if error.ctx else []) for name in each.opts
-    ]
-    keys: list[str] = []
-    if "--set" in options:
-        keys = distill_job.setting_keys() if "--teacher" in options else config.setting_keys()
-    nearest = config.nearest_option(error.option_name, options, keys)
-    return f"no option {error.option_name}" + (f"; did you mean: {nearest}" if nearest else "")
+    if "--set" not in options:
+        return []
+    return distill_job.setting_keys() if "--teacher" in options else config.setting_keys()
 
 
 def _fail(arguments: list[str], message: str, code: int, details: tuple[str, ...] = ()) -> int:

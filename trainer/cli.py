@@ -9,7 +9,14 @@ from typing import NoReturn
 import click
 
 from trainer.system.commandline.lazy_group import LazyGroup
-from trainer.system.errors import DoesNotFitError, InputError, TrainerError, is_out_of_memory
+from trainer.system.commandline.streams import end_output, print_any_text
+from trainer.system.errors import (
+    DoesNotFitError,
+    InputError,
+    TrainerError,
+    fault_of_host,
+    is_out_of_memory,
+)
 
 COMMANDS = {
     "autotune": (
@@ -59,22 +66,24 @@ def trainer() -> None:
 
 def main() -> None:
     """Run the program; errors for people are one line and an exit code (see errors.py)."""
+    print_any_text()
     try:
         # Not standalone, click returns what a command gave to `Context.exit`; it raises nothing.
         code = trainer.main(prog_name="trainer", standalone_mode=False)
+        sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
-    except click.NoSuchOption as error:
-        path = error.ctx.command_path if error.ctx else "trainer"
-        _end(f"{_unknown_option(error)} (see: {path} --help)", InputError.exit_code)
     except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context else "trainer"
-        _end(f"{error.format_message()} (see: {path} --help)", InputError.exit_code)
+        from trainer.config.usage import usage_line
+
+        _end(usage_line(error, sys.argv[1:], _keys), InputError.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except TrainerError as error:
         _end(str(error), error.exit_code)
     except Exception as error:
+        if fault := fault_of_host(error):
+            end_output()
+            _end(fault, InputError.exit_code)
         if not is_out_of_memory(error):
             raise
         said = " ".join(str(error).split()) or type(error).__name__  # torch's has several lines
@@ -90,16 +99,10 @@ def _end(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _unknown_option(error: click.NoSuchOption) -> str:
+def _keys(options: list[str]) -> list[str]:
     from trainer.config.run import setting_keys
-    from trainer.config.spelling import hint, nearest_option
 
-    parameters = error.ctx.command.params if error.ctx else []
-    options = [name for parameter in parameters for name in parameter.opts]
-    nearest = nearest_option(
-        error.option_name, options, setting_keys() if "--set" in options else []
-    )
-    return f"no option {error.option_name}{hint(nearest)}"
+    return setting_keys() if "--set" in options else []
 
 
 if __name__ == "__main__":

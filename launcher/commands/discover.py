@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from launcher.commands.options import json_option
+from trainer.system.commandline.number import Number
 
 
 @click.command()
@@ -23,7 +24,7 @@ from launcher.commands.options import json_option
 @click.option("--no-mdns", is_flag=True, help="Do not listen for announcements.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.1, 60),
+    type=Number(0.1, 60),
     default=3.0,
     show_default=True,
     help="How long to listen for announcements.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from launcher.commands import complete
+from trainer.system.commandline.number import Number
 
 if TYPE_CHECKING:
     from launcher.plan.configuration import Order
@@ -154,7 +155,7 @@ start_options = together(
     click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result."),
     click.option(
         "--timeout",
-        type=click.FloatRange(min=1),
+        type=Number(min=1),
         metavar="SECONDS",
         help="Time limit for joining.",
     ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands.options import json_option
+from trainer.system.commandline.number import Number
 
 if TYPE_CHECKING:
     from trainer.planning.strategies import Request
@@ -76,8 +77,8 @@ class _Count(click.ParamType[float]):
     show_default=True,
     help="Recompute layers in the backward pass; auto: the fastest that fits.",
 )
-@click.option("--price-kwh", type=click.FloatRange(min=0), help="Price of a kWh.")
-@click.option("--price-hour", type=click.FloatRange(min=0), help="Price of a device for an hour.")
+@click.option("--price-kwh", type=Number(min=0), help="Price of a kWh.")
+@click.option("--price-hour", type=Number(min=0), help="Price of a device for an hour.")
 @click.option("--currency", default="", metavar="CODE", help="Currency of both prices, e.g. EUR.")
 @click.option("--explain", metavar="STRATEGY", help="Show a strategy's formulas, e.g. fsdp.")
 @click.option(

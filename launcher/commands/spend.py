@@ -9,11 +9,12 @@ import click
 
 from launcher.commands import complete
 from launcher.commands.options import cluster_options, inventory_option, json_option
+from trainer.system.commandline.number import Number
 
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster
 
-PRICE, ABOVE = click.FloatRange(min=0), click.FloatRange(min=0, min_open=True)
+PRICE, ABOVE = Number(min=0), Number(min=0, min_open=True)
 
 
 @click.command()
@@ -50,7 +51,7 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
 @click.option("--name", help="Name of its record; commands with the same name share one ceiling.")
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=30.0,
     show_default=True,
     help="Seconds between SIGTERM and SIGKILL.",

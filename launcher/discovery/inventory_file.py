@@ -18,6 +18,7 @@ from launcher.discovery.yaml_text import YamlText
 from launcher.errors import ConfigError
 from launcher.files import write_atomically
 from launcher.inventory.hosts import Host, load_inventory
+from trainer.system.errors import plain_reason
 
 _SAME = 0.2
 """A rate that has changed by less than this part stays as it is written: no two are equal."""
@@ -71,7 +72,7 @@ def rewrite(
         try:
             before = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from None
+            raise ConfigError(f"{path}: cannot be read: {plain_reason(error)}") from None
     text = YamlText(str(path), before or _HEAD)
     names = {host.name for host in known}
     places = {host.name: _place(text, host.name) for host in known}

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
-from pydantic import ValidationError
 
 from launcher.errors import ConfigError
 from launcher.files import MANAGED_STATE
@@ -34,7 +33,6 @@ _PATHS = (
     ("evaluation", "problems"),
 )
 """Settings of a distillation's job that may be null."""
-AnyConfig = TypeVar("AnyConfig", RunConfig, DistillJob)
 OWN = frozenset(("model.path", "data.train"))
 """Any of these settings defines a run of the user's own, without a preset or file."""
 INPUTS = "inputs"
@@ -70,24 +68,20 @@ class Order:
         Raises:
             ConfigError: no such file or preset, or a key or value is wrong.
         """
-        nulls = [key for key, value in self.settings.items() if value is None]
         if self.leader == "student":
-            return resolve_job(self.source, self.settings, hosts, Path.cwd(), nulls)
+            return resolve_job(self.source, self.settings, hosts, Path.cwd())
         head = head_of(hosts)
         folder = Path.cwd() if head.is_local else Path(head.state_folder or MANAGED_STATE)
-        return resolve(self.source, self.settings, folder, nulls)
+        return resolve(self.source, self.settings, folder)
 
 
-def resolve(
-    source: str | None, overrides: Mapping[str, Any], folder: Path, nulls: Iterable[str] = ()
-) -> RunConfig:
+def resolve(source: str | None, overrides: Mapping[str, Any], folder: Path) -> RunConfig:
     """Return the config of a run; relative paths in it are resolved from `folder`.
 
     Without a source it is the quickstart. With the user's own model or data it holds the given
     settings, and a placeholder task until `follow_data` derives the rest.
 
-    An override of None means not given; settings to be set to null are named in `nulls`. The
-    processes of a run work elsewhere, so a path must not depend on the current folder.
+    The processes of a run work elsewhere, so a path must not depend on the current folder.
 
     Raises:
         ConfigError: no such file or preset, or a key or value is wrong.
@@ -100,8 +94,6 @@ def resolve(
             config = run_config.load(source or DEFAULT_PRESET, overrides)
     except InputError as error:
         raise ConfigError(str(error)) from None
-    for key in nulls:
-        config = _without(config, key)
     path = config.model.path
     on_hub = is_hub_name(path, folder) and not path.startswith(f"{INPUTS}/")
     return config.anchored(folder, model_on_hub=on_hub)
@@ -124,7 +116,6 @@ def resolve_job(
     overrides: Mapping[str, Any],
     hosts: Sequence[Host],
     folder: Path,
-    nulls: Iterable[str] = (),
 ) -> DistillJob:
     """Return a distillation's job; on this machine alone relative paths start at `folder`.
 
@@ -137,8 +128,6 @@ def resolve_job(
         job = distill_job.load(source, overrides)
     except InputError as error:
         raise ConfigError(str(error)) from None
-    for key in nulls:
-        job = _without(job, key)
     if not all(host.is_local for host in hosts):
         return job
     tree: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
@@ -182,25 +171,6 @@ def parse_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:
         except yaml.YAMLError:
             raise ConfigError(f"{flag} {key}: the value is not YAML: {text!r}") from None
     return values
-
-
-def _without(config: AnyConfig, key: str) -> AnyConfig:
-    """Return the config with an optional setting set to null."""
-    tree: dict[str, Any] = config.model_dump(exclude_unset=True)
-    section: Any = tree
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        section = section.setdefault(parent, {}) if isinstance(section, dict) else None  # pyright: ignore
-    if isinstance(section, dict):
-        section[leaf] = None
-        try:
-            return type(config).model_validate(tree)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-        if first["type"] != "extra_forbidden":
-            reason = first["msg"]
-            raise ConfigError(f"--set {key}=null: {reason[0].lower()}{reason[1:]}")
-    raise ConfigError(f"--set {key}=null: there is no such setting")
 
 
 def _absolute(path: str, folder: Path) -> str:

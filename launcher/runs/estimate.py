@@ -84,7 +84,8 @@ def _of_distillation(
     if scoring is None or shape is None or not scoring.windows:
         return None
     length = job.student.max_seq_len or job.teacher.max_seq_len
-    config = run_config.load("student", {**job.student.settings(), "data.max_seq_len": length})
+    cut = {"data.max_seq_len": length} if length else {}
+    config = run_config.load("student", {**job.student.settings(), **cut})
     samples = config.training.samples(scoring.windows)
     left = _left(config, done, samples)
     a_sample = min(scoring.tokens / scoring.windows, config.data.max_seq_len)

@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ SIZES = ModelSizes(
     vocab_size=300,
     max_position_embeddings=512,
 )
+FILE = {"MOTLEY_STATE_DIR": "text.jsonl"}
+HOME = {"MOTLEY_STATE_DIR": "", "XDG_STATE_HOME": "", "HOME": "text.jsonl"}
 TASK = " --task causal-lm --gpu-backend cpu --threads 1 -o out"
 TRAIN = "trainer finetune model --data {}" + TASK
 
@@ -41,6 +43,7 @@ class Mistake:
     says: tuple[str, ...]
     """Words that the message contains."""
     code: int = 2
+    environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,61 @@ MISTAKES = (
     Mistake("no such inventory", "launch status --inventory nowhere.yml", ("nowhere.yml",)),
     Mistake("a generate without a model", "trainer generate nowhere --prompt x", ("nowhere",)),
     Mistake("an evaluation of nothing", "trainer evaluate nowhere --data x.jsonl", ("nowhere",)),
+    *(
+        Mistake(f"{number} as a number", TRAIN.format("text.jsonl") + f" {flag}{number}", says)
+        for flag, number, says in (
+            ("--learning-rate ", "inf", ("--learning-rate", "not a finite number")),
+            ("--learning-rate ", "nan", ("--learning-rate", "not a finite number")),
+            ("--learning-rate ", "1e400", ("--learning-rate", "not a finite number")),
+            ("--learning-rate ", "fast", ("--learning-rate", "not a number")),
+            ("--learning-rate ", "-1e-4", ("optimizer.learning_rate", "greater than 0")),
+            ("--epochs ", "1.5", ("--epochs", "not a whole number")),
+            ("--set optimizer.weight_decay=", ".inf", ("optimizer.weight_decay", "finite")),
+            ("--set exchange.join_deadline=", ".nan", ("exchange.join_deadline", "finite")),
+            ("--set training.max_steps=", "yes", ("training.max_steps", "a number", "yes")),
+            ("--set training.batch_size=", "on", ("training.batch_size", "a number")),
+            ("--set training.seed=", "123456789012345678901", ("training.seed", "at most")),
+            ("--set lora.lora_rank=", "100000", ("lora.lora_rank", "32")),
+            ("--threads ", "5000", ("--threads", "this host has")),
+        )
+    ),
+    Mistake("null for an output", TRAIN.format("text.jsonl") + " --set output=null", ("output",)),
+    Mistake(
+        "a section as a number",
+        TRAIN.format("text.jsonl") + " --set training=3",
+        ("training", "a mapping of settings", "batch_size"),
+    ),
+    Mistake("a binary config", "trainer finetune --config model/model.safetensors", ("UTF-8",)),
+    Mistake("a folder as config", "trainer finetune --config folder", ("a directory",)),
+    Mistake("the root as output", TRAIN.format("text.jsonl").replace("out", "/"), ("root",)),
+    Mistake(
+        "the model as output",
+        TRAIN.format("text.jsonl").replace("out", "model"),
+        ("holds a model",),
+    ),
+    Mistake("en dashes", "trainer finetune model \u2013data text.jsonl", ("no hyphen", "--data")),
+    *(
+        Mistake(f"{words}, of another program", words, says)
+        for words, says in (
+            ("trainer train model", ("trainer finetune",)),
+            ("launch stop", ("launch cluster down",)),
+            ("launch ps", ("launch status", "launch runs")),
+            ("launch train", ("launch cluster up",)),
+            ("launch cluster up run.yaml", ("--config run.yaml",)),
+            ("launch cluster up -c run.yaml", ("--config",)),
+            ("launch cluster up -f run.yaml", ("--config",)),
+            ("launch logs -n 20", ("--tail",)),
+            ("trainer finetune model --bf16", ("training.precision=bf16",)),
+            ("trainer finetune model --report-to none", ("metrics.jsonl",)),
+            ("trainer finetune model --resume_from_checkpoint x", ("the same -o",)),
+        )
+    ),
+    Mistake("a million cards", "launch plan --shape 7b --cluster 1000000xT4", ("65,536",)),
+    *(
+        Mistake(f"{command}, the state in a file", command, ("text.jsonl", "directory"), 2, FILE)
+        for command in ("launch status", "launch runs", "launch cluster down")
+    ),
+    Mistake("a home that is a file", "launch runs", ("text.jsonl", "directory"), 2, HOME),
 )
 
 
@@ -153,7 +211,7 @@ def make(mistake: Mistake, folder: Path, environment: dict[str, Any]) -> Answer:
     done = subprocess.run(
         [BIN / program, *words],
         cwd=folder,
-        env=environment,
+        env=environment | mistake.environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

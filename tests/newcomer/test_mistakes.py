@@ -27,7 +27,8 @@ def test_it_is_answered(folder: Path, mistake: Mistake, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder)
     program, *words = mistake.command.split()
     module = {"trainer": "trainer.cli", "launch": "launcher.cli"}[program]
-    done = warm_command.run([sys.executable, "-m", module, *words], environment)
+    command = [sys.executable, "-m", module, *words]
+    done = warm_command.run(command, environment | mistake.environment)
     answer = answered(mistake, done)
     assert list(complaints(mistake, answer)) == [], answer
     assert not (folder / "out").exists(), "nothing is begun"

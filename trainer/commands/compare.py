@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainer.system.commandline.number import Number
+
 if TYPE_CHECKING:
     from trainer.lab.compare.comparison import Comparison
 
@@ -27,7 +29,7 @@ def compare() -> None:
 )
 @click.option(
     "--megabytes",
-    type=click.FloatRange(0.01, 10_000),
+    type=Number(0.01, 10_000),
     multiple=True,
     default=[5.3],
     show_default=True,

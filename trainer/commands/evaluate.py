@@ -11,6 +11,7 @@ import click
 
 from trainer.commands.place import open_ranks, parallel_option, place_options
 from trainer.config.run import Backend
+from trainer.system.commandline.number import Number
 
 if TYPE_CHECKING:
     from trainer.checkpoint.trained_model import Trained
@@ -51,7 +52,7 @@ _Path = click.Path(path_type=Path)
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option(
     "--temperature",
-    type=float,
+    type=Number(),
     default=0.0,
     show_default=True,
     help="For generate, code and summaries; 0 takes the most likely token.",
@@ -61,14 +62,14 @@ _Path = click.Path(path_type=Path)
 @click.option("--once/--until-done", help="End when nothing is left, or when the run is over.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=10.0,
     show_default=True,
     help="Seconds between two checks of DIR.",
 )
 @click.option(
     "--claim-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=60.0,
     show_default=True,
     help="Seconds after which a silent runner loses its claim; use one value for all runners.",

@@ -16,6 +16,7 @@ from trainer.model.files import resolve_model
 from trainer.planning.defaults import derive, own_rooms, provisional, table
 from trainer.run.composition import preload
 from trainer.run.distributed.environment import Environment, read_environment
+from trainer.system.commandline.number import Threads
 from trainer.system.errors import InputError
 from trainer.system.process.prefork import fork_workers
 
@@ -81,7 +82,7 @@ _SETTINGS = {
     show_default=True,
     help="A named backend is required; auto takes the first that works.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of one worker.")
+@click.option("--threads", type=Threads(), help="CPU threads of one worker.")
 @click.option(
     "--tls",
     "tls_dir",

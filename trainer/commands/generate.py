@@ -9,6 +9,7 @@ import click
 
 from trainer.commands.place import open_ranks, parallel_option, place_options
 from trainer.config.run import Backend
+from trainer.system.commandline.number import Number
 
 
 @click.command("generate")
@@ -18,14 +19,14 @@ from trainer.config.run import Backend
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option(
     "--temperature",
-    type=float,
+    type=Number(),
     default=0.0,
     show_default=True,
     help="0 selects the most likely token.",
 )
 @click.option("--top-k", type=int, help="Sample from this many of the most likely tokens.")
 @click.option(
-    "--top-p", type=float, help="Sample from the most likely tokens of this total probability."
+    "--top-p", type=Number(), help="Sample from the most likely tokens of this total probability."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--base", help="The base model of an adapter, if it has moved.")

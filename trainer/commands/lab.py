@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trainer.system.commandline.number import Number
+
 if TYPE_CHECKING:
     from trainer.lab.experiment import Experiment
 
@@ -48,7 +50,7 @@ def _options(
 @lab.command("topk")
 @click.option(
     "--density",
-    type=float,
+    type=Number(),
     default=0.1,
     show_default=True,
     help="Fraction of the values that is kept.",
@@ -71,9 +73,7 @@ def feedback(steps: int, parameters: int, workers: int, seed: int, as_json: bool
 
 
 @lab.command("zero")
-@click.option(
-    "--parameters", type=click.FloatRange(1, 1e15), default=7e9, show_default=True, metavar="7e9"
-)
+@click.option("--parameters", type=Number(1, 1e15), default=7e9, show_default=True, metavar="7e9")
 @click.option("--devices", type=click.IntRange(1, 1_000_000), default=8, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def zero(parameters: float, devices: int, as_json: bool) -> None:

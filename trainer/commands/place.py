@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trainer.config.run import Backend
+from trainer.system.commandline.number import Threads
 
 if TYPE_CHECKING:
     from trainer.run.distributed.inference import Ranks
@@ -33,7 +34,7 @@ def place_options(*backends: Backend) -> Callable[[_Command], _Command]:
             default="",
             help="Index, UUID, PCI address or name of a required device; default: the first.",
         ),
-        click.option("--threads", type=click.IntRange(min=1), help="CPU threads."),
+        click.option("--threads", type=Threads(), help="CPU threads."),
     )
 
     def add(command: _Command) -> _Command:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from trainer.commands import complete
+from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -51,7 +52,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _C
         click.option(
             "--batch-size", type=int, help=f"{unit.capitalize()}s a step, over all workers."
         ),
-        click.option("--learning-rate", type=float),
+        click.option("--learning-rate", type=Number()),
         click.option(
             "-o",
             "--output",

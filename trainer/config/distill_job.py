@@ -160,7 +160,7 @@ def setting_keys() -> list[str]:
 def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> DistillJob:
     """Read a job from a YAML file or a preset's name and apply dotted overrides.
 
-    `overrides` maps paths such as `teacher.top_k` to values; None values are left out.
+    `overrides` maps paths such as `teacher.top_k` to values; None is null.
 
     Raises:
         InputError: the file cannot be read, or a key or value is wrong (names its path).

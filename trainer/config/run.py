@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,6 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config import section as settings
-from trainer.config import spelling
 from trainer.config.budget import BudgetConfig
 from trainer.config.codec import KnownCodec, read_codec
 from trainer.config.parallel import ParallelConfig
@@ -69,6 +68,7 @@ RESUME_MAY_CHANGE = ("training.epochs", "training.max_steps")
 class ModelConfig(Section):
     """The base model."""
 
+    SHORT = "path"
     path: str = Field(min_length=1)
     """A local Hugging Face directory, or a hub name when online."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -98,6 +98,7 @@ class LoraSettings(Section):
 class DataConfig(Section):
     """JSON Lines files; the shapes of a line are in `trainer.data.shapes`."""
 
+    SHORT = "train"
     train: str = Field(min_length=1)
     validation: str | None = None
     validation_fraction: float = Field(default=0.0, ge=0, le=0.5)
@@ -360,15 +361,10 @@ def setting_keys() -> list[str]:
     return settings.setting_keys(RunConfig)
 
 
-def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> str | None:
-    """Return the option closest to an unknown one, for a command that takes these settings."""
-    return spelling.nearest_option(name, options, keys)
-
-
 def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Read a run config from a YAML file or a preset's name and apply dotted overrides.
 
-    `overrides` maps paths such as `training.epochs` to values; None values are left out.
+    `overrides` maps paths such as `training.epochs` to values; None is null.
 
     Raises:
         InputError: the file cannot be read, or a key or value is wrong (names its path).

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from trainer.config.spelling import hint, nearest_key
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, plain_reason
+
+LARGEST = 2**53
+"""The largest integer of a setting: every reader of JSON keeps it exactly."""
 
 
 class Section(BaseModel):
-    """A strict group of settings: an unknown key is an error."""
+    """A strict group of settings: an unknown key is an error, and so is a number without end."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
+    SHORT: ClassVar[str | None] = None
+    """The setting that is meant if a file has a text in place of the section: `model: DIR`."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse `yes` for a number: Python takes true as 1."""
+        kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
+        if not kinds.isdisjoint((int, float)):
+            parts = value if isinstance(value, list | tuple) else (value,)
+            if bool not in kinds and any(isinstance(part, bool) for part in parts):  # pyright: ignore
+                raise ValueError(
+                    "a number is needed; YAML reads yes, no, on and off as true, false"
+                )
+            if any(isinstance(part, int) and abs(part) > LARGEST for part in parts):  # pyright: ignore
+                raise ValueError(f"input should be at most {LARGEST:,}")
+        return value
 
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -33,7 +55,7 @@ def load_settings(
 ) -> AnySection:
     """Read settings of a kind from a YAML file or a preset's name and apply dotted overrides.
 
-    `overrides` maps paths such as `training.epochs` to values; None values are left out.
+    `overrides` maps paths such as `training.epochs` to values; None is null, as in a file.
 
     Raises:
         InputError: the file cannot be read, or a key or value is wrong (names its path).
@@ -45,18 +67,42 @@ def load_settings(
 def build(
     kind: type[AnySection], tree: dict[str, Any], overrides: Mapping[str, Any], where: str | Path
 ) -> AnySection:
-    """Return settings of a kind from a tree, with dotted overrides; those of None are left out.
+    """Return settings of a kind from a tree, with dotted overrides.
+
+    A section that is null, or empty in a file, has its defaults.
 
     Raises:
         InputError: a key or value is wrong; names `where` and its path.
     """
+    tree |= {key: _spread(kind, key, value) for key, value in tree.items()}
     for dotted, value in overrides.items():
-        if value is not None:
-            _set(tree, dotted, value)
+        short = _short(kind, dotted) if isinstance(value, str) else None
+        _set(
+            tree,
+            f"{dotted}.{short}" if short else dotted,
+            value if short else _spread(kind, dotted, value),
+        )
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
         raise InputError(f"{where}: {_explain(error, kind)}") from None
+
+
+def _short(kind: type[Section], key: str) -> str | None:
+    inner = _inner(kind, key)
+    return inner.SHORT if inner is not None and issubclass(inner, Section) else None
+
+
+def _spread(kind: type[Section], key: str, value: Any) -> Any:
+    """Return a section as a mapping: a text is the setting that it is short for, null is empty."""
+    if isinstance(value, str) and (short := _short(kind, key)):
+        return {short: value}
+    is_section = _inner(kind, key) is not None
+    return {} if value is None and is_section and not _may_be_null(kind, key) else value
+
+
+def _may_be_null(kind: type[Section], key: str) -> bool:
+    return NoneType in _kinds(kind.model_fields[key].annotation)
 
 
 class _UniqueLoader(yaml.SafeLoader):
@@ -97,7 +143,7 @@ def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
     try:
         tree: Any = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)  # noqa: S506 - safe
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -111,7 +157,9 @@ def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, leaf = dotted.split(".")
     for parent in parents:
-        branch = tree.setdefault(parent, {})
+        if tree.get(parent) is None:
+            tree[parent] = {}
+        branch = tree[parent]
         if not isinstance(branch, dict):
             raise InputError(f"{parent}: must be a mapping of settings")
         tree = branch  # pyright: ignore[reportUnknownVariableType]
@@ -135,6 +183,13 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
         # A value of several allowed kinds has one message for each of them.
         messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details)
         message = ", or ".join(text[0].lower() + text[1:] for text in messages)
+        if first["type"] == "model_type":
+            keys = ", ".join(_siblings((*first["loc"], ""), kind))
+            message = f"a mapping of settings is needed ({keys})"
+        elif first["type"] == "tuple_type":
+            message = "a list is needed"
+        elif first["input"] is None and first["type"] != "missing":
+            return f"{path}: must not be null; leave it out"
         if first["type"] != "missing" and not isinstance(first["input"], dict):
             message += f"; got {first['input']!r}"
     more = f" (and {len(rest)} more)" if rest else ""
@@ -158,6 +213,14 @@ def _siblings(location: tuple[int | str, ...], kind: type[Section]) -> list[str]
     for part in location[:-1]:
         section = _inner(section, part)
     return list(section.model_fields) if section is not None else []
+
+
+def _kinds(annotation: Any) -> Iterator[type]:
+    """Yield the plain types of an annotation; of a literal none."""
+    if isinstance(annotation, type):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _kinds(part)
 
 
 def _inner(section: type[BaseModel] | None, part: int | str) -> type[BaseModel] | None:

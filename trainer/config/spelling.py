@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 FAMILIAR = {
+    "c": "config",
+    "n": "tail",
+    "f": "config",
     "alpha": "lora_alpha",
     "base_model": "path",
     "batch": "batch_size",

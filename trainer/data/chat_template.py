@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.data.tokenizer_folder import MORE_TEMPLATES, TEMPLATE_FILE, TokenizerFolder
 from trainer.data.turns import REASONING, ChatMessage
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, plain_reason
 
 Span = tuple[int, int]
 
@@ -188,7 +188,7 @@ def read_chat_template(folder: TokenizerFolder, special: frozenset[str]) -> Chat
             try:
                 found[name] = path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise InputError(f"{path}: cannot be read: {error}") from None
+                raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     sources = found or sources  # files replace the settings, as in transformers
     return ChatTemplate(sources, folder.names, special) if sources else None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, plain_reason
 from trainer.system.key_table import KeyTable, UnknownKeys
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -236,7 +236,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: holds no JSON object")
     return tree

@@ -152,6 +152,7 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
     headers = read_headers(model_dir)
     check_stored(model_dir, model, headers, config.num_classes)
     if config.method == "lora":
+        _check_rank(model, config)
         tensors = _lora_tensors(model, config)
     else:
         tensors = _full_tensors(model, config.num_classes)
@@ -212,6 +213,16 @@ def check_stored(
 
 
 _Tensors = Iterable[tuple[str, list[tuple[str, tuple[int, ...]]]]]
+
+
+def _check_rank(model: Architecture, config: RunConfig) -> None:
+    rank = config.lora.lora_rank
+    full = max(min(model.linear_shape(linear)) for linear in config.lora.target_modules)
+    if rank > full:
+        raise InputError(
+            f"lora.lora_rank: {rank:,} is above {full:,}, the full rank of this model's largest"
+            " linear that trains; give less, or method full"
+        )
 
 
 def _lora_tensors(model: Architecture, config: RunConfig) -> _Tensors:

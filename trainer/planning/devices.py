@@ -67,6 +67,8 @@ DEVICES: dict[str, DeviceModel] = {
 }
 PCIE = 25e9
 """Bytes a second over PCIe 4.0 x16, of 31.5 in theory."""
+MOST_DEVICES = 65_536
+"""Of a cluster that is planned; a rank is a number of 16 bits."""
 CORE_FLOPS = 64e9
 """A second, of a core: 2 fused products of 8 fp32 at 2 GHz. A guess until it is measured."""
 
@@ -216,6 +218,8 @@ def linked(cluster: ClusterShape) -> ClusterShape:
     Raises:
         InputError: there are several hosts and no rate between them.
     """
+    if cluster.world > MOST_DEVICES:
+        raise InputError(f"{cluster.world:,} devices; a plan has at most {MOST_DEVICES:,}")
     if cluster.hosts > 1 and cluster.between is None:
         raise InputError(
             f"{cluster.hosts} hosts and no link between them; add its rate, such as 200gbit"

@@ -1,5 +1,6 @@
 """The errors of a run, and the one table of exit codes: every supervisor restarts by it."""
 
+import errno
 from typing import NamedTuple
 
 
@@ -65,6 +66,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     # Without torch, whose error is a RuntimeError of this name.
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or any(sign in str(error) for sign in _OF_MEMORY)
+
+
+_OF_THE_HOST = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP),
+        *(errno.EMFILE, errno.ENFILE, errno.ESTALE),
+    )
+)
+
+
+def plain_reason(error: BaseException) -> str:
+    """Return what an error says, without a system's number or a codec's position."""
+    if isinstance(error, UnicodeError):
+        return "it is not text in UTF-8"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def fault_of_host(error: BaseException) -> str | None:
+    """Return one line for a file, a folder or a disk that is in the way; None for a defect."""
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_HOST:
+        return None
+    where = f"{error.filename}: " if error.filename else "the output cannot be written: "
+    return f"{where}{plain_reason(error)}"
 
 
 def restarts(returncode: int) -> bool:

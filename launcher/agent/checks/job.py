@@ -24,6 +24,7 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
 from trainer.model import layout as trainer_layout
 from trainer.model.architecture import read_architecture
+from trainer.model.output_folder import check_output as check_folder_of_run
 from trainer.planning.defaults import Derived, derive, run_work
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
@@ -179,7 +180,11 @@ def check_text(path: Path) -> Finding:
 
 @validate_call
 def check_output(path: Path, run_id: str) -> Finding:
-    """Whether the output folder can be written and holds no other run's checkpoints."""
+    """Whether the output folder can be written, and holds no model and no other run."""
+    try:
+        check_folder_of_run(path)
+    except InputError as error:
+        return Finding("fail", str(error), "give another --output")
     try:
         owner = json.loads((path / "status.json").read_bytes()).get("run_id")
         kept = any((path / "checkpoints").iterdir())

@@ -15,7 +15,7 @@ from launcher.runs.records.run import StateFolder
 from launcher.runs.status import OVER, RunView
 from trainer.planning.budget.ledger import SPEND_FILE, SpendRecord, parse_spend
 from trainer.planning.cost import host_cost
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, plain_reason
 
 By = Literal["run", "host", "day"]
 MOST_SPEND = 1 << 28
@@ -69,7 +69,7 @@ def read_spend(registry: Registry, report: Callable[[str], None]) -> list[SpendR
     for name, error in answers.errors.items():
         if isinstance(error, ConfigError):
             raise error
-        report(f"host {name}: {error}; what it recorded is not in this list")
+        report(f"host {name}: {plain_reason(error)}; what it recorded is not in this list")
     # Two names of one machine have one ledger.
     found = {
         (r.run, r.host, r.until, r.seconds): r for each in answers.found.values() for r in each

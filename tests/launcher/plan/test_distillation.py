@@ -250,11 +250,13 @@ def test_a_resumed_job_is_the_same_job(tmp_path: Path) -> None:
 
 
 def test_nobody_evaluates_when_that_is_null(tmp_path: Path) -> None:
-    wanted = resolve_job(None, _words(), [INTEL, LAMBDA], tmp_path, ["evaluation"])
+    wanted = resolve_job(None, _words() | {"evaluation": None}, [INTEL, LAMBDA], tmp_path)
     plan = place_distillation([INTEL, LAMBDA], wanted, SETTING)
     assert list(who_is_where(plan)) == ["student", "teacher-0"]
-    with pytest.raises(ConfigError, match="--set student=null: "):
-        resolve_job(None, _words(), [INTEL], tmp_path, ["student"])
+    with pytest.raises(ConfigError, match="student: give model, or config"):
+        resolve_job(
+            None, {"teacher.model": "m", "teacher.data": ["d"], "student": None}, [INTEL], tmp_path
+        )
 
 
 @pytest.mark.parametrize(

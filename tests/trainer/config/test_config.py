@@ -39,7 +39,16 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"lora.target_modules": []}, "lora.target_modules: "),
         ({"exchange.shares": "fast"}, "exchange.shares: input should be 'measured' or 'equal', or"),
         ({"training.micro_batch_size": "all"}, "training.micro_batch_size: "),
-        ({"training": 3}, "training: "),
+        ({"training": 3}, "training: a mapping of settings is needed (epochs, "),
+        ({"training.max_steps": True}, "training.max_steps: a number is needed; YAML reads yes"),
+        ({"optimizer.beta1": False}, "optimizer.beta1: a number is needed"),
+        ({"exchange.shares": [True, 1]}, "exchange.shares: a number is needed"),
+        ({"training.seed": 2**60}, "training.seed: input should be at most 9,007,199,254,740,992"),
+        ({"optimizer.learning_rate": "1e400"}, "optimizer.learning_rate: input should be a finite"),
+        ({"exchange.heartbeat": float("nan")}, "exchange.heartbeat: input should be a finite"),
+        ({"output": None}, "output: must not be null"),
+        ({"training.epochs": None}, "training.epochs: must not be null"),
+        ({"budget.hosts": 3}, "budget.hosts: a list is needed; got 3"),
         ({"name": "no spaces"}, "name: "),
         ({"trainng.epochs": 8}, "trainng: unknown key (allowed: name, task, "),
         ({"lora.target_modules": "all-linear"}, "lora.target_modules: all seven are the default"),
@@ -61,6 +70,22 @@ def test_a_wrong_setting_is_one_line_with_its_path(overrides: dict, message: str
     text = str(caught.value)
     assert f"flags: {message}" in text
     assert "\n" not in text
+
+
+def test_a_section_in_short(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: base\ndata: a.jsonl\nnum_classes: 2\ntraining:\ndistillation: null\n")
+    found = load(path, {"model.dtype": "bfloat16", "data": "b.jsonl", "lora": None})
+    assert (found.model.path, found.model.dtype) == ("base", "bfloat16")
+    assert (found.data.train, found.training.epochs, found.lora.lora_rank) == ("b.jsonl", 1, 16)
+    assert found.distillation is None
+
+
+def test_null_is_as_in_a_file(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ndata: {train: t, validation: v}\nnum_classes: 2\nexchange: null\n")
+    assert load(path, {"data.validation": None}).data.validation is None
+    assert load(path, {"exchange.hash_every": 3}).exchange.hash_every == 3
 
 
 def test_a_missing_setting_is_named():

@@ -9,6 +9,7 @@ import click
 
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
+from trainer.system.commandline.number import Number
 from trainer.system.errors import RefusedError
 
 
@@ -22,7 +23,7 @@ from trainer.system.errors import RefusedError
 )
 @click.option(
     "--fraction",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     default=0.001,
     show_default=True,
     help="Fraction of the existing windows; at least one window.",

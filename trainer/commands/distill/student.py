@@ -15,6 +15,7 @@ from trainer.commands.place import place_options
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import with_environment
+from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
 from trainer.system.process.stopping import FEED
 
@@ -46,14 +47,14 @@ _SETTINGS = {
 @click.option(
     "--tokenizer", type=click.Path(), metavar="DIR", help="The tokenizer folder of a new model."
 )
-@click.option("--alpha", type=float, help="Weight of the divergence; 0 is only cross-entropy.")
-@click.option("--temperature", type=float, help="For teacher and student in the divergence.")
+@click.option("--alpha", type=Number(), help="Weight of the divergence; 0 is only cross-entropy.")
+@click.option("--temperature", type=Number(), help="For teacher and student in the divergence.")
 @click.option("--divergence", type=click.Choice(["forward", "reverse", "jsd"]))
 @run_options("window", config=_PRESET)
 @place_options("auto", "cuda", "cpu")
 @click.option("--compile", "compiled", is_flag=True, help="Compile layers with torch.compile.")
 @click.option(
-    "--teacher-timeout", type=click.FloatRange(min=0), default=120.0, show_default=True,
+    "--teacher-timeout", type=Number(min=0), default=120.0, show_default=True,
     help="Seconds without a live teacher until a missing shard is an error.",
 )  # fmt: skip
 @click.option(

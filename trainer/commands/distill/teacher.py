@@ -10,6 +10,7 @@ import click
 
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
+from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
 from trainer.system.process.imports import importing
 
@@ -88,7 +89,7 @@ class Share(click.ParamType):
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="Temperature of the kept probabilities.",

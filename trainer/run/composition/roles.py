@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.run import Backend, RunConfig
 from trainer.exchange.transport import tls
+from trainer.model.output_folder import check_output
 from trainer.model.tensor_shards import check_tensor_shards
 from trainer.run.composition import run as build
 from trainer.run.distributed.environment import quieten_torch
@@ -94,7 +95,7 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     from trainer.exchange.transport.local import LocalExchange
     from trainer.exchange.worker.session import Session
 
-    lease.refuse_if_held(Path(config.output))
+    _check_output(config)
     inputs = _read_inputs(config, run_id, notes)
     choice = open_replica(inputs, place)
     coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic())
@@ -124,7 +125,7 @@ def run_coordinator(
     folder = place.certificates("coordinator", address[0])
     if folder is not None:
         tls.require_run(folder, run_id)
-    lease.refuse_if_held(Path(config.output))
+    _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
     inputs = _read_inputs(config, run_id, notes)
     coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic())
@@ -163,7 +164,7 @@ def run_distributed(
         )
     first = environment.rank == 0
     if first:
-        lease.refuse_if_held(Path(config.output))
+        _check_output(config)
         inputs = _read_inputs(config, run_id, notes)
     else:
         logging.getLogger().setLevel(logging.WARNING)
@@ -216,6 +217,11 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     end = worker.run()
     log.info("the run has ended for this worker: %s", end.reason)
     return end.exit_code
+
+
+def _check_output(config: RunConfig) -> None:
+    check_output(Path(config.output))
+    lease.refuse_if_held(Path(config.output))
 
 
 def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> RunInputs:

@@ -13,6 +13,7 @@ from trainer.config.run import RunConfig
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
 from trainer.evaluate.awaited import await_scores
+from trainer.model.output_folder import check_output
 from trainer.planning.budget.stopper import BudgetStopper
 from trainer.planning.budget.watch import BudgetWatch, open_watch
 from trainer.run.composition import run as build
@@ -68,6 +69,7 @@ def run_student(
     """
     config.check_one_process()
     output = Path(config.output)
+    check_output(output)
     held = lease.take(output, run_id)
     watch: BudgetWatch | None = None
     code = InputError.exit_code

@@ -11,6 +11,27 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+FAMILIAR = {
+    "attach": ("logs",),
+    "eval": ("evaluate",),
+    "fine-tune": ("finetune",),
+    "infer": ("generate",),
+    "kill": ("down",),
+    "list": ("runs",),
+    "ls": ("runs",),
+    "predict": ("generate",),
+    "ps": ("status", "runs"),
+    "run": ("finetune", "up"),
+    "start": ("up",),
+    "stop": ("down",),
+    "submit": ("up",),
+    "tail": ("logs",),
+    "test": ("evaluate", "doctor"),
+    "train": ("finetune", "up"),
+    "watch": ("status",),
+}
+"""Names that other programs have for our commands."""
+
 
 class LazyGroup(click.Group):
     """A group whose commands are `{name: (module:attribute, one-line help)}`."""
@@ -57,7 +78,9 @@ class LazyGroup(click.Group):
         from difflib import get_close_matches
 
         names = {path: path.rpartition(" ")[2] for path in self.paths(ctx, ctx.command_path)}
-        near = get_close_matches(name, set(names.values()), n=1)
+        last = set(names.values())
+        known = [meant for meant in FAMILIAR.get(name, ()) if meant in last]
+        near = known or get_close_matches(name, last, n=1)
         meant = ", ".join(path for path, last in names.items() if last in near)
         hint = f"; did you mean: {meant}" if meant else ""
         raise click.UsageError(f"no command '{name}'{hint}", ctx)
