@@ -24,8 +24,10 @@ def test_a_full_disk_is_one_line(program: str) -> None:
     assert (done.returncode, done.stderr) == (2, said)
 
 
-@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "C",
-                                    "PYTHONCOERCECLOCALE": "0"}])  # fmt: skip
+C_LOCALE = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, C_LOCALE])
 def test_text_beyond_ascii_is_escaped(locale: dict[str, str]) -> None:
     code = (
         "from trainer.system.commandline.streams import print_any_text; print_any_text();"
