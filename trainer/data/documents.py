@@ -16,7 +16,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from trainer.data.samples import DataError, iterate, read_line
+from trainer.data.records import DataError
+from trainer.data.samples import iterate, read_line
 from trainer.data.shapes import Sample, UnusedKeys
 from trainer.system.errors import InputError
 
@@ -103,7 +104,7 @@ class Documents(Sequence[Sample]):
         self._files.append(path)
         if path.suffix == LINES:
             unused = UnusedKeys()
-            for begin, sample in iterate(path, "causal-lm", None, blake3(), unused):
+            for begin, sample in iterate(path, "causal-lm", None, unused):
                 self._append(sample, begin, hasher)
             for line in unused.report():
                 log.info("%s: %s", path, line)

@@ -1,99 +1,289 @@
-"""Data in other formats than JSON Lines: recognised by the first bytes, with a conversion.
+"""Data files of many formats, read as records. Its first bytes tell what a file is.
 
-Each conversion is one command line that needs only the program that it begins with, or this Python.
+| format | read as |
+|---|---|
+| JSON Lines, a JSON array of objects | its objects |
+| CSV, TSV, also with semicolons | its rows, by the names of the header |
+| plain text: `.txt`, `.md` | its paragraphs |
+| gzip, bzip2, xz, zstd, ZIP | what is in it |
+| UTF-16, UTF-32 | the same as in UTF-8 |
 """
 
 from __future__ import annotations
 
-import shlex
-import sys
-from pathlib import Path
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import lzma
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 
+from trainer.data import records
+from trainer.data.records import Problems, Record
 from trainer.data.shapes import KEYS
 from trainer.system.errors import InputError
 
 HEAD_BYTES = 4096
-"""Bytes that `refuse_other_formats` examines; a shorter head is a whole file."""
+"""Bytes that decide on the format; a shorter head is a whole file."""
+TEXTS = frozenset((".txt", ".md", ".text"))
+_TABLES = frozenset((".csv", ".tsv"))
+_DELIMITERS = "\t;,|"
+_MOST_NESTED = 3
+"""Archives in archives."""
 
-_PACKED = {
-    b"\x1f\x8b": ("gzip", "gzip -dc"),
-    b"BZh": ("bzip2", "bzip2 -dc"),
-    b"\xfd7zXZ\0": ("xz", "xz -dc"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"),
-    b"PK\x03\x04": ("a ZIP archive", "unzip -p"),
-}
+_MARK = b"\xef\xbb\xbf"
 _ENCODINGS = {  # the longer marks first: UTF-32's begins with UTF-16's
-    b"\xff\xfe\0\0": "UTF-32",
-    b"\0\0\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-    b"{\0": "UTF-16LE",
-    b"\0{": "UTF-16BE",
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+    b"{\0": "utf-16-le",
+    b"\0{": "utf-16-be",
 }
-_PARQUET = "import pyarrow.parquet as p; rows = p.read_table(sys.argv[1]).to_pylist()"
-_ARRAY = 'rows = json.load(open(sys.argv[1], encoding="utf-8-sig"))'
-_CSV = (
-    'import csv; rows = csv.DictReader(open(sys.argv[1], encoding="utf-8-sig", newline=""){});'
-    " rows = [{{k: int(v) if k == 'label' and v.isdigit() else v for k, v in row.items()}}"
-    " for row in rows]"
-)
+_ZIP = b"PK\x03\x04"
+_PAGE = "a web page, not the data itself; download the file behind it"
+_PICKLE = "a pickle, which can run code; save its data as Parquet or JSON Lines"
+_REFUSED = {
+    b"SQLite format 3\0": "an SQLite database; export its table as CSV",
+    b"%PDF": "a PDF; extract its text",
+    b"\x89HDF": "HDF5; save its data as Parquet",
+    b"version https://git-lfs": "a Git LFS pointer, not the data itself; fetch it: git lfs pull",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+    b"Rar!": "a RAR archive; unpack it",
+    b"<!DOCTYPE html": _PAGE,
+    b"<!doctype html": _PAGE,
+    b"<html": _PAGE,
+    **{bytes((0x80, protocol)): _PICKLE for protocol in range(2, 6)},
+}
+"""What files of other kinds are and what to do, by their first bytes."""
 
 
-def refuse_other_formats(path: Path, head: bytes) -> None:
-    """Check that the first bytes of a file can be JSON Lines.
+def read_records(
+    path: Path, problems: Problems, columns: Mapping[str, str] | None = None
+) -> Iterator[Record]:
+    """Yield the records of a data file in their order, holding one at a time.
+
+    Args:
+        problems: receives the records that cannot be read; the caller adds those that are not
+            samples, and calls `problems.check()` at the end.
+        columns: `data.columns`, our name of a key to the file's. The others are not read.
 
     Raises:
-        InputError: they are another format, which is named with the command that converts it.
+        InputError: the file cannot be read, is of a format that is not read, was cut, or changed
+            while it was read; or lacks a column.
     """
-    if (found := _recognised(path, head)) is None:
+    try:
+        with path.open("rb") as stream, _unchanged(path, stream):
+            yield from _read(stream, str(path), path.name, columns or {}, problems)
+    except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeError) as error:
+        raise InputError(f"{path}: is cut or damaged: {error}; copy it again") from None
+    except OSError as error:
+        if error.errno is None:  # of a decompressor
+            raise InputError(f"{path}: is cut or damaged: {error}; copy it again") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether a file is JSON Lines as they are, in which a line can be found by its first byte.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        head = stream.peek(HEAD_BYTES)
+    return head.removeprefix(_MARK).lstrip().startswith(b"{") and not head.startswith(b"{\0")
+
+
+@contextmanager
+def _unchanged(path: Path, stream: BinaryIO) -> Iterator[None]:
+    """Check that a file is the same at the end: a half of each of two files is neither."""
+
+    def state(found: os.stat_result) -> tuple[int, ...]:
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    before = state(os.fstat(stream.fileno()))
+    yield
+    try:
+        same = state(path.stat()) == before
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise InputError(
+            f"{path}: was changed, replaced or removed while it was read; read it again"
+        )
+
+
+def _read(
+    stream: io.BufferedReader[Any],
+    place: str,
+    name: str,
+    columns: Mapping[str, str],
+    problems: Problems,
+    nested: int = 0,
+) -> Iterator[Record]:
+    """Yield the records of a stream.
+
+    Args:
+        place: names it in messages.
+        name: a file's name without what packing has added, for its suffix.
+        nested: how many archives it is in.
+    """
+    head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+    if nested > _MOST_NESTED:
+        raise InputError(f"{place}: is packed more than {_MOST_NESTED} times; unpack it")
+    if head.startswith(_ZIP):
+        yield from _read_zip(stream, place, columns, problems, nested)
         return
-    what, command = found
-    source = shlex.quote(str(path))
-    raise InputError(
-        f"{path}: is {what}, expected JSON Lines in UTF-8; convert it: {command} {source}"
-        f" > {shlex.quote(str(_converted(path)))}"
-    )
+    if inner := _inner(head, stream, place):
+        stem = name if isinstance(inner, _Recoded) else name.removesuffix(PurePath(name).suffix)
+        buffered = io.BufferedReader(inner, records.PIECE)
+        yield from _read(buffered, place, stem, columns, problems, nested + 1)
+        return
+    for first, what in _REFUSED.items():
+        if head.startswith(first):
+            raise InputError(f"{place}: is {what}")
+    if head[257:262] == b"ustar":
+        raise InputError(f"{place}: is a tar archive; unpack it")
+    begin = stream.readinto(bytearray(len(_MARK))) if head.startswith(_MARK) else 0
+    text, source = head[begin:].lstrip(), f"{place}:"
+    if text.startswith(b"[") and text[1:].lstrip()[:1] in (b"{", b"]", b""):
+        elements = records.json_array(stream, f"{place}: element ", problems)
+        yield from records.rename_keys(elements, columns, problems)
+    elif text.startswith(b"{"):
+        if text.split(b"\n", 1)[0].strip() == b"{":
+            raise InputError(
+                f"{place}: has objects of several lines, expected one a line or an array of them:"
+                f" jq -c . FILE > NEW"
+            )
+        lines = records.json_lines(stream, source, begin, problems)
+        yield from records.rename_keys(lines, columns, problems)
+    elif PurePath(name).suffix.lower() in TEXTS:
+        yield from records.paragraphs(stream, source, problems)
+    elif delimiter := _delimiter(name, text, columns):
+        yield from records.table(stream, source, delimiter, columns, problems)
+    else:
+        yield from records.json_lines(stream, source, begin, problems)
 
 
-def _recognised(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return a file's format and the command that writes the named file as JSON Lines."""
-    for start, (name, command) in _PACKED.items():
-        if head.startswith(start):
-            return name, command
-    if head.startswith(b"PAR1"):
-        return "Parquet", _python(_PARQUET)
-    for start, encoding in _ENCODINGS.items():
-        if head.startswith(start):
-            return encoding, f"iconv -f {encoding} -t UTF-8"
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith(b"["):
-        return "a JSON array", _python(_ARRAY)
-    if not text.startswith(b"{") and (delimiter := _delimiter(path, text)):
-        name, argument = ("TSV", ', delimiter="\\t"') if delimiter == "\t" else ("CSV", "")
-        if delimiter == ";":
-            argument = ', delimiter=";"'
-        return name, _python(_CSV.format(argument))
+def _read_zip(
+    stream: io.BufferedReader[Any],
+    place: str,
+    columns: Mapping[str, str],
+    problems: Problems,
+    nested: int,
+) -> Iterator[Record]:
+    """Yield the records of the files in a ZIP archive, in the order of their names."""
+    with tempfile.TemporaryFile() as copy:
+        if not stream.seekable():
+            while piece := stream.read(records.PIECE):
+                copy.write(piece)
+        with zipfile.ZipFile(stream if stream.seekable() else copy) as archive:
+            names = sorted(entry.filename for entry in archive.infolist() if not entry.is_dir())
+            if "[Content_Types].xml" in names:
+                raise InputError(f"{place}: is an office document; save its table as CSV in UTF-8")
+            for name in names:
+                if any(part.startswith((".", "__MACOSX")) for part in PurePath(name).parts):
+                    continue
+                try:
+                    member = archive.open(name)
+                except (RuntimeError, NotImplementedError) as error:  # encrypted, other methods
+                    raise InputError(f"{place}/{name}: cannot be unpacked: {error}") from None
+                with member:
+                    inner = io.BufferedReader(_Unpacked(member.read), records.PIECE)
+                    yield from _read(inner, f"{place}/{name}", name, columns, problems, nested + 1)
+
+
+class _Unpacked(io.RawIOBase):
+    """The bytes that a function returns, in full buffers."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._source = read
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        view, size = memoryview(buffer), 0
+        while size < len(view):
+            piece = self._rest or self._source(len(view) - size)
+            if not piece:
+                break
+            part = piece[: len(view) - size]
+            view[size : size + len(part)] = part
+            self._rest = piece[len(part) :]
+            size += len(part)
+        return size
+
+
+class _Recoded(_Unpacked):
+    """Text of another encoding in UTF-8."""
+
+    def __init__(self, stream: io.BufferedReader[Any], encoding: str) -> None:
+        decoder = codecs.getincrementaldecoder(encoding)()
+
+        def read(size: int) -> bytes:
+            while True:
+                raw = stream.read(size)
+                text = decoder.decode(raw, final=not raw)
+                if text or not raw:
+                    return text.encode()
+
+        super().__init__(read)
+
+
+def _inner(head: bytes, stream: io.BufferedReader[Any], place: str) -> _Unpacked | None:
+    """Return what is in a packed stream, or a text in UTF-8; None if it is neither."""
+    if head.startswith(b"\x1f\x8b"):
+        return _Unpacked(gzip.GzipFile(fileobj=stream).read)
+    if head.startswith(b"BZh"):
+        return _Unpacked(bz2.BZ2File(stream).read)
+    if head.startswith(b"\xfd7zXZ\0"):
+        return _Unpacked(lzma.LZMAFile(stream).read)
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        return _Unpacked(pyarrow_for(place, "zstd").CompressedInputStream(stream, "zstd").read)
+    for mark, encoding in _ENCODINGS.items():
+        if head.startswith(mark):
+            return _Recoded(stream, encoding)
     return None
 
 
-def _delimiter(path: Path, text: bytes) -> str | None:
-    """Return the delimiter of a table; None if it is not a table."""
-    header = text.splitlines()[0].decode("utf-8", "replace") if text else ""
-    for delimiter in "\t;,":
-        columns = {column.strip().strip('"').lower() for column in header.split(delimiter)}
-        if len(columns) > 1 and (columns & {*KEYS, "label"} or path.suffix in (".csv", ".tsv")):
-            return delimiter
-    return None
+def pyarrow_for(place: str, what: str) -> Any:
+    """Return the module pyarrow, which reads a format.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import pyarrow
+    except ModuleNotFoundError:
+        raise InputError(
+            f"{place}: is {what}, and this Python has no pyarrow to read it: pip install pyarrow"
+        ) from None
+    return pyarrow
 
 
-def _python(code: str) -> str:
-    """Return a command that prints the `rows` that `code` reads from `sys.argv[1]`."""
-    whole = f"import json, sys; {code}; [print(json.dumps(row)) for row in rows]"
-    return f"{shlex.quote(sys.executable)} -P -c {shlex.quote(whole)}"
-
-
-def _converted(path: Path) -> Path:
-    """Return the name of a file's conversion, beside it."""
-    bare = path.with_suffix("")
-    found = bare if bare.suffix == ".jsonl" else bare.with_name(f"{bare.name}.jsonl")
-    return found if found != path else bare.with_name(f"{bare.name}-utf8.jsonl")
+def _delimiter(name: str, head: bytes, columns: Mapping[str, str]) -> str | None:
+    """Return the delimiter of a table, the one that gives the most columns; None: no table."""
+    lines = head.decode("utf-8", "replace").splitlines(keepends=True)
+    if lines and lines[0].startswith("sep=") and len(lines[0].strip()) == 5:  # of Excel
+        return lines[0][4]
+    known = {*KEYS, "label", *columns.values()}
+    named = PurePath(name).suffix.lower() in _TABLES
+    best, most = None, 1
+    for delimiter in _DELIMITERS:
+        try:
+            header = next(csv.reader(lines, delimiter=delimiter), [])
+        except csv.Error:
+            continue
+        if len(header) > most and (named or known & {column.strip() for column in header}):
+            best, most = delimiter, len(header)
+    return best or ("," if named and lines else None)

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from trainer.config.run import Task
 from trainer.data.chat_template import ConversationError
 from trainer.data.encoder import Encoder
-from trainer.data.samples import MAX_LINE_BYTES
+from trainer.data.records import MAX_RECORD_BYTES
 from trainer.data.shapes import Sample, parse_sample
 from trainer.data.values import BadLineError
 
@@ -55,8 +55,8 @@ def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:
     read = 0
     for number in range(_PLACES):
         file.seek(int(number * _GOLDEN % 1 * size))
-        file.readline(MAX_LINE_BYTES)  # the rest of a line
-        raw = file.readline(MAX_LINE_BYTES)
+        file.readline(MAX_RECORD_BYTES)  # the rest of a line
+        raw = file.readline(MAX_RECORD_BYTES)
         read += len(raw)
         if read > MEASURED_BYTES and number:
             return

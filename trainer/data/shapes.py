@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blake3 import blake3
@@ -39,7 +39,9 @@ class Sample:
     tools: tuple[dict[str, Any], ...] = ()
     """JSON schemas of the tools that a conversation may call."""
     line: int = 0
-    """Its line, counted from 1."""
+    """Its line, or its number in a file without lines; counted from 1."""
+    source: str = field(default="", compare=False)
+    """What precedes `line` in a message, where that is not `file:`."""
 
     def digest(self) -> bytes:
         """Return 32 bytes that identify its text, independent of its label and position."""

@@ -39,7 +39,7 @@ class Dataset:
     """
 
     def __init__(self, file: SampleFile, encoder: Encoder, max_seq_len: int) -> None:
-        self._path = file.path
+        self._file = file
         self._encoder = encoder
         self._max_seq_len = max_seq_len
         self._rows: list[Sample | Encoded] = list(file.samples)
@@ -66,7 +66,7 @@ class Dataset:
                 try:
                     self._encoder.check(row)
                 except ConversationError as error:
-                    raise InputError(f"{self._path}:{row.line}: {error}") from None
+                    raise InputError(f"{self._file.place(row)}: {error}") from None
 
     def _encode(self, sample: Sample) -> Encoded:
         """Encode one sample, cut to `max_seq_len` tokens.
@@ -77,15 +77,15 @@ class Dataset:
         try:
             ids, labels = encode_within(self._encoder, sample, self._max_seq_len)
         except ConversationError as error:
-            raise InputError(f"{self._path}:{sample.line}: {error}") from None
+            raise InputError(f"{self._file.place(sample)}: {error}") from None
         if not ids:
-            raise InputError(f"{self._path}:{sample.line}: the tokenizer returns no token for it")
+            raise InputError(f"{self._file.place(sample)}: the tokenizer returns no token for it")
         input_ids = np.array(ids, dtype=np.int32)
         known = self._encoder.known
         if known is not None and (largest := int(input_ids.max())) >= known:
             # A device may not detect it.
             raise InputError(
-                f"{self._path}:{sample.line}: the tokenizer makes token {largest} of it, the model"
+                f"{self._file.place(sample)}: the tokenizer makes token {largest} of it, the model"
                 f" has {known}; take the tokenizer that the model was trained with"
             )
         input_ids.flags.writeable = False

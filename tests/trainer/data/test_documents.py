@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.data.documents import Documents
-from trainer.data.samples import DataError
+from trainer.data.records import DataError
 from trainer.data.shapes import ChatMessage
 from trainer.system.errors import InputError
 

@@ -3,8 +3,9 @@ import json
 import pytest
 from blake3 import blake3
 
-from trainer.data import samples
-from trainer.data.samples import DataError, read_file, read_samples
+from trainer.data import records
+from trainer.data.records import DataError
+from trainer.data.samples import hash_files, read_samples
 from trainer.data.shapes import ChatMessage, Sample
 from trainer.system.errors import InputError
 
@@ -38,12 +39,11 @@ def test_causal_lm_reads_text_messages_and_input(tmp_path):
     assert chat.messages == (ChatMessage("user", "q"), ChatMessage("assistant", "a"))
 
 
-def test_the_digest_covers_every_byte(tmp_path):
+def test_a_mark_blank_lines_and_a_missing_last_newline_are_no_matter(tmp_path):
     content = b"\xef\xbb\xbf" + row(input="x", label=0) + b"\r\n" + row(input="y", label=1)[:-1]
     path = write(tmp_path / "a.jsonl", content)
-    file = read_file(path, "classify", 2)
-    assert file.digest == blake3(content).hexdigest()
-    assert [sample.text for sample in file.samples] == ["x", "y"]
+    assert [sample.text for sample in read_samples(path, "classify", 2)] == ["x", "y"]
+    assert hash_files([path]).digest() == blake3(content + b"\0").digest()
 
 
 def turns(*said):
@@ -201,7 +201,7 @@ def test_every_bad_line_is_counted_and_ten_are_shown(tmp_path):
 
 
 def test_a_line_above_the_limit_is_named_and_the_next_one_still_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "MAX_LINE_BYTES", 2 << 20)
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 2 << 20)
     exact = b'{"input": "x", "label": 0}'.ljust(2 << 20) + b"\n"
     content = exact + b" " * (5 << 20) + b"\n" + b"?\n" + b"y" * (3 << 20)
     path = write(tmp_path / "a.jsonl", content)

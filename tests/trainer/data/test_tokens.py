@@ -5,7 +5,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.samples import DataError
+from trainer.data.records import DataError
 from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
 from trainer.system.errors import InputError

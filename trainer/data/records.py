@@ -1,0 +1,389 @@
+"""Records of a text file, each with its place: JSON Lines, a JSON array, a table, paragraphs.
+
+The readers take a stream in UTF-8 without a byte order mark. They hold one record at a time, and
+report a record that cannot be read instead of yielding it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from trainer.data.values import BadLineError
+from trainer.system.errors import InputError
+
+MAX_RECORD_BYTES = 10 * 1024 * 1024
+"""A longer record is reported, not parsed."""
+REPORTED = 10
+"""Bad records that an error lists; the others are counted."""
+PIECE = 1 << 16
+_NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d{0,15})?")
+_NESTED = frozenset(("messages", "conversations", "tools"))
+"""Columns of a table whose cells may be JSON: a cell has no lists."""
+
+
+class DataError(InputError):
+    """A data file has bad records; the message names the first ones as `file:line: problem`."""
+
+
+class Record(NamedTuple):
+    """One record of a data file."""
+
+    tree: Any
+    """Its JSON value; of a table, an object of its columns."""
+    source: str
+    """What precedes its number in a message: `file:`, or `file: row `."""
+    number: int
+    """Its line, or its row where a file has no lines; counted from 1."""
+    begin: int = 0
+    """The byte at which its line begins, of JSON Lines."""
+
+    @property
+    def place(self) -> str:
+        """`file:line`, or `file: row N`."""
+        return f"{self.source}{self.number}"
+
+
+class Problems:
+    """The bad records of a file: all are counted, the first ones named."""
+
+    def __init__(self) -> None:
+        self._named: list[str] = []
+        self._count = 0
+
+    def add(self, place: str, problem: object) -> None:
+        """Count a bad record."""
+        self._count += 1
+        if self._count <= REPORTED:
+            self._named.append(f"{place}: {problem}")
+
+    def check(self) -> None:
+        """Check that no record was bad.
+
+        Raises:
+            DataError: some were.
+        """
+        if self._count:
+            rest = self._count - len(self._named)
+            more = f"\nand {rest} more bad lines" if rest else ""
+            raise DataError("\n".join(self._named) + more)
+
+
+def json_lines(stream: BinaryIO, source: str, begin: int, problems: Problems) -> Iterator[Record]:
+    """Yield the JSON values of lines that are not blank; `begin` is the first line's byte."""
+    number = 0
+    while piece := stream.readline(MAX_RECORD_BYTES + 1):
+        number += 1
+        size = len(piece)
+        try:
+            if size > MAX_RECORD_BYTES and piece[-1] != 10:
+                size += _skip_line(stream)
+                raise BadLineError(f"line is longer than {MAX_RECORD_BYTES >> 20} MiB")
+            if not piece.isspace():
+                yield Record(parse(piece), source, number, begin)
+        except BadLineError as error:
+            problems.add(f"{source}{number}", error)
+        begin += size
+
+
+def _skip_line(stream: BinaryIO) -> int:
+    size = 0
+    while piece := stream.readline(MAX_RECORD_BYTES):
+        size += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return size
+
+
+def parse(raw: bytes) -> Any:
+    """Return the JSON value of a line.
+
+    Raises:
+        BadLineError: it is not JSON, or an object has a key twice.
+    """
+    try:
+        # Without the newline, after which a column would belong to the next line.
+        return _DECODER.decode(raw.rstrip(b"\r\n").decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadLineError(f"not valid UTF-8 at byte {error.start + 1}") from None
+    except json.JSONDecodeError as error:
+        raise BadLineError(f"{_problem(error)} at column {error.colno}") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, or deep nesting
+        raise BadLineError(_TOO_MUCH) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a duplicate key: json would silently take the last one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        double = next(key for key in keys if keys.count(key) > 1)
+        raise BadLineError(f"has the key {double[:40]!r} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+_TOO_MUCH = "not JSON that can be read: a number too long or nested too deep"
+
+
+def _problem(error: json.JSONDecodeError) -> str:
+    return f"not JSON: {error.msg.removesuffix(' at')}"
+
+
+def json_array(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Record]:
+    """Yield the elements of the JSON array that a stream holds.
+
+    Only its syntax shows where an element ends, so the first error ends the reading.
+    """
+    text, number = _ArrayText(stream), 1
+    try:
+        text.skip("[")
+        while text.next() != "]":
+            value = text.value()
+            yield Record(value, source, number)
+            number += 1
+            if text.next() != "]":
+                text.skip(",")
+        text.skip("]")
+        if text.next():
+            raise BadLineError("not JSON: the array ends, and more follows")
+    except BadLineError as error:
+        problems.add(f"{source}{number}", f"{error} (line {text.line})")
+
+
+class _ArrayText:
+    """The text of an array, read as far as the next value needs it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._text, self._at, self._passed = "", 0, 1
+
+    @property
+    def line(self) -> int:
+        """The line of the next character."""
+        return self._passed + self._text.count("\n", 0, self._at)
+
+    def next(self) -> str:
+        """Return the next character that is no white space, "" at the end."""
+        while True:
+            while self._at < len(self._text):
+                if not (found := self._text[self._at]).isspace():
+                    return found
+                self._at += 1
+            if not self._more():
+                return ""
+
+    def skip(self, expected: str) -> None:
+        """Pass a character.
+
+        Raises:
+            BadLineError: the next one is another.
+        """
+        if (found := self.next()) != expected:
+            given = repr(found) if found else "the end of the file"
+            raise BadLineError(f"not JSON: expected '{expected}', got {given}")
+        self._at += 1
+
+    def value(self) -> Any:
+        """Return the next value, and pass it.
+
+        Raises:
+            BadLineError: it is not JSON.
+        """
+        while True:
+            try:
+                found, end = _DECODER.raw_decode(self._text, self._at)
+                if end < len(self._text) or not self._more():  # else a number may go on
+                    self._at = end if end < len(self._text) else len(self._text)
+                    return found
+            except json.JSONDecodeError as error:
+                if len(self._text) - self._at > MAX_RECORD_BYTES:
+                    limit = MAX_RECORD_BYTES >> 20
+                    raise BadLineError(f"is longer than {limit} MiB, or not JSON") from None
+                if not self._more():
+                    raise BadLineError(_problem(error)) from None
+            except (ValueError, RecursionError):
+                raise BadLineError(_TOO_MUCH) from None
+
+    def _more(self) -> bool:
+        """Read on, twice as much for each repetition of a value; return whether there was more."""
+        raw = self._stream.read(max(PIECE, len(self._text) - self._at))
+        self._passed = self.line
+        try:
+            rest = self._decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError:
+            raise BadLineError("not valid UTF-8") from None
+        self._text, self._at = self._text[self._at :] + rest, 0
+        return bool(raw)
+
+
+def rename_keys(
+    found: Iterator[Record], columns: Mapping[str, str], problems: Problems
+) -> Iterator[Record]:
+    """Yield records whose objects have only the chosen keys, under our names.
+
+    Raises:
+        InputError: the first object lacks one.
+    """
+    first = True
+    for record in found:
+        if not columns or not isinstance(record.tree, dict):
+            yield record
+            continue
+        if first:
+            choose_columns([*record.tree], columns, record.source)
+            first = False
+        if lacking := [theirs for theirs in columns.values() if theirs not in record.tree]:
+            problems.add(record.place, f"lacks the key {lacking[0]!r}")
+        else:
+            tree = {ours: record.tree[theirs] for ours, theirs in columns.items()}
+            yield record._replace(tree=tree)
+
+
+def table(
+    stream: BinaryIO, source: str, delimiter: str, columns: Mapping[str, str], problems: Problems
+) -> Iterator[Record]:
+    """Yield the rows of a table (CSV, TSV) below its header as objects of strings.
+
+    A column `label` may have numbers. Empty cells of it are left out.
+    """
+    # Of the whole process; no other code here reads tables.
+    csv.field_size_limit(MAX_RECORD_BYTES)
+    lines = _TextLines(stream)
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    names: list[tuple[int, str]] | None = None
+    width = 0
+    while True:
+        number = lines.number + 1
+        try:
+            row = next(rows)
+            if not row or (names is None and row == ["sep=", ""]):
+                continue
+            if names is None:
+                names, width = _header(row, columns, source), len(row)
+            elif len(row) != width:
+                raise BadLineError(f"has {len(row)} fields, the header has {width}")
+            else:
+                yield Record(dict(_cells(row, names)), source, number)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            problems.add(f"{source}{number}", f"not CSV: {error}")
+        except BadLineError as error:
+            problems.add(f"{source}{number}", error)
+            if names is None:
+                return
+
+
+class _TextLines:
+    """The lines of a stream as text, counted."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.number = 0
+
+    def __iter__(self) -> _TextLines:
+        return self
+
+    def __next__(self) -> str:
+        raw = self._stream.readline(MAX_RECORD_BYTES + 1)
+        if not raw:
+            raise StopIteration
+        self.number += 1
+        if b"\0" in raw:
+            raise BadLineError("holds a NUL byte, so it is not text")
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadLineError(
+                f"not valid UTF-8 at byte {error.start + 1}; save it as UTF-8"
+            ) from None
+
+
+def _header(row: list[str], columns: Mapping[str, str], source: str) -> list[tuple[int, str]]:
+    """Return the index and our name of each column that is read.
+
+    Raises:
+        BadLineError: a name occurs twice.
+        InputError: `columns` names a column that there is not.
+    """
+    names = [name.strip() for name in row]
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise BadLineError(f"the header has the column {double[:40]!r} twice")
+    chosen = choose_columns(names, columns, source)
+    return [(names.index(theirs), ours) for ours, theirs in chosen.items()]
+
+
+def choose_columns(
+    names: Sequence[str], columns: Mapping[str, str], source: str
+) -> Mapping[str, str]:
+    """Return the columns to read, our name to the file's; all of them if none are chosen.
+
+    Raises:
+        InputError: a chosen one does not exist.
+    """
+    if not columns:
+        return {name: name for name in names}
+    for ours, theirs in columns.items():
+        if theirs not in names:
+            there = ", ".join(repr(name[:40]) for name in names[:20]) or "none"
+            raise InputError(f"{source} data.columns.{ours}: no column {theirs!r}; it has {there}")
+    return columns
+
+
+def _cells(row: list[str], names: list[tuple[int, str]]) -> Iterator[tuple[str, Any]]:
+    for index, name in names:
+        cell: Any = row[index]
+        if name == "label":
+            cell = cell.strip()
+            if not cell:
+                continue
+            if _NUMBER.fullmatch(cell):
+                cell = float(cell) if "." in cell else int(cell)
+        elif name in _NESTED and cell.startswith("["):
+            try:
+                cell = parse(cell.encode())
+            except BadLineError as error:
+                raise BadLineError(f"'{name}': {error}") from None
+        yield name, cell
+
+
+def paragraphs(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Record]:
+    """Yield the paragraphs of a text, which blank lines divide, as `{text}`.
+
+    Without a blank line in its first 10 MiB each line of it is one.
+    """
+    lines = _TextLines(stream)
+    held: list[str] = []
+    begin = size = 0
+    by_line: bool | None = None  # known at the first blank line, or when there is none
+    while True:
+        try:
+            line = next(lines, "")
+        except BadLineError as error:
+            problems.add(f"{source}{lines.number}", error)
+            continue
+        blank = not line.strip()
+        if by_line is None and held:
+            ended = not line or size > MAX_RECORD_BYTES
+            by_line = True if ended else False if blank else None
+        if held and (by_line or blank or size > MAX_RECORD_BYTES):
+            parts = held if by_line else ["".join(held)]
+            for index, part in enumerate(parts):
+                yield Record({"text": part.rstrip("\r\n")}, source, begin + index)
+            held = []
+        if not line:
+            return
+        if not blank:
+            if not held:
+                begin, size = lines.number, 0
+            held.append(line)
+            size += len(line)
