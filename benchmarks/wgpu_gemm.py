@@ -80,6 +80,8 @@ def products(tokens: int) -> dict[str, Product]:
         "LoRA A, gradient": Product(True, False, "f32", 16, 1024, tokens),
         "LoRA B, gradient": Product(True, False, "f32", 3072, 16, tokens),
         "scores": Product(False, True, "f32", 2 * tokens, tokens, 128),
+        "head of 49,152, backward": Product(False, False, "bf16", tokens, 576, 49_152),
+        "down, forward, 4B": Product(False, True, "bf16", tokens, 2560, 9728),
         "one token": Product(False, True, "nf4", 1, 3072, 1024),
     }
 

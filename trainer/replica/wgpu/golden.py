@@ -164,6 +164,19 @@ def draw_lesson(sizes: Sizes) -> tuple[Lesson, dict[str, NDArray[np.float32]]]:
     return lesson, {"table": table.astype(np.float32), "norm": norm.astype(np.float32)}
 
 
+def logit_gradients(rows: int, classes: int) -> NDArray[np.float32]:
+    """Return what the cross-entropy gives for logits: softmax less one at each row's label.
+
+    With the classes of a real vocabulary a row is one number near -1 among tiny ones: the product
+    with the output matrix is then accurate only if partial sums are (`gemm.parts.loop`).
+    """
+    rng = np.random.default_rng(5)
+    likely = np.exp(2 * rng.standard_normal((rows, classes)))
+    gradients = likely / likely.sum(axis=1, keepdims=True)
+    gradients[np.arange(rows), rng.integers(0, classes // 8, rows)] -= 1
+    return gradients.astype(np.float32)
+
+
 def losses(values: Mapping[str, Values], lesson: Lesson, sizes: Sizes) -> tuple[float, float]:
     """Return the cross-entropy with the labels and with the teacher, each summed over rows.
 

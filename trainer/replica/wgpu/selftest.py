@@ -48,6 +48,8 @@ _PRODUCTS: tuple[tuple[Kind, str], ...] = (
 )
 _SIZES = ((20, 24, 48), (20, 24, 256), (1, 24, 256))
 """m, n, k of products with different defaults: all small, larger k, one row."""
+_VOCABULARIES = ((16, 24, 49_152), (4, 24, 151_936))
+"""The same of the products that give a head's hidden states their gradient: SmolLM2, Qwen3."""
 _TRAINED = "down"  # a base weight that trains, as all do without an adapter
 
 
@@ -60,7 +62,7 @@ def check(device: Device) -> None:
     pool = Pool(device)
     try:
         errors = dict(
-            itertools.chain(*(part(device, pool) for part in (_products, _layer, _lesson)))
+            itertools.chain(*(part(device, pool) for part in (_products, _heads, _layer, _lesson)))
         )
     finally:
         pool.release()
@@ -81,16 +83,47 @@ def _products(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
         a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
         wide_a, wide_b = _wide(a), _wide(_seen(b, kind))
         product = (wide_a.T if trans_a else wide_a) @ (wide_b.T if trans_b else wide_b)
-        left, right = _put(device, pool, a), _put(device, pool, b, kind)
-        for variant in _variants(device, Product(trans_a, trans_b, kind, m, n, k)):
-            out, graph = _put(device, pool, c), Graph(device)
-            gemm(
-                graph, left, right, out, trans_a=trans_a, trans_b=trans_b,
-                m=m, n=n, k=k, alpha=0.5, accumulate=True, variant=variant,
-            )  # fmt: skip
-            graph.run()
-            error = _distance(device.read(out), c + 0.5 * product)
+        asked = Product(trans_a, trans_b, kind, m, n, k)
+        for variant, found in _multiply(device, pool, asked, a, b, c):
+            error = _distance(found, c + 0.5 * product)
             yield f"a {form} product with {kind} ({variant.name})", error
+
+
+def _heads(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
+    """Yield the errors of the products of logits' gradients with output matrices.
+
+    Rows of a matrix have a common part, as those of trained ones: most of a sum cancels out.
+    """
+    rng = np.random.default_rng(6)
+    for (m, n, k), kind in itertools.product(_VOCABULARIES, ("f32", "bf16")):
+        a, c = golden.logit_gradients(m, k), np.zeros((m, n), np.float32)
+        b = (rng.standard_normal((k, n)) / 10 + 0.25).astype(np.float32)
+        product = 0.5 * _wide(a) @ _wide(_seen(b, kind))
+        for variant, found in _multiply(
+            device, pool, Product(False, False, kind, m, n, k), a, b, c
+        ):
+            error = _distance(found, product)
+            yield f"a product with {kind} over {k:,} classes ({variant.name})", error
+
+
+def _multiply(
+    device: Device,
+    pool: Pool,
+    product: Product,
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+) -> Iterator[tuple[Variant, NDArray[np.float32]]]:
+    """Yield each variant that a product may take, and c + a b / 2 by it."""
+    left, right = _put(device, pool, a), _put(device, pool, b, product.kind_b)
+    for variant in _variants(device, product):
+        out, graph = _put(device, pool, c), Graph(device)
+        gemm(
+            graph, left, right, out, trans_a=product.trans_a, trans_b=product.trans_b,
+            m=product.m, n=product.n, k=product.k, alpha=0.5, accumulate=True, variant=variant,
+        )  # fmt: skip
+        graph.run()
+        yield variant, device.read(out)
 
 
 def _variants(device: Device, product: Product) -> list[Variant]:

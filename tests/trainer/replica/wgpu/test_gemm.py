@@ -7,6 +7,7 @@ import pytest
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, packed, put, run
 from trainer.planning.vulkan_buffers import Kind
+from trainer.replica.wgpu import golden
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
@@ -63,6 +64,34 @@ def test_variants_that_devices_choose_from(device: Device, variant: Variant) -> 
     settings = {"m": 70, "n": 72, "k": 64, "trans_b": True, "variant": usable(device, variant)}
     (c,) = run(device, gemm, [a, b], [np.zeros((70, 72), np.float32)], **settings)
     agree(c, a.astype(np.float64) @ b.T.astype(np.float64), TOLERANCE)
+
+
+@pytest.mark.parametrize("classes", [49_152, 151_936])
+@pytest.mark.parametrize("variant", ALL, ids=lambda variant: variant.name)
+def test_the_gradient_through_a_real_vocabulary(
+    device: Device, variant: Variant, classes: int
+) -> None:
+    """Most of each sum cancels out; one fp32 sum is off by 1e-5 to 2e-4."""
+    if usable(device, variant).kind == "tiled" and device.adapter.software:
+        classes //= 16  # llvmpipe ends a thread's loops after 65,535 rounds in all
+    dlogits = golden.logit_gradients(5, classes)
+    weight, read = packed(device, draw(classes, 12) / 10 + np.float32(0.25), "bf16")
+    sizes = {"m": 5, "n": 12, "k": classes, "variant": variant}
+    (c,) = run(device, gemm, [dlogits, weight], [np.zeros((5, 12), np.float32)], **sizes)
+    agree(c, dlogits.astype(np.float64) @ read.astype(np.float64), 4e-6)
+
+
+@pytest.mark.parametrize("k", [4096, 4097, 4350, 4352, 9728])
+@pytest.mark.parametrize("form", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("variant", SMALL, ids=lambda variant: variant.name)
+def test_partial_sums_of_any_length(device: Device, variant: Variant, form: str, k: int) -> None:
+    trans_a, trans_b = form[0] == "T", form[1] == "T"
+    a, b = draw(3, k), draw(k, 8, number=1)
+    stored_both = [stored(a, trans_a), stored(b, trans_b)]
+    sizes = {"m": 3, "n": 8, "k": k, "trans_a": trans_a, "trans_b": trans_b}
+    sizes["variant"] = usable(device, variant)
+    (c,) = run(device, gemm, stored_both, [np.zeros((3, 8), np.float32)], **sizes)
+    agree(c, a.astype(np.float64) @ b.astype(np.float64), 4e-6)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "nf4"])

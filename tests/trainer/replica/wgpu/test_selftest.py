@@ -63,6 +63,16 @@ def test_one_wrong_sign_or_number_is_caught(
     assert broken.hits
 
 
+def test_one_sum_over_a_real_vocabulary_is_caught(
+    vulkan: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.replica.wgpu.kernels.gemm.record.LONG", 1 << 30)
+    with pytest.raises(
+        DeviceError, match=r"failed the self-test: .* over 151,936 classes .* is off"
+    ):
+        check(Device(vulkan))
+
+
 def test_a_lost_device_is_not_called_wrong(vulkan: Adapter) -> None:
     device = Device(vulkan)
     device.handle.destroy()

@@ -8,6 +8,7 @@ from trainer.replica.wgpu.kernels.gemm.parts import (
     OperandLayout,
     column,
     head,
+    loop,
     operands,
     vectors,
 )
@@ -35,11 +36,10 @@ def direct(variant: Variant, layout: OperandLayout) -> list[str]:
             f"  let place_b{j} = {b.place(f'n0 + {j}u')};"
             for j in range(0, columns, 1 if b.along_k else 4)
         ),
-        f"  for (var at = split * 4u; at < k; at += {4 * splits}u) {{",
-        *loads,
     ]
+    body = loads
     if b.along_k:
-        lines += [f"    let w{j} = {b.load(f'place_b{j}', 'at')};" for j in range(columns)]
+        body += [f"    let w{j} = {b.load(f'place_b{j}', 'at')};" for j in range(columns)]
     for s in range(4):
         for j in range(columns // 4):
             four = (
@@ -47,13 +47,13 @@ def direct(variant: Variant, layout: OperandLayout) -> list[str]:
                 if b.along_k
                 else b.load(f"place_b{4 * j}", f"at + {s}u")
             )
-            lines.append(f"    let b{j}_{s} = {four};")
+            body.append(f"    let b{j}_{s} = {four};")
     fours = -(-rows // 4)
     for s in range(4):
         for i, j in vectors(variant):
             scalar = f"a{i}.{XYZW[s]}" if a.along_k else f"a{s * fours + i // 4}.{XYZW[i % 4]}"
-            lines.append(f"    c{i}_{j} = fma(vec4<f32>({scalar}), b{j}_{s}, c{i}_{j});")
-    lines.append("  }")
+            body.append(f"    c{i}_{j} = fma(vec4<f32>({scalar}), b{j}_{s}, c{i}_{j});")
+    lines += loop(variant, layout, "split * 4u", body)
     if splits > 1:
         count = variant.threads * len(vectors(variant))
         memory = f"var<workgroup> partial: array<vec4<f32>, {count}>;"

@@ -8,6 +8,10 @@ from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.kernels.gemm.variants import Variant
 
 XYZW = "xyzw"
+LONG = 4096
+"""Products of this k and more are added up in partial sums."""
+PARTIAL = 256
+"""Products that a thread adds to one partial sum."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class OperandLayout:
     wide_c: bool
     ragged: bool
     """k is not a multiple of the variant's step: elements beyond count as zero."""
+    long: bool
+    """k is that of a vocabulary: products are added up in partial sums first."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,31 @@ def head(variant: Variant) -> list[str]:
         f"  let n_tile = index % tiles / tall * {columns}u;",
         *(f"  let origin_{name} = p.offset_{name} + z * p.stride_{name};" for name in "abc"),
         *(f"  var c{i}_{j} = vec4<f32>(0.0);" for i, j in vectors(variant)),
+    ]
+
+
+def loop(variant: Variant, layout: OperandLayout, start: str, body: list[str]) -> list[str]:
+    """Write the loop over k, `at`, around a body that adds to the sums.
+
+    The gradient of the logits of a real vocabulary has one large element among 50,000 to 150,000
+    small ones: added to one fp32 sum after the large one, most of them are rounded away. With
+    partial sums the error grows with their length plus their number, not with k (Blanchard, Higham
+    and Mary, SIAM J. Sci. Comput. 42, 2020).
+    """
+    step = variant.depth * variant.splits
+    if not layout.long:
+        return [f"  for (var at = {start}; at < k; at += {step}u) {{", *body, "  }"]
+    some = PARTIAL * variant.splits
+    return [
+        f"  for (var part = 0u; part < k; part += {some}u) {{",
+        *(f"  let sum{i}_{j} = c{i}_{j};" for i, j in vectors(variant)),
+        *(f"  c{i}_{j} = vec4<f32>(0.0);" for i, j in vectors(variant)),
+        f"  let part_end = min(part + {some}u, k);",
+        f"  for (var at = part + {start}; at < part_end; at += {step}u) {{",
+        *body,
+        "  }",
+        *(f"  c{i}_{j} += sum{i}_{j};" for i, j in vectors(variant)),
+        "  }",
     ]
 
 

@@ -6,7 +6,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
 from trainer.replica.wgpu.kernels.gemm.choice import Variants
 from trainer.replica.wgpu.kernels.gemm.code import gemm_code
-from trainer.replica.wgpu.kernels.gemm.parts import OperandLayout
+from trainer.replica.wgpu.kernels.gemm.parts import LONG, OperandLayout
 from trainer.replica.wgpu.kernels.gemm.variants import DIRECT, Product, Variant
 
 
@@ -57,7 +57,7 @@ def gemm(
     if trans_a and chosen.rows % 4:
         wide[0] = False  # the first row of a tile may be unaligned
     step = chosen.depth if chosen.kind == "tiled" else 4
-    layout = OperandLayout(trans_a, trans_b, b.kind, *wide, ragged=k % step != 0)
+    layout = OperandLayout(trans_a, trans_b, b.kind, *wide, ragged=k % step != 0, long=k >= LONG)
     tile_rows, tile_columns = chosen.tile
     groups = -(-m // tile_rows) * -(-n // tile_columns) * batch
     arrays = [a, b, *([b.scales] if b.scales else []), c]

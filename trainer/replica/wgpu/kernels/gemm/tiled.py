@@ -8,6 +8,7 @@ from trainer.replica.wgpu.kernels.gemm.parts import (
     OperandLayout,
     column,
     head,
+    loop,
     operands,
     vectors,
 )
@@ -20,14 +21,7 @@ def tiled(variant: Variant, layout: OperandLayout) -> list[str]:
     rows, columns = variant.tile
     depth, down, across = variant.depth, variant.down, variant.across
     # A thread's fours are `down` and `across` fours apart, so that neighbours read neighbours.
-    return [
-        f"var<workgroup> tile_a: array<vec4<f32>, {depth * rows // 4}>;",
-        f"var<workgroup> tile_b: array<vec4<f32>, {depth * columns // 4}>;",
-        *head(variant),
-        f"  let tx = lane % {across}u;",
-        f"  let ty = lane / {across}u;",
-        *_fill_table(layout, variant),
-        f"  for (var first = 0u; first < k; first += {depth}u) {{",
+    body = [
         *_fill(variant, a, "m_tile", rows // 4),
         *_fill(variant, b, "n_tile", columns // 4),
         "    workgroupBarrier();",
@@ -46,7 +40,15 @@ def tiled(variant: Variant, layout: OperandLayout) -> list[str]:
         ),
         "    }",
         "    workgroupBarrier();",
-        "  }",
+    ]
+    return [
+        f"var<workgroup> tile_a: array<vec4<f32>, {depth * rows // 4}>;",
+        f"var<workgroup> tile_b: array<vec4<f32>, {depth * columns // 4}>;",
+        *head(variant),
+        f"  let tx = lane % {across}u;",
+        f"  let ty = lane / {across}u;",
+        *_fill_table(layout, variant),
+        *loop(variant, layout, "0u", body),
         *(
             f"  store(origin_c, m_tile + (ty + {i // 4 * down}u) * 4u + {i % 4}u,"
             f" n_tile + (tx + {j * across}u) * 4u, c{i}_{j});"
@@ -71,7 +73,7 @@ def _fill(variant: Variant, operand: Operand, start: str, fours: int) -> list[st
         place = operand.place(f"{start} + t % {fours}u * 4u")
         return [
             f"    for (var t = lane; t < {depth * fours}u; t += {threads}u) {{",
-            f"      {tile}[t] = {operand.load(place, f'first + t / {fours}u')};",
+            f"      {tile}[t] = {operand.load(place, f'at + t / {fours}u')};",
             "    }",
         ]
     steps = depth // 4
@@ -82,7 +84,7 @@ def _fill(variant: Variant, operand: Operand, start: str, fours: int) -> list[st
     ]
     for r in range(4):
         place = operand.place(f"{start} + four * 4u + {r}u")
-        lines.append(f"      let r{r} = {operand.load(place, 'first + step')};")
+        lines.append(f"      let r{r} = {operand.load(place, 'at + step')};")
     for s in range(4):
         line = column(["r0", "r1", "r2", "r3"], s)
         lines.append(f"      {tile}[(step + {s}u) * {fours}u + four] = {line};")
