@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "MOTLEY_CACHE" not in os.environ:  # of one session: its processes share it, and nothing is left
+    os.environ["MOTLEY_CACHE"] = tempfile.mkdtemp(prefix="motley-cache-")
+    atexit.register(shutil.rmtree, os.environ["MOTLEY_CACHE"], ignore_errors=True)
 # What tests start imports what they import: this checkout, whether or not one is installed.
 os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
 

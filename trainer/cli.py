@@ -23,6 +23,7 @@ COMMANDS = {
         "trainer.commands.autotune:autotune",
         "Find a GPU's fastest kernels, once for each card and driver.",
     ),
+    "cache": ("trainer.commands.cache:cache", "Show or empty what was derived from models."),
     "completion": ("trainer.commands.completion:completion", "Print shell completion."),
     "distill": ("trainer.commands.distill:distill", "Train a small model on a big one's logits."),
     "evaluate": (

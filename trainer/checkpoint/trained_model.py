@@ -13,6 +13,7 @@ from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, re
 from trainer.config.run import RunConfig, load
 from trainer.model.architecture import fit_length
 from trainer.model.files import resolve_model
+from trainer.model.formats import gguf_file
 from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, MODEL_CONFIG
 from trainer.model.initialization import initial_weights, read_tensor
 from trainer.model.layout import GradientLayout, build_layout, stored_name
@@ -48,6 +49,8 @@ def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = 
         InputError: the folder holds none of them, or its base is missing or differs.
         StorageError: a checkpoint is damaged.
     """
+    if gguf_file(path) is not None:
+        path = resolve_model(str(path))
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
     if not any((path / name).is_file() for name in (ADAPTER_CONFIG, MODEL_CONFIG, RUN_FILE)):
@@ -129,7 +132,7 @@ def _model(path: Path, length: int | None) -> Trained:
 
 def _config(path: Path, settings: dict[str, Any]) -> RunConfig:
     try:
-        return load(None, settings)
+        return load(None, {key: value for key, value in settings.items() if value is not None})
     except InputError as error:
         reason = str(error).removeprefix("flags: ")
         raise InputError(f"{path}: cannot be read as a trained model: {reason}") from None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from trainer.model.formats import way_in
+from trainer.model.formats import gguf_file, way_in
 from trainer.model.safetensors_headers import read_headers
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
@@ -23,14 +23,19 @@ _DIGESTED = (
 
 
 def resolve_model(name: str) -> Path:
-    """Return the folder of a model: a local one, or a hub name such as `Qwen/Qwen3-0.6B`.
+    """Return a model's folder: a local one, a GGUF file's, or of a hub name (`Qwen/Qwen3-0.6B`).
 
-    A hub model is downloaded into the Hugging Face cache unless it is there.
+    A hub model is downloaded into the Hugging Face cache unless it is there. A GGUF file, or a
+    folder with one and no other weights, is converted into Motley's cache.
 
     Raises:
         InputError: there is no such folder, or the hub does not serve the model.
     """
     local = Path(name).expanduser()
+    if (gguf := gguf_file(local)) is not None:
+        from trainer.model.gguf.conversion import converted
+
+        return converted(gguf.resolve())
     if local.is_dir():
         return local.resolve()
     if local.exists():

@@ -11,7 +11,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 _CONVERT = (
     "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s, d = sys.argv[1:3];"
-    " [kind.from_pretrained(s{}).save_pretrained(d) for kind in (M, T)]"
+    " [kind.from_pretrained(s).save_pretrained(d) for kind in (M, T)]"
 )
 
 
@@ -19,11 +19,20 @@ def way_in(path: Path) -> str | None:
     """Return the kind of a folder or file and its conversion to a model; None if unknown."""
     if path.is_dir():
         return _folder(path)
-    if path.suffix == ".gguf":
-        return _gguf(path)
     if path.suffix in (".bin", ".safetensors", ".pt", ".pth"):
         return f"is a file, a model is a folder: give {path.parent}"
     return None
+
+
+def gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file that a path means: itself, or the only one of a folder without a
+    config.json; None if it means none."""
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    if not path.is_dir() or (path / "config.json").is_file():
+        return None
+    found = list(path.glob("*.gguf"))
+    return found[0] if len(found) == 1 and not any(path.glob("*.safetensors")) else None
 
 
 def _folder(folder: Path) -> str | None:
@@ -37,10 +46,10 @@ def _folder(folder: Path) -> str | None:
     if any(folder.glob("*.bin")):
         return (
             "has its weights as .bin (pickle), Motley reads safetensors; convert it: "
-            + _command("", folder, folder)
+            + _command(folder, folder)
         )
     if found := sorted(folder.glob("*.gguf")):
-        return _gguf(found[0])
+        return f"has {len(found)} GGUF files: give one of them, such as {found[0]}"
     return None
 
 
@@ -60,16 +69,8 @@ def _base(adapter: Path) -> str:
     return str(base)
 
 
-def _gguf(path: Path) -> str:
-    named = f", gguf_file={path.name!r}"
-    return (
-        "is GGUF, Motley reads safetensors; take the model that it was made of, or convert it (pip"
-        f" install gguf): {_command(named, path.parent, path.with_suffix(''))}"
-    )
-
-
-def _command(arguments: str, source: Path, beside: Path) -> str:
-    code = shlex.quote(f"import sys; {_CONVERT.format(arguments)}")
+def _command(source: Path, beside: Path) -> str:
+    code = shlex.quote(f"import sys; {_CONVERT}")
     target = beside.with_name(f"{beside.name}-safetensors")
     python = shlex.quote(sys.executable)
     words = (python, "-P", "-c", code, *map(shlex.quote, (str(source), str(target))))

@@ -122,17 +122,37 @@ def safetensors_pieces(
     yield from map(raw_bytes, tensors.values())
 
 
-def safetensors_header(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> bytes:
-    """Return what such a file begins with; the tensors' bytes follow in this order."""
+def safetensors_header(
+    shapes: Mapping[str, tuple[int, ...]],
+    metadata: Mapping[str, str],
+    dtypes: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return what such a file begins with; the tensors' bytes follow in this order.
+
+    Args:
+        dtypes: F32, F16 or BF16 of each tensor; None for F32.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, shape in shapes.items():
-        span = [offset, offset + 4 * math.prod(shape)]
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": span}
+        dtype = "F32" if dtypes is None else dtypes[name]
+        span = [offset, offset + (4 if dtype == "F32" else 2) * math.prod(shape)]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": span}
         offset = span[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the first tensor to eight bytes
     return len(text).to_bytes(8, "little") + text
+
+
+def encode(values: NDArray[np.float32], dtype: str) -> memoryview:
+    """Return little-endian bytes of F32, F16 or BF16, rounded to nearest even."""
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+        carry = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        encoded = ((bits + carry) >> np.uint32(16)).astype("<u2")
+    else:
+        encoded = np.ascontiguousarray(values, dtype="<f4" if dtype == "F32" else "<f2")
+    return encoded.reshape(-1).view(np.uint8).data
 
 
 def raw_bytes(array: NDArray[np.float32]) -> memoryview:

@@ -51,16 +51,6 @@ def test_weights_as_bin_are_converted_by_the_named_command(model: Path) -> None:
     assert (model.with_name("model-safetensors") / "tokenizer.json").is_file()
 
 
-def test_gguf_is_named_as_a_file_and_in_a_folder(tmp_path: Path) -> None:
-    file = tmp_path / "small-q4.gguf"
-    file.write_bytes(b"GGUF")
-    for path in (file, tmp_path):
-        message = refusal(path)
-        assert message.startswith(f"{path}: is GGUF")
-        assert "pip install gguf" in message
-        assert "gguf_file=" in message
-
-
 def test_a_weights_file_is_not_its_folder(model: Path) -> None:
     file = model / "model.safetensors"
     assert refusal(file) == f"{file}: is a file, a model is a folder: give {model}"

@@ -1,0 +1,96 @@
+"""The cache: made once, held while it is used, limited, emptied by a command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from trainer.cli import trainer
+from trainer.system.errors import InputError, StorageError
+from trainer.system.storage import cache_folder
+from trainer.system.storage.cache_folder import cached, entries
+
+ELSEWHERE = """
+import sys
+from trainer.system.storage.cache_folder import cached
+print(cached(sys.argv[1], lambda: {"file": [b"x" * 1000]}), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def made_elsewhere(*names: str) -> None:
+    """Make entries of 1000 bytes in a process that has ended, the last one used last."""
+    for number, name in enumerate(names):
+        command = [sys.executable, "-c", ELSEWHERE, name]
+        subprocess.run(command, input="", text=True, check=True, capture_output=True)
+        os.utime(cache_folder.cache_root() / name, (number, number))
+
+
+def names() -> set[str]:
+    return {entry.path.name for entry in entries()}
+
+
+def test_an_entry_is_made_once_and_again_after_damage(root: Path) -> None:
+    made_elsewhere("a")
+    assert cached("a", lambda: pytest.fail("it is there")) == root / "a"
+    made_elsewhere("b")
+    (root / "b" / "file").write_bytes(b"y" * 1000)
+    assert (cached("b", lambda: {"file": [b"new"]}) / "file").read_bytes() == b"new"
+
+
+def test_the_least_recently_used_go_but_none_in_use(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_elsewhere("a", "b", "c")
+    with subprocess.Popen(
+        [sys.executable, "-c", ELSEWHERE, "a"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().strip() == str(root / "a")
+        os.utime(root / "a", (0, 0))
+        monkeypatch.setenv("MOTLEY_CACHE_GIB", str(2500 / cache_folder.GIB))
+        cached("d", lambda: {"file": [b"z" * 1000]})
+        assert names() == {"a", "d"}
+        shown = CliRunner().invoke(trainer, ["cache", "--clear"])
+        assert "in use" in shown.output
+        assert names() == {"a", "d"}
+        holder.communicate("")
+    left = CliRunner().invoke(trainer, ["cache", "--clear"])
+    assert "0.0 MB removed" in left.output
+    assert names() == {"d"}  # this process holds it
+
+
+def test_the_command_shows_what_there_is(root: Path) -> None:
+    made_elsewhere("a")
+    shown = CliRunner().invoke(trainer, ["cache"])
+    assert f"{root / 'a'}\n{root}: 0.0 MB of at most 68,719 MB\n" in shown.output
+    cleared = CliRunner().invoke(trainer, ["cache", "--clear"])
+    assert cleared.output == f"{root}: 0.0 MB removed\n"
+    assert names() == set()
+
+
+@pytest.mark.parametrize("limit", ["much", "-1", "nan"])
+def test_a_limit_is_a_number(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE_GIB", limit)
+    with pytest.raises(InputError, match="give the limit in GiB, such as 64"):
+        cached("a", lambda: {"file": [b""]})
+
+
+def test_a_cache_that_cannot_be_made_is_named(root: Path) -> None:
+    root.write_text("a file")
+    with pytest.raises(StorageError, match=r"cache: .*; set MOTLEY_CACHE to a folder"):
+        cached("a", lambda: {"file": [b""]})

@@ -1,0 +1,167 @@
+"""The cache: what Motley derives from a model, made once for each content. Safe to empty.
+
+An entry is a folder with a manifest below the cache's root, `MOTLEY_CACHE`, else `motley` in
+`XDG_CACHE_HOME`. It appears whole or not at all, and its user holds it until the process ends.
+When a new entry takes the cache above its limit, those that were used least recently are removed,
+but never one in use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.system.errors import InputError, StorageError
+from trainer.system.process.announcement import announced
+from trainer.system.storage.atomic_folder import Disk, read_manifest, verify
+from trainer.system.storage.new_folder import write_new
+from trainer.system.storage.removal import pin, remove, sweep
+
+GIB = 1024**3
+DEFAULT_LIMIT = 64 * GIB
+
+Files = Mapping[str, Iterable[bytes | memoryview]]
+"""The pieces of each file of a new entry, by name."""
+
+_HELD = ExitStack()  # never closed: an entry in use is held until the process ends
+_PINNED: set[Path] = set()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the cache."""
+
+    path: Path
+    size: int
+    """Bytes."""
+    used: float
+    """When it was used last, as `time.time()`."""
+
+
+def cache_root() -> Path:
+    """Return the folder of the cache, which need not exist."""
+    if given := os.environ.get("MOTLEY_CACHE"):
+        return Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "motley"
+
+
+def cache_limit() -> int:
+    """Return how many bytes the cache may keep.
+
+    Raises:
+        InputError: MOTLEY_CACHE_GIB is not a number of GiB.
+    """
+    given = os.environ.get("MOTLEY_CACHE_GIB")
+    if given is None:
+        return DEFAULT_LIMIT
+    try:
+        limit = float(given)
+        if not 0 <= limit < 1e9:
+            raise ValueError
+    except ValueError:
+        raise InputError(f"MOTLEY_CACHE_GIB {given!r}: give the limit in GiB, such as 64") from None
+    return int(limit * GIB)
+
+
+def cached(name: str, make: Callable[[], Files]) -> Path:
+    """Return the folder of an entry, intact and held until this process ends.
+
+    Args:
+        name: with a digest of all that the content depends on.
+        make: returns the files of a missing entry; one process at a time calls it.
+
+    Raises:
+        StorageError: the cache cannot be written; nothing is left of the entry.
+    """
+    limit, root = cache_limit(), cache_root()
+    path = root / name
+    if path in _PINNED or _hold(path):
+        return path
+    with _alone(root):
+        if _hold(path):  # another process made it meanwhile
+            return path
+        sweep(Disk(), root)
+        write_new(path, make())
+        if not _hold(path):
+            raise StorageError(f"{path}: was removed while it was made")
+        _shrink(root, limit)
+    return path
+
+
+def entries() -> list[Entry]:
+    """Return the entries of the cache, the last used first."""
+    found: list[Entry] = []
+    for path in cache_root().glob("[!.]*"):
+        with suppress(OSError, StorageError):
+            size = sum(record.size for record in read_manifest(path).values())
+            found.append(Entry(path, size, path.stat().st_mtime))
+    return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+
+def clear() -> list[Entry]:
+    """Remove all entries; return those that stay because a process uses them.
+
+    Raises:
+        StorageError: an entry cannot be removed.
+    """
+    root = cache_root()
+    if not root.is_dir():
+        return []
+    with _alone(root):
+        sweep(Disk(), root)
+        return [entry for entry in entries() if not _removed(entry)]
+
+
+def _hold(path: Path) -> bool:
+    """Pin an entry until this process ends and note its use; False if it is missing or damaged."""
+    with ExitStack() as until_held:
+        try:
+            until_held.enter_context(pin(path))
+            verify(path)
+        except StorageError:
+            return False
+        _HELD.push(until_held.pop_all())
+    _PINNED.add(path)
+    with suppress(OSError):  # another user's cache, read-only
+        os.utime(path)
+    return True
+
+
+def _shrink(root: Path, limit: int) -> None:
+    """Remove entries that were used least recently until the rest is within the limit."""
+    kept = entries()
+    excess = sum(entry.size for entry in kept) - limit
+    for entry in reversed(kept):
+        if excess > 0 and entry.path.parent == root and _removed(entry):
+            excess -= entry.size
+
+
+def _removed(entry: Entry) -> bool:
+    try:
+        return remove(Disk(), entry.path)
+    except OSError as error:
+        raise StorageError(f"{entry.path}: cannot be removed: {error.strerror}") from None
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Wait until no other process changes the cache, and keep it so."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StorageError(
+            f"{root}: the cache cannot be written: {error.strerror}; set MOTLEY_CACHE to a folder"
+            " that can"
+        ) from None
+    try:
+        with announced(f"waiting for another process that fills {root}"), suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a file system without locks has one writer
+        yield
+    finally:
+        os.close(lock)
