@@ -62,16 +62,19 @@ def init(file: Path, model: str, data: str) -> None:
 
     config = load(None, {"model.path": model, "data.train": data, **provisional({})})
     folder = Path(model) if Path(model).is_dir() else None
-    settled = {part.key: part.value for part in derive(config, (), folder, ())}
     try:
+        settled = {part.key: part.value for part in derive(config, (), folder, ())}
         config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})
     except InputError as error:
         raise ConfigError(str(error)) from None
-    classes = config.num_classes
+    classes = "" if config.num_classes is None else f"num_classes: {config.num_classes}\n"
+    if config.class_names is not None:
+        names = _quoted(list(config.class_names))
+        classes += f"class_names: {names}  # in the order of the classes\n"
     text = _TEXT.format(
         file=file,
         task=config.task,
-        classes="" if classes is None else f"num_classes: {classes}\n",
+        classes=classes,
         model=_quoted(model),
         data=_quoted(data),
         validation_fraction=config.data.validation_fraction,
@@ -93,7 +96,7 @@ def init(file: Path, model: str, data: str) -> None:
     render.say(f"{file}: {config.task}; edit it, then: launch cluster up --config {file}")
 
 
-def _quoted(text: str) -> str:
+def _quoted(value: str | list[str]) -> str:
     import json
 
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)

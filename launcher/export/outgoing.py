@@ -43,8 +43,8 @@ def new_run(order: Order) -> Outgoing:
     assert isinstance(config, RunConfig)
     if order.own is not None:
         folder = Path(config.model.path) if Path(config.model.path).is_dir() else None
-        found = {part.key: part.value for part in derive(config, order.own, folder, ())}
         try:
+            found = {part.key: part.value for part in derive(config, order.own, folder, ())}
             config = config.with_settings(found)
         except InputError as error:
             raise ConfigError(str(error)) from None

@@ -20,7 +20,7 @@ from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_model import write_data, write_model
 from trainer.data.encoder import Encoder
 from trainer.data.samples import DataError, read_file
-from trainer.data.shapes import LINE_KEYS
+from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
 from trainer.data.turns import TURN_KEYS
 from trainer.model.files import resolve_model
 from trainer.model.gguf.description import GGUF_KEYS
@@ -111,3 +111,18 @@ def test_a_gguf_file_with_unknown_keys(
     (line,) = (record.message for record in caplog.records if "not used" in record.message)
     for key in ("'attention.new' (1 time)", "'tokenizer.ggml.new' (1", "'other.new' (1 time)"):
         assert key in line
+
+
+def test_a_line_with_a_label(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    tree = {"input": "x", "label": 0}
+    path.write_text(json.dumps(tree | {"colour": "red"}) + "\n")
+    (report,) = read_file(path, "classify", 2).unused
+    assert report.endswith("'colour' (1 time)")
+    for key in LABELLED_KEYS.refused:
+        path.write_text(json.dumps(tree | {key: "x"}) + "\n")
+        with pytest.raises(DataError, match=rf"a\.jsonl:1: '{key}' "):
+            read_file(path, "classify", 2)
+    path.write_text(json.dumps(tree) + "\n")
+    (report,) = read_file(path, "causal-lm").unused
+    assert report.endswith("'label' (1 time)")

@@ -12,9 +12,10 @@ import numpy as np
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.config.run import RunConfig, load
 from trainer.model.architecture import fit_length
+from trainer.model.class_names import read_class_names
 from trainer.model.files import resolve_model
 from trainer.model.formats import gguf_file
-from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, MODEL_CONFIG
+from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, CLASSIFIER_CONFIG, MODEL_CONFIG
 from trainer.model.initialization import initial_weights, read_tensor
 from trainer.model.layout import GradientLayout, build_layout, stored_name
 from trainer.model.safetensors_headers import read_config, read_file_headers, read_headers
@@ -95,6 +96,12 @@ def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int | No
         settings["num_classes"] = head.shape[0]
     config = _config(path, settings)
     base_dir = resolve_model(config.model.path)
+    if task == "classify":
+        with_names = path / CLASSIFIER_CONFIG
+        tree = _object(with_names) if with_names.is_file() else read_config(base_dir)
+        names = read_class_names(tree)
+        if len(names) == config.num_classes:
+            config = config.with_settings({"class_names": names})
     config = fit_length(config, base_dir)
     layout = build_layout(base_dir, config)
     weights = np.empty(layout.size, dtype=np.float32)
@@ -120,6 +127,7 @@ def _model(path: Path, length: int | None) -> Trained:
             "task": "causal-lm" if head is None else "classify",
             "method": "full",
             "num_classes": None if head is None else headers[head].shape[0],
+            "class_names": (head and read_class_names(read_config(path))) or None,
             "model.path": str(path),
             "data.train": "none",
             "data.max_seq_len": length,

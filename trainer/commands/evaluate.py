@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainer.run.distributed.inference import Ranks
 
 _Path = click.Path(path_type=Path)
+_LONGEST_NAME = 20
 
 
 @click.command("evaluate")
@@ -196,5 +197,8 @@ def _print(scores: EvaluationScores, as_json: bool) -> None:
     click.echo(f"{', '.join(figures)} on {scores.count} samples")
     if scores.confusion is not None:
         click.echo("rows are labels, columns predictions:")
-        for label, row in enumerate(scores.confusion):
-            click.echo(f"{label:>3} " + " ".join(f"{count:>6}" for count in row))
+        names = scores.names or tuple(map(str, range(len(scores.confusion))))
+        width = max(3, *(len(name[:_LONGEST_NAME]) for name in names))
+        for name, row in zip(names, scores.confusion, strict=True):
+            counts = " ".join(f"{count:>6}" for count in row)
+            click.echo(f"{name[:_LONGEST_NAME]:>{width}} {counts}")

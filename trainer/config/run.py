@@ -27,9 +27,15 @@ from trainer.config.training import Positive, Precision, TrainingConfig
 from trainer.system.errors import InputError
 
 Task = Literal["classify", "causal-lm"]
+Classes = int | tuple[str, ...]
+"""The number of classes, or their names in order."""
+MOST_CLASSES = 100
+"""Their confusion matrix must fit a control message."""
 Method = Literal["lora", "full"]
 Backend = Literal["auto", "cuda", "wgpu", "cpu"]
 Divergence = Literal["forward", "reverse", "jsd"]
+
+ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
 Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LINEARS: tuple[Linear, ...] = get_args(Linear)
@@ -203,8 +209,10 @@ class RunConfig(Section):
     name: str = Field(default="run", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     task: Task = "classify"
     method: Method = "lora"
-    num_classes: Annotated[int, Field(ge=2, le=100)] | None = None
-    """Classes of a `classify` task; their confusion matrix must fit a control message."""
+    num_classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)] | None = None
+    """Classes of a `classify` task."""
+    class_names: Annotated[tuple[ClassName, ...], Field(min_length=2)] | None = None
+    """Their names in order, which labels may be; null takes those of the labels that are words."""
     output: str = Field(default="runs/output", min_length=1)
     """Folder for checkpoints, metrics and status."""
     model: ModelConfig
@@ -218,6 +226,16 @@ class RunConfig(Section):
     distillation: DistillationConfig | None = None
     budget: BudgetConfig | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, tree: Any) -> Any:
+        """Names are counted, so that one setting is enough."""
+        settings = cast("dict[str, Any]", tree) if isinstance(tree, dict) else {}
+        names = settings.get("class_names")
+        if isinstance(names, list | tuple) and settings.get("num_classes") is None:
+            return {**settings, "num_classes": len(cast("list[Any]", names))}
+        return cast("object", tree)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         read_codec(self.exchange.codec, self.lora.lora_rank if self.method == "lora" else None)
@@ -226,7 +244,11 @@ class RunConfig(Section):
         if self.task == "classify" and self.num_classes is None:
             raise ValueError("num_classes is required when task is classify")
         if self.task == "causal-lm" and self.num_classes is not None:
-            raise ValueError("num_classes is only allowed when task is classify")
+            raise ValueError("num_classes and class_names are only allowed when task is classify")
+        if self.class_names is not None and len(set(self.class_names)) != self.num_classes:
+            raise ValueError(
+                f"class_names must be {self.num_classes} different names, as num_classes says"
+            )
         if self.method == "full" and self.model.quantization != "none":
             raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
         if self.distillation is not None and self.task != "causal-lm":
@@ -243,6 +265,11 @@ class RunConfig(Section):
                 "training.precision fp32 needs model.dtype float32: products take the stored format"
             )
         return self
+
+    @property
+    def classes(self) -> Classes | None:
+        """The classes of a `classify` task: their names, or how many there are."""
+        return self.class_names or self.num_classes
 
     def precision_on(self, *, accelerator: bool) -> Precision:
         """Return the format of products by torch on a device."""

@@ -104,7 +104,7 @@ class Documents(Sequence[Sample]):
         self._files.append(path)
         if path.suffix == LINES:
             unused = UnusedKeys()
-            for begin, sample in iterate(path, "causal-lm", None, unused):
+            for begin, sample in iterate(path, None, unused):
                 self._append(sample, begin, hasher)
             for line in unused.report():
                 log.info("%s: %s", path, line)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from trainer.config.run import Task
+from trainer.config.run import Classes
 from trainer.data.chat_template import ConversationError
 from trainer.data.encoder import Encoder
+from trainer.data.labels import LabelColumn
 from trainer.data.records import MAX_RECORD_BYTES
 from trainer.data.shapes import Sample, parse_sample
 from trainer.data.values import BadLineError
@@ -21,9 +22,7 @@ _PLACES = 1000
 _GOLDEN = (5**0.5 - 1) / 2  # the fractions of its multiples are spread evenly at any count
 
 
-def measure_lengths(
-    path: Path, tokenizer_dir: Path, task: Task, num_classes: int | None
-) -> list[int]:
+def measure_lengths(path: Path, tokenizer_dir: Path, classes: Classes | None) -> list[int]:
     """Return the tokens of samples from evenly spaced places of a JSON Lines file.
 
     A bad line is skipped: the reader of all lines reports it.
@@ -33,19 +32,20 @@ def measure_lengths(
     """
     encoder = Encoder(tokenizer_dir)
     lengths: list[int] = []
-    for sample in _spread(path, task, num_classes):
+    for sample in _spread(path, classes):
         with contextlib.suppress(ConversationError):
             ids, _ = encoder.encode(sample)
             lengths.append(len(ids))
     return lengths
 
 
-def _spread(path: Path, task: Task, num_classes: int | None) -> Iterator[Sample]:
+def _spread(path: Path, classes: Classes | None) -> Iterator[Sample]:
     """Yield all samples of a small file, else those after evenly spread bytes."""
+    labels = None if classes is None else LabelColumn(classes)
     with path.open("rb") as file:
         for raw in _lines(file, path.stat().st_size):
             with contextlib.suppress(ValueError, RecursionError, BadLineError):
-                yield parse_sample(json.loads(raw), 0, task, num_classes)
+                yield parse_sample(json.loads(raw), 0, labels)
 
 
 def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -13,8 +13,9 @@ from typing import get_args
 
 from blake3 import blake3
 
-from trainer.config.run import Task
+from trainer.config.run import Classes, Task
 from trainer.data.formats import read_records
+from trainer.data.labels import Kind, LabelColumn
 from trainer.data.records import MAX_RECORD_BYTES, DataError, Problems, parse
 from trainer.data.shapes import Sample, UnusedKeys, parse_sample
 from trainer.data.values import BadLineError
@@ -34,6 +35,8 @@ class SampleFile:
     samples: list[Sample]
     unused: list[str]
     """Lines on keys that are not used, for the summary at the start."""
+    labels: Kind | None = None
+    """What the labels of a classification are."""
 
     def place(self, sample: Sample) -> str:
         """Return where a sample is, as `file:line`."""
@@ -43,15 +46,18 @@ class SampleFile:
 def read_samples(
     path: Path,
     task: Task,
-    num_classes: int | None = None,
+    classes: Classes | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> list[Sample]:
     """Return the samples of a data file, in the file's order; log keys that are not used.
 
+    Args:
+        classes: of a `classify` task.
+
     Raises:
         DataError, InputError: see `read_file`.
     """
-    file = read_file(path, task, num_classes, columns)
+    file = read_file(path, task, classes, columns)
     for line in file.unused:
         log.info("%s: %s", path, line)
     return file.samples
@@ -69,7 +75,7 @@ def read_prompts(path: Path) -> list[Sample]:
 def read_file(
     path: Path,
     task: Task,
-    num_classes: int | None = None,
+    classes: Classes | None = None,
     columns: Mapping[str, str] | None = None,
     *,
     prompts: bool = False,
@@ -81,18 +87,19 @@ def read_file(
         InputError: the file is missing, empty, or cannot be read.
     """
     assert task in get_args(Task)
-    assert (num_classes is not None) == (task == "classify")
+    assert (classes is not None) == (task == "classify")
     if not path.exists():
         raise InputError(f"{path}: no such data file")
     if path.is_dir():
         raise InputError(f"{path}: is a folder, expected a JSON Lines file")
-    unused = UnusedKeys()
+    labels = None if classes is None else LabelColumn(classes)
+    unused = UnusedKeys(labels)
     with announced(f"reading {path}"):
-        found = iterate(path, task, num_classes, unused, columns, prompts=prompts)
+        found = iterate(path, labels, unused, columns, prompts=prompts)
         samples = [sample for _, sample in found]
     if not samples:
         raise InputError(f"{path}: holds no samples, expected one JSON object a line")
-    return SampleFile(path, samples, unused.report())
+    return SampleFile(path, samples, unused.report(), labels and labels.kind)
 
 
 def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> blake3:
@@ -115,8 +122,7 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
 
 def iterate(
     path: Path,
-    task: Task,
-    num_classes: int | None,
+    labels: LabelColumn | None,
     unused: UnusedKeys,
     columns: Mapping[str, str] | None = None,
     *,
@@ -132,7 +138,7 @@ def iterate(
     usual = f"{path}:"
     for record in read_records(path, problems, columns):
         try:
-            sample = parse_sample(record.tree, record.number, task, num_classes, prompts=prompts)
+            sample = parse_sample(record.tree, record.number, labels, prompts=prompts)
             unused.add(record.tree, sample)
         except BadLineError as error:
             problems.add(record.place, error)
@@ -157,6 +163,6 @@ def read_line(path: Path, begin: int, number: int) -> Sample:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        return parse_sample(parse(raw), number, "causal-lm", None)
+        return parse_sample(parse(raw), number)
     except BadLineError as error:
         raise DataError(f"{path}:{number}: {error}") from None

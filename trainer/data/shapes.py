@@ -1,6 +1,6 @@
 """The allowed JSON objects of a line, and the samples that they become.
 
-- `classify`: `{input, label}`
+- `classify`: `{input, label}` or `{text, label}`, see `labels.py`
 - `causal-lm`: one of `SHAPES`; an object of none or of two of them is refused, since only a part of
   it would be trained on
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from trainer.config.run import Task
 from trainer.data import glaive
+from trainer.data.labels import LABEL, TEXTS, LabelColumn, parse_labelled
 from trainer.data.turns import (
     TURN_KEYS,
     ChatMessage,
@@ -213,7 +213,7 @@ _NO_PAIRS = (
 _NO_WEIGHT = "weighs a whole line, which counts fully; remove the key, or repeat the line"
 LINE_KEYS = KeyTable(
     "a data line",
-    used=KEYS | {"label"},
+    used=KEYS,
     harmless=frozenset(
         ("id", "_id", "idx", "index", "uuid", "hash", "source", "dataset", "url", "title", "name")
     )
@@ -225,14 +225,28 @@ LINE_KEYS = KeyTable(
         **dict.fromkeys(("weight", "sample_weight"), _NO_WEIGHT),
     },
 )
+_PAIR = "is one of two texts; write both into 'input', in the order that the model is to read them"
+LABELLED_KEYS = KeyTable(
+    "a line with a label",
+    used=frozenset((*TEXTS, LABEL)),
+    harmless=LINE_KEYS.harmless | {"guid", "uid", "label_text"},
+    refused={
+        **LINE_KEYS.refused,
+        **dict.fromkeys(("sentence1", "sentence2", "question1", "question2", "question"), _PAIR),
+        **dict.fromkeys(("premise", "hypothesis", "passage", "context", "text_pair"), _PAIR),
+        **dict.fromkeys(("text1", "text2", "text_a", "text_b"), _PAIR),
+        "labels": "is not the key of a label; give each line one 'label'",
+    },
+)
 _ANSWERS = ("answer", "answers", "target", "targets", "response", "completion", "summary")
 
 
 class UnusedKeys:
     """Counts the keys of a file's lines and turns that are not used."""
 
-    def __init__(self) -> None:
-        self._lines, self._turns = UnknownKeys(LINE_KEYS), UnknownKeys(TURN_KEYS)
+    def __init__(self, labels: LabelColumn | None = None) -> None:
+        self._lines = UnknownKeys(LINE_KEYS if labels is None else LABELLED_KEYS)
+        self._turns = UnknownKeys(TURN_KEYS)
 
     def add(self, tree: Any, sample: Sample) -> None:
         """Count those of one line."""
@@ -246,11 +260,12 @@ class UnusedKeys:
 
 
 def parse_sample(
-    tree: Any, number: int, task: Task, num_classes: int | None, *, prompts: bool = False
+    tree: Any, number: int, labels: LabelColumn | None = None, *, prompts: bool = False
 ) -> Sample:
     """Return the JSON value of line `number` as a sample.
 
     Args:
+        labels: reads the labels of a `classify` task; None: a `causal-lm` sample.
         prompts: the lines are continued, not learned: a conversation may lack an answer.
 
     Raises:
@@ -258,11 +273,11 @@ def parse_sample(
     """
     if not isinstance(tree, dict):
         raise BadLineError(f"expected an object, got {kind_of(tree)}")
-    if refusal := LINE_KEYS.refusal(key for key in tree if tree[key] not in (None, "", [], {})):
+    table = LINE_KEYS if labels is None else LABELLED_KEYS
+    if refusal := table.refusal(key for key in tree if tree[key] not in (None, "", [], {})):
         raise BadLineError(refusal)
-    if task == "classify":
-        assert num_classes is not None
-        return Sample(text_of(tree, "input"), _label(tree, num_classes), line=number)
+    if labels is not None:
+        return Sample(*parse_labelled(tree, number, labels), line=number)
     # Tables have null where a line lacks a column.
     given = {key: value for key, value in tree.items() if value is not None}
     shape = _shape(given)
@@ -289,16 +304,5 @@ def _shape(tree: Tree) -> Shape:
     spelled = ", ".join(shape.spelled for shape in SHAPES)
     raise BadLineError(
         f"its keys ({given}) {wrong}; rename or remove keys until they are one of: {spelled},"
-        " {input, label}"
+        " {input, label}, {text, label}"
     )
-
-
-def _label(tree: dict[str, Any], num_classes: int) -> int:
-    if "label" not in tree:
-        raise BadLineError("lacks the key 'label'")
-    label = tree["label"]
-    if type(label) is not int:  # bool is an int in Python
-        raise BadLineError(f"'label' must be an integer, got {kind_of(label)}")
-    if not 0 <= label < num_classes:
-        raise BadLineError(f"'label' must be from 0 to {num_classes - 1}, got {label}")
-    return label

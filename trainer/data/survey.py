@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from trainer.config.run import Classes
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_within
 from trainer.data.samples import SampleFile
@@ -19,7 +20,7 @@ def survey(
     validation: SampleFile | None,
     encoder: Encoder,
     max_seq_len: int,
-    num_classes: int | None,
+    classes: Classes | None,
 ) -> list[str]:
     """Return the lines of the summary.
 
@@ -32,7 +33,7 @@ def survey(
     lines = [
         *train.unused,
         *_lengths(train.samples, encoder, max_seq_len),
-        *_classes(train.samples, num_classes),
+        *_classes(train.samples, classes),
         *_repeated(train.samples, validation.samples if validation else ()),
     ]
     unused = [f"validation: {line}" for line in validation.unused] if validation else []
@@ -71,14 +72,20 @@ def _lengths(samples: Sequence[Sample], encoder: Encoder, max_seq_len: int) -> I
         )
 
 
-def _classes(samples: Sequence[Sample], num_classes: int | None) -> Iterator[str]:
-    if num_classes is None:
+def _classes(samples: Sequence[Sample], classes: Classes | None) -> Iterator[str]:
+    if classes is None:
         return
+    names = classes if isinstance(classes, tuple) else tuple(map(str, range(classes)))
     counts = Counter(sample.label for sample in samples)
-    shown = ", ".join(f"{counts[label]:,}" for label in range(num_classes))
-    absent = ", ".join(str(label) for label in range(num_classes) if not counts[label])
-    line = f"samples of the classes 0 to {num_classes - 1}: {shown}"
-    yield line + (f"; none of {absent}" if absent else "")
+    shown = ", ".join(f"{name} {counts[label]:,}" for label, name in enumerate(names))
+    absent = ", ".join(name for label, name in enumerate(names) if not counts[label])
+    yield f"samples of each class: {shown}" + (f"; none of {absent}" if absent else "")
+    alike = defaultdict[str, list[str]](list)
+    for name in names:
+        alike[name.casefold().strip()].append(name)
+    for same in alike.values():
+        if len(same) > 1:
+            yield f"classes that differ only in case or white space: {', '.join(map(repr, same))}"
 
 
 def _repeated(samples: Sequence[Sample], validation: Sequence[Sample]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.run import Task
+from trainer.config.run import Classes, Task
 from trainer.data.chat_template import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_within
@@ -98,7 +98,7 @@ class Dataset:
 
 
 def load_dataset(
-    path: Path, tokenizer_dir: Path, task: Task, num_classes: int | None, max_seq_len: int
+    path: Path, tokenizer_dir: Path, task: Task, classes: Classes | None, max_seq_len: int
 ) -> Dataset:
     """Read and check a whole data file; see `make_dataset`.
 
@@ -106,7 +106,7 @@ def load_dataset(
         DataError: lines are bad; all are counted and the first ones named.
         InputError: the file or the tokenizer cannot be used.
     """
-    file = read_file(path, task, num_classes)
+    file = read_file(path, task, classes)
     return make_dataset(file, Encoder(tokenizer_dir), task, max_seq_len)
 
 

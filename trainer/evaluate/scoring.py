@@ -38,6 +38,8 @@ class EvaluationScores:
     mcc: float | None = None
     confusion: list[list[int]] | None = None
     """Counts as `confusion[label][prediction]`."""
+    names: tuple[str, ...] | None = None
+    """Of the classes, if they have some."""
     perplexity: float | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -47,21 +49,21 @@ class EvaluationScores:
         """
         tree: dict[str, Any] = {"schema": "motley.scores/1"}
         for name, value in vars(self).items():
-            if value is None:
+            if value is None or name == "names":
                 continue
             finite = not isinstance(value, float) or math.isfinite(value)
             tree[name] = value if finite else None
         if self.confusion is not None:
-            tree["classes"] = [
-                {"label": label, **figures} for label, figures in enumerate(self._classes())
-            ]
+            tree["classes"] = self._classes()
         return tree
 
-    def _classes(self) -> list[dict[str, float | int]]:
+    def _classes(self) -> list[dict[str, float | int | str]]:
         assert self.confusion is not None
         columns = [sum(column) for column in zip(*self.confusion, strict=True)]
         return [
             {
+                "label": label,
+                **({} if self.names is None else {"name": self.names[label]}),
                 "count": sum(row),
                 "precision": row[label] / columns[label] if columns[label] else 0.0,
                 "recall": row[label] / sum(row) if sum(row) else 0.0,
@@ -107,7 +109,7 @@ def score(
         InputError: the data, the tokenizer or the model cannot be used.
     """
     config = trained.config
-    file = read_file(data, config.task, config.num_classes)
+    file = read_file(data, config.task, config.classes)
     if held_out:
         file = _held_out(trained, file)
     encoder = Encoder(trained.base_dir)
@@ -144,6 +146,7 @@ def score(
         accuracy=accuracy(confusion),
         mcc=matthews(confusion),
         confusion=confusion,
+        names=config.class_names,
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.model.class_names import id2label, read_class_names
 from trainer.model.families import family_of
 from trainer.model.formats import ADAPTER_CONFIG
 from trainer.model.safetensors_headers import read_config
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 ADAPTER_FILE = "adapter_model.safetensors"
 MODEL_FILE = "model.safetensors"
 MODEL_CONFIG = "config.json"
+CLASSIFIER_CONFIG = "classifier_config.json"
+"""Beside an adapter: config.json of its base as a classifier, with the names of the classes.
+
+Under the name config.json transformers would take the adapter for a whole model.
+"""
 
 # What AutoTokenizer may look for, and what generate() needs.
 _TOKENIZER_FILES = (
@@ -53,8 +59,13 @@ def companions(config: RunConfig, model_dir: Path) -> dict[str, bytes | Path]:
         InputError: the model directory has no usable config.json.
     """
     if config.method == "lora":
-        return {ADAPTER_CONFIG: _pretty(adapter_config(config, model_dir))}
-    files: dict[str, bytes | Path] = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
+        files: dict[str, bytes | Path] = {
+            ADAPTER_CONFIG: _pretty(adapter_config(config, model_dir))
+        }
+        if config.task == "classify" and model_dir.is_dir():
+            files[CLASSIFIER_CONFIG] = _pretty(model_config(config, model_dir))
+        return files
+    files = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
     return {**files, **tokenizer_files(model_dir)}
 
 
@@ -94,9 +105,9 @@ def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     tree["dtype"] = "float32"
     if config.num_classes is None:
         return {**tree, "architectures": [family.causal]}
-    labels = tree.get("id2label")
-    if not isinstance(labels, dict) or len(labels) != config.num_classes:
-        labels = {str(index): f"LABEL_{index}" for index in range(config.num_classes)}
+    base = read_class_names(tree)
+    names = config.class_names or (base if len(base) == config.num_classes else ())
+    labels = id2label(names, config.num_classes)
     return {
         **tree,
         "architectures": [family.classifier],

@@ -7,7 +7,6 @@ nothing: its reader reports the error.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run import RunConfig
+from trainer.data.labelling import check_count, find_labels, objects
 from trainer.model.architecture import read_architecture, read_positions
+from trainer.model.class_names import read_class_names
 from trainer.model.layout import build_layout
-from trainer.model.safetensors_headers import read_headers
+from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.workers import Room, RunMemory
 from trainer.system import pci
 from trainer.system.cgroups import free_memory
@@ -25,7 +26,7 @@ from trainer.system.errors import InputError
 
 SETTLED = frozenset(
     (
-        *("task", "num_classes", "model.dtype", "model.quantization"),
+        *("task", "num_classes", "class_names", "model.dtype", "model.quantization"),
         *("data.validation_fraction", "data.max_seq_len", "lora.lora_rank", "lora.lora_alpha"),
         *("optimizer.learning_rate", "training.epochs", "training.batch_size"),
         "training.evaluate_every",
@@ -39,6 +40,8 @@ SHORTEST, LONGEST = 64, 2048
 """Tokens of `data.max_seq_len`."""
 _LEAST_LENGTH = 128
 """A lack of memory does not shorten samples below this."""
+
+_LONGEST_VALUE = 40
 
 _BATCHES = ((500, 8), (20_000, 16), (math.inf, 32))
 _EPOCHS = ((5_000, 3), (50_000, 2), (math.inf, 1))
@@ -58,34 +61,15 @@ class Derived:
     """One setting by its dotted path, with the reason for its value."""
 
     key: str
-    value: str | int | float
+    value: str | int | float | tuple[str, ...]
     why: str
 
 
 def provisional(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task to load a config with until `derive` knows the right one."""
-    task = given.get("task") or ("classify" if given.get("num_classes") else "causal-lm")
-    classes = {"num_classes": 2} if task == "classify" and not given.get("num_classes") else {}
-    return {"task": task, **classes}
-
-
-def infer(data: str) -> dict[str, Any]:
-    """Return the task and classes that a data file suggests, by their dotted paths.
-
-    Lines with a `label` are classified, into as many classes as the labels count; all others are
-    text. An unreadable file suggests nothing: the data's reader names file and line.
-    """
-    highest: int | None = None
-    line: dict[str, Any] | None = None
-    for line in _objects(Path(data)):
-        label = line.get("label")
-        if label is None and highest is None:
-            break
-        if type(label) is int:
-            highest = max(label, highest or 0)
-    if highest is None:
-        return {} if line is None else {"task": "causal-lm"}
-    return {"task": "classify", "num_classes": max(2, highest + 1)}
+    classes = given.get("num_classes") or given.get("class_names")
+    task = given.get("task") or ("classify" if classes else "causal-lm")
+    return {"task": task, **({"num_classes": 2} if task == "classify" and not classes else {})}
 
 
 def derive(
@@ -98,11 +82,14 @@ def derive(
         given: the dotted paths of the given settings, which are not changed.
         model_dir: the model's folder; None if it is not on this machine yet.
         rooms: memory of the training devices, the smallest decides; none: memory is ignored.
+
+    Raises:
+        InputError: some lines have labels and some have none, or the labels are no classes.
     """
-    inferred = infer(config.data.train) if config.distillation is None else {}
-    if not inferred:
+    data = Path(config.data.train)
+    if config.distillation is not None or next(objects(data), None) is None:
         return []
-    found = [part for part in _task(inferred, config, given) if part.key not in given]
+    found = [part for part in _task(config, given, model_dir) if part.key not in given]
     with contextlib.suppress(InputError):  # such as 4,000 classes: reported on use
         settled = _settle(config, found)
         found += _schedule(settled, given)
@@ -144,29 +131,60 @@ def table(found: Sequence[Derived], output: str) -> list[str]:
     if not found:
         return []
     width = max(len(part.key) for part in found)
-    size = max(len(str(part.value)) for part in found)
-    lines = [f"  {part.key:<{width}}  {part.value!s:<{size}}  {part.why}" for part in found]
+    values = [_shown(part.value) for part in found]
+    size = max(map(len, values))
+    lines = [
+        f"  {part.key:<{width}}  {value:<{size}}  {part.why}"
+        for part, value in zip(found, values, strict=True)
+    ]
     return [f"settings by data and model, all of them in {output}/run.yaml:", *lines]
+
+
+def _shown(value: object) -> str:
+    """Return a value in a line; names are cut, `run.yaml` has them all."""
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 4]} ..."
 
 
 def _settle(config: RunConfig, found: Sequence[Derived]) -> RunConfig:
     return config.with_settings({part.key: part.value for part in found})
 
 
-def _task(
-    inferred: Mapping[str, Any], config: RunConfig, given: Collection[str]
-) -> Iterator[Derived]:
-    task, classes = inferred["task"], inferred.get("num_classes")
-    if "task" in given:
-        task = config.task
-    elif "num_classes" in given:
-        task = "classify"
-        yield Derived("task", task, "num_classes is given")
-    else:
+def _task(config: RunConfig, given: Collection[str], model_dir: Path | None) -> Iterator[Derived]:
+    """Yield the task and its classes; a task that is given needs no labels on all lines."""
+    data, base = Path(config.data.train), ()
+    named = min({"num_classes", "class_names"} & set(given), default=None)
+    if "task" in given and config.task == "causal-lm":
+        return
+    if model_dir is not None:
+        base = read_class_names(read_config(model_dir))
+    if named == "class_names":
+        yield Derived("task", "classify", "class_names is given")
+        return
+    found = find_labels(data, base)
+    assert found is not None
+    if "task" not in given:
+        task = "classify" if named else found.task
         has = "a" if task == "classify" else "no"
-        yield Derived("task", task, f"lines have {has} label")
-    if task == "classify" and classes is not None:
-        yield Derived("num_classes", classes, f"every label is below {classes}")
+        yield Derived(
+            "task", task, f"{min(named)} is given" if named else f"lines have {has} label"
+        )
+    if found.classes is None:
+        return
+    names, count = (), found.classes
+    if isinstance(found.classes, tuple):
+        names, count = found.classes, len(found.classes)
+        if named == "num_classes":
+            assert config.num_classes is not None
+            check_count(data, names, config.num_classes)
+        yield Derived("num_classes", count, f"the labels are {count} words")
+    else:
+        lacking = ", ".join(map(str, found.absent[:5])) + (", ..." if found.absent[5:] else "")
+        none = f"; no label is {lacking}" if found.absent else ""
+        yield Derived("num_classes", count, f"every label is below {count}{none}")
+    if model_dir is not None and (names or len(base) == count):  # whose classes have an order
+        why = "the words" if names != base else "the classes of the model"
+        yield Derived("class_names", names or base, why)
 
 
 def _schedule(config: RunConfig, given: Collection[str]) -> Iterator[Derived]:
@@ -220,7 +238,7 @@ def _lengths(config: RunConfig, model_dir: Path) -> list[int]:
     except ModuleNotFoundError:  # a laptop that drives a cluster has no library of tokenizers
         return []
     path = Path(config.data.train)
-    return measure_lengths(path, model_dir, config.task, config.num_classes)
+    return measure_lengths(path, model_dir, config.classes)
 
 
 def _length(lengths: Sequence[int], limit: int | None) -> Derived:
@@ -284,13 +302,3 @@ def _by_size(steps: Sequence[tuple[Any, ...]], size: float) -> tuple[Any, ...]:
 def _count_lines(path: Path) -> int:
     with path.open("rb") as file:
         return sum(1 for line in file if line.strip())
-
-
-def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file, up to the first error."""
-    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
-        for text in file:
-            if text.strip():
-                line = json.loads(text)
-                if isinstance(line, dict):
-                    yield line

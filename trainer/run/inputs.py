@@ -12,6 +12,7 @@ from blake3 import blake3
 from trainer.config.run import RunConfig
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
+from trainer.data.labelling import with_names
 from trainer.data.samples import SampleFile, hash_files, read_file
 from trainer.data.survey import survey
 from trainer.data.tokens import Dataset, make_dataset
@@ -21,9 +22,12 @@ from trainer.distill.student.inputs import check_student, lower_length
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.architecture import fit_length
+from trainer.model.class_names import read_class_names
 from trainer.model.families import notices
 from trainer.model.files import model_digest, resolve_model
 from trainer.model.layout import GradientLayout, build_layout
+from trainer.model.safetensors_headers import read_config
+from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
 
 
@@ -71,19 +75,26 @@ def read_inputs(
         RefusedError: a teacher's logits are about another tokenizer than the model's.
     """
     model_dir = resolve_model(config.model.path)
+    if config.distillation is None:
+        config = with_names(config, read_class_names(read_config(model_dir)))
     config, given = fit_length(config, model_dir), config
     layout = build_layout(model_dir, config)
     taught = taught_folder(config, model_dir)
     encoder, length = Encoder(model_dir), config.data.max_seq_len
 
     def read(path: str | None) -> SampleFile | None:
-        return read_file(Path(path), config.task, config.num_classes) if path else None
+        return read_file(Path(path), config.task, config.classes) if path else None
 
     def dataset(file: SampleFile | None) -> Dataset | None:
         return make_dataset(file, encoder, config.task, length) if file else None
 
     train_file = read(None if taught else config.data.train)
     validation_file = read(config.data.validation)
+    if train_file and validation_file and train_file.labels != validation_file.labels:
+        raise InputError(
+            f"{validation_file.path}: its labels are {validation_file.labels}s, those of"
+            f" {train_file.path} are {train_file.labels}s; give both files the same ones"
+        )
     if train_file and config.data.validation_fraction:
         train_file, validation_file = hold_out(train_file, config.data.validation_fraction)
     train = taught or dataset(train_file)
@@ -102,7 +113,7 @@ def read_inputs(
         if taught:
             tell(f"data: {taught.description}")
         with announced("measuring the data"):
-            lines = survey(train_file, validation_file, encoder, length, config.num_classes)
+            lines = survey(train_file, validation_file, encoder, length, config.classes)
         for line in (*encoder.unused, *lines):
             tell(line)
         plan = inputs.plan

@@ -17,6 +17,7 @@ from launcher.agent.checks.digests import digests
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.host import check_folder
 from launcher.agent.checks.logits_folder import DATASET, check_logits
+from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import available_memory
 from launcher.plan.configuration import DEFAULT_PRESET
 from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
@@ -201,8 +202,15 @@ def check_output(path: Path, run_id: str) -> Finding:
 
 @validate_call
 def own_settings(config: RunConfig, given: list[str], rooms: list[Room]) -> list[Derived]:
-    """Return the settings that follow from the run's model and data, but for those `given`."""
-    return derive(config, given, model_folder(config), rooms)
+    """Return the settings that follow from the run's model and data, but for those `given`.
+
+    Raises:
+        ConfigError: the data is no task, such as labels on some lines only.
+    """
+    try:
+        return derive(config, given, model_folder(config), rooms)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,10 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"distillation.beta": 1}, "distillation.beta: unknown key (allowed: alpha, alpha_final, "),
         ({"distillation.alpha": 2}, "distillation.alpha: input should be less than or equal to 1"),
         ({"exchange.lost_after": 0.6}, "exchange: lost_after must be more than twice heartbeat"),
-        ({"task": "causal-lm"}, "config: num_classes is only allowed when task is classify"),
+        (
+            {"task": "causal-lm"},
+            "config: num_classes and class_names are only allowed when task is classify",
+        ),
         ({"method": "full", "model.quantization": "nf4"}, "config: method full needs"),
         ({"training.pack": True}, "config: training.pack needs task causal-lm"),
     ],

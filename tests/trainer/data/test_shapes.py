@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def parse(**tree: Any) -> Sample:
-    return parse_sample(json.loads(json.dumps(tree)), 1, "causal-lm", None)
+    return parse_sample(json.loads(json.dumps(tree)), 1)
 
 
 def said(sample: Sample) -> list[tuple[str, str]]:

@@ -44,10 +44,10 @@ def test_classes_cuts_duplicates_and_what_validation_shares(tmp_path: Path, enco
         {"input": "ab", "label": 0},
         {"input": "xy", "label": 0},
     )
-    assert survey(train, validation, encoder, max_seq_len=4, num_classes=4) == [
+    assert survey(train, validation, encoder, max_seq_len=4, classes=4) == [
         "data: 5 samples, 26 tokens, the longest has 10",
         "data: 3 samples are longer than max_seq_len 4 and cut: 10 tokens (38.5 %) are lost",
-        "data: samples of the classes 0 to 3: 4, 0, 1, 0; none of 1, 3",
+        "data: samples of each class: 0 4, 1 0, 2 1, 3 0; none of 1, 3",
         "data: 1 duplicate sample, 1 text with several labels",
         "data: 1 of 2 validation samples is also in train, so validation is too optimistic",
     ]
@@ -55,7 +55,7 @@ def test_classes_cuts_duplicates_and_what_validation_shares(tmp_path: Path, enco
 
 def test_nothing_is_said_where_there_is_nothing(tmp_path: Path, encoder: Encoder):
     train = file(tmp_path / "train.jsonl", "causal-lm", None, {"text": "abc"}, {"text": "b"})
-    assert survey(train, None, encoder, max_seq_len=4, num_classes=None) == [
+    assert survey(train, None, encoder, max_seq_len=4, classes=None) == [
         "data: 2 samples, 6 tokens, the longest has 4"
     ]
 
@@ -68,7 +68,7 @@ def test_answers_that_are_cut_off_are_counted(tmp_path: Path, encoder: Encoder):
         {"prompt": "abcd", "completion": "e"},
         {"prompt": "a", "completion": "e"},
     )
-    lines = survey(train, None, encoder, max_seq_len=4, num_classes=None)
+    lines = survey(train, None, encoder, max_seq_len=4, classes=None)
     assert lines[1] == (
         "data: 1 sample is longer than max_seq_len 4 and cut: 2 tokens (22.2 %) are lost;"
         " 1 without a token to learn"

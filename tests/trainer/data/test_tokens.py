@@ -168,7 +168,7 @@ def test_what_cannot_be_used_gives_one_line(tmp_path):
     byte_tokenizer(folder)
     with pytest.raises(InputError, match="no token is left to learn from"):
         load_dataset(path, folder, "causal-lm", None, 1)
-    with pytest.raises(DataError, match="lacks the key 'input'"):
+    with pytest.raises(DataError, match="lacks the key 'label'"):
         load_dataset(path, folder, "classify", 2, 8)
     (folder / "config.json").write_text('{"vocab_size": 3}')
     with pytest.raises(InputError, match=r"makes token \d+ of .*, the model has 3; take the"):

@@ -1,6 +1,7 @@
 """What data and model say of the run that is meant."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,38 +11,15 @@ import pytest
 from tests.trainer.small_model import SIZES, write_data, write_hollow_weights, write_model
 from trainer.config.run import RunConfig, load
 from trainer.init_model import init_model
-from trainer.planning.defaults import derive, infer, provisional, table
+from trainer.planning.defaults import derive, provisional, table
 from trainer.planning.workers import Room
 from trainer.system.errors import InputError
 
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("lines", "settings"),
-    [
-        ([{"input": "a", "label": n} for n in (0, 4, 2)], {"task": "classify", "num_classes": 5}),
-        ([{"input": "a", "label": 0}], {"task": "classify", "num_classes": 2}),
-        ([{"text": "a"}], {"task": "causal-lm"}),
-        ([{"messages": []}, {"label": 3}], {"task": "causal-lm"}),
-        ([{"input": "a", "label": "safe"}], {"task": "causal-lm"}),
-        ([], {}),
-    ],
-)
-def test_the_task_follows_from_the_data(
-    tmp_path: Path, lines: list[Any], settings: dict[str, Any]
-) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text("\ufeff"[: len(lines)] + "\n\n".join(map(json.dumps, lines)) + "\n")
-    assert infer(str(path)) == settings
-
-
 def test_what_cannot_be_read_is_left_to_its_reader(tmp_path: Path) -> None:
-    torn = tmp_path / "torn.jsonl"
-    torn.write_bytes(b'{"input": "a", "label": 2}\n\xff{"torn\n')
-    assert infer(str(torn)) == {"task": "classify", "num_classes": 3}
     for path in (tmp_path, tmp_path / "absent"):
-        assert infer(str(path)) == {}
         assert follow(None, path) == {}
 
 
@@ -96,6 +74,38 @@ def test_what_was_given_is_left_alone(home: Path) -> None:
 def test_classes_alone_make_a_classifier(home: Path) -> None:
     found = follow(home / "model", home / "labels.jsonl", num_classes=7)
     assert (found["task"], "num_classes" in found) == ("classify", False)
+
+
+@pytest.mark.parametrize("order", [(), ("spam", "ham"), ("ham", "x", "spam")])
+def test_words_are_classes_with_names(home: Path, tmp_path: Path, order: tuple[str, ...]) -> None:
+    data = tmp_path / "words.jsonl"
+    lines = [json.dumps({"text": f"echo {n}", "label": ("spam", "ham")[n % 2]}) for n in range(40)]
+    data.write_text("\n".join(lines))
+    model = home / "model"
+    if order:
+        model = shutil.copytree(model, tmp_path / "model")
+        tree = json.loads((model / "config.json").read_bytes())
+        tree |= {"id2label": {str(n): name for n, name in enumerate(order)}}
+        (model / "config.json").write_text(json.dumps(tree))
+    names = order or ("ham", "spam")
+    found = follow(model, data)
+    assert (found["task"], found["num_classes"]) == ("classify", len(names))
+    assert found["class_names"] == names
+    assert follow(None, data).keys() & {"num_classes", "class_names"} == {"num_classes"}
+    if len(names) == 2:
+        given = follow(model, data, num_classes=2)
+        assert given["class_names"] == names
+    with pytest.raises(InputError, match="num_classes is 7; leave it out"):
+        follow(model, data, num_classes=7)
+    assert "class_names" not in follow(model, data, class_names=["a", "ham", "spam"])
+
+
+def test_a_task_that_is_given_needs_no_labels_on_all_lines(home: Path, tmp_path: Path) -> None:
+    data = tmp_path / "mixed.jsonl"
+    data.write_text('{"text": "a", "label": 1}\n{"text": "b"}\n' * 20)
+    with pytest.raises(InputError, match="none in 20 lines"):
+        follow(home / "model", data)
+    assert "task" not in follow(home / "model", data, task="causal-lm")
 
 
 def test_no_validation_is_a_choice_too(home: Path) -> None:

@@ -1,0 +1,214 @@
+"""The labels of a data file: whether its lines are classified, and as which classes.
+
+The whole file decides. Every line has a label, or none has. A label is the number of its class,
+from 0 on, or a word; `true` and `false` are words. The classes of words have names, in the words'
+order, or in that of a base model that has all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.run import MOST_CLASSES, Classes, RunConfig, Task
+from trainer.data.formats import read_records
+from trainer.data.labels import (
+    LABEL,
+    NAMED,
+    TEXTS,
+    Kind,
+    listed,
+    near_misses,
+    read_label,
+    shown,
+    whole_number,
+)
+from trainer.data.records import Problems, Record
+from trainer.data.values import BadLineError
+from trainer.system.errors import InputError
+
+_ANSWERS = frozenset(
+    ("messages", "conversations", "completion", "output", "response", "chat", "instances")
+)
+"""Keys of lines that hold answers to learn: their labels are ratings, not classes."""
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """What all lines of a file are."""
+
+    task: Task
+    classes: Classes | None = None
+    """Of a classification."""
+    absent: tuple[int, ...] = ()
+    """Classes below the highest that no line has."""
+
+
+def find_labels(path: Path, base: Sequence[str] = ()) -> Labelling | None:
+    """Return what all lines of a file are; None if it has no line that can be read.
+
+    The file's reader reports bad lines, so they are passed over.
+
+    Args:
+        base: the names of the base model's classes, if it is a classifier.
+
+    Raises:
+        InputError: some lines have labels and some have none; a key may be meant as `label`; or the
+            labels are no classes.
+    """
+    found = _Findings(path)
+    for record in objects(path):
+        found.add(record)
+    return found.decide(tuple(base))
+
+
+def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
+    """Return a config with the names of its classes: the words of its data, or the base's.
+
+    Raises:
+        InputError: the data has other labels, or another number of words than of classes.
+    """
+    count, data = config.num_classes, Path(config.data.train)
+    if count is None or config.class_names is not None:
+        return config
+    first = next(
+        (label for record in objects(data) if (label := record.tree.get(LABEL)) is not None), 0
+    )
+    found = None
+    if isinstance(first, str | bool):  # numbers need no other look: the reader refuses words
+        found = find_labels(data, base)
+    names = found.classes if found is not None else None
+    if not isinstance(names, tuple):
+        names = tuple(base)
+        return config.with_settings({"class_names": names}) if len(names) == count else config
+    check_count(data, names, count)
+    return config.with_settings({"class_names": names})
+
+
+def check_count(data: Path, names: Sequence[str], count: int) -> None:
+    """Check that there are as many words as classes.
+
+    Raises:
+        InputError: there are not.
+    """
+    if len(names) != count:
+        raise InputError(
+            f"{data}: its labels are {len(names)} words ({listed([*map(shown, names)])}), and"
+            f" num_classes is {count}; leave it out, or name all classes in class_names"
+        )
+
+
+class _Findings:
+    """Counts what the lines of a file have."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._labelled = _Lines()
+        self._unlabelled = _Lines()
+        self._near: dict[str, _Lines] = {}
+        self._kinds: dict[Kind, _Lines] = {}
+        self._values: dict[int | str, int] = {}  # with the first line
+
+    def add(self, record: Record) -> None:
+        tree, number = record.tree, record.number
+        label = tree.get(LABEL)
+        is_text = _ANSWERS.isdisjoint(tree)
+        if label is None:
+            self._unlabelled.add(number)
+            for key in near_misses(tree) if is_text and not tree.keys().isdisjoint(TEXTS) else ():
+                self._near.setdefault(key, _Lines()).add(number)
+            return
+        self._labelled.add(number)
+        try:
+            if not is_text:
+                beside = next(key for key in tree if key in _ANSWERS)
+                raise BadLineError(
+                    f"has a 'label' beside '{beside}', and answers are not classified; remove the"
+                    " label, or learn every answer with --task causal-lm"
+                )
+            value, kind = read_label(label)
+            self._kinds.setdefault(kind, _Lines()).add(number)
+            if value not in self._values:
+                self._values[value] = number
+                self._check(value)
+        except BadLineError as error:
+            raise InputError(f"{record.place}: {error}") from None
+
+    def _check(self, value: int | str) -> None:
+        if isinstance(value, int) and not 0 <= value < MOST_CLASSES:
+            raise BadLineError(
+                f"'label' {value}: classes have numbers from 0 to {MOST_CLASSES - 1}, or words"
+            )
+        if len(self._values) > MOST_CLASSES:
+            raise BadLineError(
+                f"'label' {shown(value)} is one too many: there are at most {MOST_CLASSES}"
+                " classes; a text to learn is 'completion' after a 'prompt'"
+            )
+
+    def decide(self, base: tuple[str, ...]) -> Labelling | None:
+        if not self._labelled.count:
+            if not self._unlabelled.count:
+                return None
+            for key, lines in self._near.items():
+                raise InputError(
+                    f"{self._path}: no line has a 'label', but '{key[:40]}' is in {lines}: rename"
+                    " it to 'label', or learn the texts with --task causal-lm"
+                )
+            return Labelling("causal-lm")
+        if self._unlabelled.count:
+            near = next(iter(self._near), None)
+            raise InputError(
+                f"{self._path}: a 'label' is in {self._labelled}, and none in {self._unlabelled}"
+                + (f", but '{near[:40]}'" if near else "")
+                + ": give every line one, or learn the texts with --task causal-lm"
+            )
+        if len(self._kinds) > 1:
+            kinds = ", ".join(f"a {kind} in {lines}" for kind, lines in self._kinds.items())
+            raise InputError(f"{self._path}: the labels are of several kinds: {kinds}")
+        return self._classes(base)
+
+    def _classes(self, base: tuple[str, ...]) -> Labelling:
+        kind = next(iter(self._kinds))
+        numbers = {whole_number(value) for value in self._values}
+        if numbers <= set(range(MOST_CLASSES)):
+            highest = max(filter(None, numbers), default=0)
+            count = len(base) if highest < len(base) else max(2, highest + 1)
+            absent = tuple(number for number in range(highest) if number not in numbers)
+            return Labelling("classify", count, absent)
+        words = ("false", "true") if kind == "boolean" else tuple(sorted(map(str, self._values)))
+        if set(words) <= set(base):
+            return Labelling("classify", base)
+        if len(words) < 2:
+            raise InputError(
+                f"{self._path}: every label is {shown(min(words))}; a classifier needs two or"
+                " more classes"
+            )
+        return Labelling("classify", words)
+
+
+class _Lines:
+    """Counts lines and keeps the first ones' numbers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[int] = []
+
+    def add(self, number: int) -> None:
+        self.count += 1
+        if len(self._first) < NAMED:
+            self._first.append(number)
+
+    def __str__(self) -> str:
+        more = ", ..." if self.count > NAMED else ""
+        noun, word = ("line", "line") if self.count == 1 else ("lines", "lines")
+        return f"{self.count:,} {noun} ({word} {', '.join(map(str, self._first))}{more})"
+
+
+def objects(path: Path) -> Iterator[Record]:
+    """Yield the objects of a data file; those that cannot be read are left to its reader."""
+    with contextlib.suppress(InputError):
+        for record in read_records(path, Problems()):
+            if isinstance(record.tree, dict):
+                yield record

@@ -1,0 +1,127 @@
+"""The label of a line as its class: its number, from 0 on, or a word.
+
+`true` and `false` are words. The labels of a file are all numbers, or all words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from trainer.config.run import Classes
+from trainer.data.values import BadLineError, kind_of, text_of
+
+TEXTS = ("input", "text", "sentence")
+"""The keys of a text that is classified."""
+LABEL = "label"
+_WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?")
+NAMED = 5
+"""Lines, and words, that an error names of each kind."""
+
+Kind = Literal["number", "word", "boolean"]
+
+
+class LabelColumn:
+    """Reads the labels of one file as classes; they are all numbers, or all words."""
+
+    def __init__(self, classes: Classes) -> None:
+        names = classes if isinstance(classes, tuple) else ()
+        self._indices = {name: index for index, name in enumerate(names)}
+        self._count = classes if isinstance(classes, int) else len(classes)
+        self.kind: Kind | None = None
+        """What the labels are, once one is read."""
+        self._first = 0
+
+    def index(self, label: Any, number: int) -> int:
+        """Return the class of a label in line `number`.
+
+        Raises:
+            BadLineError: it is none, or of another kind than the labels before it.
+        """
+        value, kind = read_label(label)
+        if value in self._indices:
+            index, kind = self._indices[str(value)], "word"
+        elif (whole := whole_number(value)) is not None:
+            index, kind = whole, "number"
+        else:
+            raise BadLineError(f"'label' must be {self._allowed()}, got {shown(value)}")
+        if not 0 <= index < self._count:
+            raise BadLineError(f"'label' must be from 0 to {self._count - 1}, got {index}")
+        if self.kind is None:
+            self.kind, self._first = kind, number
+        elif kind != self.kind:
+            raise BadLineError(f"'label' is a {kind}, that of line {self._first} is a {self.kind}")
+        return index
+
+    def _allowed(self) -> str:
+        if not self._indices:
+            return f"an integer from 0 to {self._count - 1}"
+        return f"one of the classes {listed([*map(shown, self._indices)])}"
+
+
+def parse_labelled(tree: dict[str, Any], number: int, labels: LabelColumn) -> tuple[str, int]:
+    """Return the text and the class of a line.
+
+    Raises:
+        BadLineError: it has no label, or not one text.
+    """
+    if tree.get(LABEL) is None:
+        close = near_misses(tree)
+        raise BadLineError(
+            "lacks the key 'label'" + (f"; is it '{close[0]}'? rename that" if close else "")
+        )
+    given = [key for key in TEXTS if key in tree]
+    if not given:
+        others = listed([f"'{key[:40]}'" for key in tree if key != LABEL]) or "none"
+        raise BadLineError(f"lacks the key 'input' (or 'text'); its other keys are {others}")
+    if len(given) > 1:
+        raise BadLineError(f"has {' and '.join(map(repr, given))}, of which one is the text")
+    return text_of(tree, given[0]), labels.index(tree[LABEL], number)
+
+
+def near_misses(keys: Iterable[str]) -> list[str]:
+    """Return the keys that may be meant as `label`."""
+    return [
+        key
+        for key in keys
+        if key != LABEL
+        and ("label" in key.lower() or get_close_matches(key.lower(), [LABEL], cutoff=0.79))
+    ]
+
+
+def read_label(label: Any) -> tuple[int | str, Kind]:
+    """Return a label and what it is.
+
+    Raises:
+        BadLineError: it is neither a word nor a whole number.
+    """
+    if isinstance(label, bool):
+        return ("true" if label else "false"), "boolean"
+    if isinstance(label, int):
+        return label, "number"
+    if isinstance(label, float) and label.is_integer():
+        return int(label), "number"
+    if isinstance(label, str):
+        return text_of({LABEL: label}, LABEL), "word"
+    got = repr(label) if isinstance(label, float) else kind_of(label)
+    raise BadLineError(f"'label' must be a word or a whole number, got {got}")
+
+
+def whole_number(value: int | str) -> int | None:
+    """Return the number that a label is or spells; tables hold numbers as text."""
+    if isinstance(value, int):
+        return value
+    return int(value.partition(".")[0]) if _WHOLE.fullmatch(value) else None
+
+
+def shown(value: int | str) -> str:
+    """Return a label as messages write it."""
+    return repr(value[:40]) if isinstance(value, str) else str(value)
+
+
+def listed(words: list[str]) -> str:
+    """Return the first words in a line, and how many more there are."""
+    more = f" and {len(words) - NAMED} more" if len(words) > NAMED else ""
+    return ", ".join(words[:NAMED]) + more

@@ -1,0 +1,27 @@
+"""The names of a classifier's classes, as `id2label` of config.json has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def read_class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names by class; none if config.json has none, or only those that number them."""
+    names = config.get("id2label")
+    if not isinstance(names, dict) or not names:
+        return ()
+    found = [names.get(str(number)) for number in range(len(names))]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+    named = [name for name in found if isinstance(name, str) and name.strip()]
+    if len(set(named)) < len(names) or named == _numbered(len(names)):  # pyright: ignore[reportUnknownArgumentType]
+        return ()
+    return tuple(named)
+
+
+def id2label(names: tuple[str, ...], count: int) -> dict[str, str]:
+    """Return what config.json has: each class's name, or the one that transformers gives it."""
+    return {str(number): name for number, name in enumerate(names or _numbered(count))}
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"LABEL_{number}" for number in range(count)]
