@@ -137,7 +137,15 @@ atexit.register(close_all)
 
 def _key(host: Host) -> tuple[object, ...]:
     """Return the key of a host's connection: equal keys share one, whatever else differs."""
-    ssh = (host.name, host.address, host.ssh_port, host.user, host.ssh_key, host.ssh_args)
+    ssh = (
+        host.name,
+        host.address,
+        host.ssh_port,
+        host.user,
+        host.ssh_key,
+        host.ssh_first_args,
+        host.ssh_args,
+    )
     return (*ssh, host.trainer_command)
 
 

@@ -140,7 +140,7 @@ def environment() -> dict[str, str]:
 
 def _arguments(host: Host, where: str) -> tuple[list[str], str | None]:
     """Return the arguments of ssh that the inventory gives, and the file that `-F` names."""
-    arguments: list[str] = []
+    arguments, first_file = _options(host.ssh_first_args, where)
     if host.ssh_port is not None:
         arguments += ["-p", str(host.ssh_port)]
     if host.ssh_key is not None:
@@ -150,16 +150,20 @@ def _arguments(host: Host, where: str) -> tuple[list[str], str | None]:
         arguments += ["-i", str(key)]
     if host.user is not None:
         arguments += ["-l", host.user]
+    more, file = _options(host.ssh_args, where)
+    return arguments + more, first_file if file is None else file
+
+
+def _options(words: Sequence[str], where: str) -> tuple[list[str], str | None]:
+    """Return ssh's options that say how to get there, and the file that `-F` names."""
     try:
-        options, rest = getopt.getopt(list(host.ssh_args), _OPTIONS)
+        options, rest = getopt.getopt(list(words), _OPTIONS)
     except getopt.GetoptError as error:
         raise ConfigError(f"{where}: Ansible's ssh arguments: {error}") from None
     if rest:
         raise ConfigError(f"{where}: Ansible's ssh arguments: {rest[0]} is not an option")
-    for option, value in options:
-        if option not in _LEFT_OUT:
-            arguments += [option, value] if value else [option]
-    return arguments, dict(options).get("-F")
+    kept = [(option, value) for option, value in options if option not in _LEFT_OUT]
+    return [word for pair in kept for word in pair if word], dict(options).get("-F")
 
 
 def _resolve(command: Sequence[str], where: str) -> dict[str, str]:

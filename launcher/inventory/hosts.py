@@ -8,6 +8,7 @@ line that names file, host, variable.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 import subprocess
@@ -19,8 +20,10 @@ from typing import Any, Literal, cast
 
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
-from launcher.inventory.rendering import CONNECTION_VARIABLES, PREFIX
-from launcher.inventory.variables import VARIABLES, VariableReader
+from launcher.inventory.rendering import PREFIX
+from launcher.inventory.variables import INVENTORY_KEYS, VARIABLES, VariableReader
+from launcher.terminal import note
+from trainer.system.key_table import UnknownKeys
 
 DEFAULT_PORT = 9000
 EMBEDDED = Path(__file__).with_name("local.yml")
@@ -41,6 +44,8 @@ class Host:
     user: str | None = None
     ssh_key: str | None = None
     """ansible_ssh_private_key_file: the path of a private key on this machine."""
+    ssh_first_args: tuple[str, ...] = ()
+    """ssh_args of ansible.cfg, or ansible_ssh_args, which count before the host's variables."""
     ssh_args: tuple[str, ...] = ()
     """ansible_ssh_common_args and ansible_ssh_extra_args, as ssh gets them."""
     coordinator: bool = False
@@ -104,7 +109,8 @@ def load_inventory(
     path = (source or EMBEDDED).absolute()
     if not path.exists():
         raise ConfigError(f"no inventory {source}: the file does not exist")
-    if source is None and limit == "all" and not _has_variables_here():
+    plain = not any(name.startswith("ansible_") for name in extra or ())
+    if source is None and limit == "all" and plain and not _has_variables_here():
         return parse_answer(str(path), limit, json.dumps(_embedded(path, extra or {})), "")
     request = {"source": str(path), "pattern": limit, "extra": dict(extra or {})}
     try:
@@ -135,11 +141,7 @@ def _embedded(path: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
     import yaml
 
     hosts: Any = yaml.safe_load(path.read_text(encoding="utf-8"))["all"]["hosts"]
-    known = {
-        name: value
-        for name, value in extra.items()
-        if name.startswith(PREFIX) or name in CONNECTION_VARIABLES
-    }
+    known = {name: value for name, value in extra.items() if name.startswith(PREFIX)}
     return {
         "hosts": [
             {"name": name, "variables": {**variables, **known}, "errors": {}}
@@ -170,12 +172,22 @@ def parse_answer(path: str, limit: str, answer: str, warnings: str) -> tuple[Hos
     if not tree["hosts"]:
         raise ConfigError(_no_hosts(path, limit, tree["groups"], warnings))
     hosts = tuple(_host(path, host) for host in tree["hosts"])
+    unknown = UnknownKeys(INVENTORY_KEYS)
+    for host in tree["hosts"]:
+        unknown.add(host.get("keys", ()))
+    if (report := unknown.report()) is not None:
+        _say_once(f"{path}: {report}")
     coordinators = [host.name for host in hosts if host.coordinator]
     if len(coordinators) > 1:
         raise ConfigError(
             f"{path}: motley_coordinator is true on {', '.join(coordinators)}; choose one host"
         )
     return hosts
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    note(line)
 
 
 def explain(path: str, error: str, origin: str, warnings: str) -> str:
@@ -204,6 +216,8 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
     name = str(tree["name"])
     for variable, reason in cast("dict[str, str]", tree["errors"]).items():
         raise ConfigError(f"{path}: host {name}: {variable}: {reason.rstrip('.')}")
+    if (refusal := INVENTORY_KEYS.refusal(tree.get("keys", ()))) is not None:
+        raise ConfigError(f"{path}: host {name}: {refusal}")
     values = cast("dict[str, Any]", tree["variables"])
     for variable in values:
         if variable.startswith("motley_") and variable not in VARIABLES:
@@ -212,7 +226,7 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
             raise ConfigError(f"{path}: host {name}: unknown variable {variable} ({hint})")
     reader = VariableReader(f"{path}: host {name}", values)
     connection = reader.text("ansible_connection") or "ssh"
-    if connection not in ("local", "ssh", "smart", "paramiko"):
+    if connection not in ("local", "ssh", "smart", "paramiko", "paramiko_ssh"):
         reader.refuse("ansible_connection", "must be local or ssh")
     return Host(
         name=name,
@@ -220,8 +234,8 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
         address=reader.text("ansible_host"),
         ssh_port=reader.number("ansible_port"),
         user=reader.text("ansible_user"),
-        ssh_key=reader.text("ansible_ssh_private_key_file")
-        or reader.text("ansible_private_key_file"),
+        ssh_key=reader.text("ansible_ssh_private_key_file"),
+        ssh_first_args=reader.arguments("ansible_ssh_args"),
         ssh_args=(
             *reader.arguments("ansible_ssh_common_args"),
             *reader.arguments("ansible_ssh_extra_args"),

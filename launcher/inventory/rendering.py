@@ -17,23 +17,29 @@ from collections.abc import Mapping
 from typing import Any
 
 PREFIX = "motley_"
-CONNECTION_VARIABLES = (
-    "ansible_connection",
-    "ansible_host",
-    "ansible_port",
-    "ansible_user",
-    "ansible_private_key_file",
-    "ansible_ssh_common_args",
-    "ansible_ssh_extra_args",
-    "ansible_ssh_private_key_file",
-)
+OPTIONS = {
+    "host": "ansible_host",
+    "port": "ansible_port",
+    "remote_user": "ansible_user",
+    "private_key_file": "ansible_ssh_private_key_file",
+    "ssh_args": "ansible_ssh_args",
+    "ssh_common_args": "ansible_ssh_common_args",
+    "ssh_extra_args": "ansible_ssh_extra_args",
+}
+"""Options of Ansible's ssh plugin that the launcher uses, and their names in the answer."""
+REFUSED_OPTIONS = ("ssh_executable", "pkcs11_provider")
+"""Options that reach a host in another way, also in `ansible.cfg` and the environment."""
+_BUILT_IN = re.compile(r"^ansible\.(builtin|legacy)\.")
 
 
 def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `{"hosts": [{"name", "variables", "errors"}], "groups": [...]}` in inventory order.
+    """Return `{"hosts": [{"name", "variables", "errors", "keys"}], "groups": [...]}` in
+    inventory order.
 
     Only the launcher's own and the connection's variables are templated: undefined
-    variables of other programs do not matter. A variable that fails is under `errors`.
+    variables of other programs do not matter. A variable that fails is under `errors`; `keys` are
+    all of Ansible's own that the inventory sets. What the ssh plugin would use, by any of a
+    variable's names, from ansible.cfg or the environment, is under the names of `OPTIONS`.
     """
     os.environ["ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED"] = "1"
     os.environ["ANSIBLE_NOCOLOR"] = "1"
@@ -41,7 +47,7 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
     from ansible import constants  # pyright: ignore
     from ansible.inventory.manager import InventoryManager  # pyright: ignore
     from ansible.parsing.dataloader import DataLoader  # pyright: ignore
-    from ansible.plugins.loader import init_plugin_loader  # pyright: ignore
+    from ansible.plugins.loader import connection_loader, init_plugin_loader  # pyright: ignore
     from ansible.template import Templar  # pyright: ignore
     from ansible.vars.manager import VariableManager  # pyright: ignore
 
@@ -63,19 +69,55 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
     inventory: Any = InventoryManager(loader=loader, sources=[source])
     manager: Any = VariableManager(loader=loader, inventory=inventory)
     manager._extra_vars = dict(extra)  # the manager's own entry point is the ansible command line
+    ours = {*manager.get_vars(include_hostvars=False), "ansible_facts"} - extra.keys()
+    connection_loader.get("ssh", class_only=True)  # pyright: ignore  # reads the definitions of its options
+    config: Any = constants.config  # pyright: ignore
+    defined: Any = config.get_configuration_definitions(plugin_type="connection", name="ssh")
+
+    def configured(option: str) -> Any:
+        """Return an option of ansible.cfg or the environment; None for a default."""
+        kind = {"plugin_type": "connection", "plugin_name": "ssh"}
+        value, source = config.get_config_value_and_origin(option, variables={}, **kind)
+        return None if source == "default" else value
+
+    refused = [option for option in REFUSED_OPTIONS if configured(option)]
     hosts: list[dict[str, Any]] = []
     for host in inventory.get_hosts(pattern, order="inventory"):
         variables: dict[str, Any] = manager.get_vars(host=host, include_hostvars=True)
         templar: Any = Templar(loader=loader, variables=variables)
         rendered: dict[str, Any] = {}
         errors: dict[str, str] = {}
-        for name, value in variables.items():
-            if name.startswith(PREFIX) or name in CONNECTION_VARIABLES:
-                try:
-                    rendered[name] = json.loads(json.dumps(templar.template(value)))
-                except Exception as error:  # whatever Jinja or a vault raises, one line follows
-                    errors[name] = " ".join(str(error).split())
-        hosts.append({"name": str(host.name), "variables": rendered, "errors": errors})
+
+        def put(name: str, variable: str) -> None:
+            try:
+                rendered[name] = json.loads(json.dumps(templar.template(variables[variable])))  # noqa: B023 - called in the loop
+            except Exception as error:  # whatever Jinja or a vault raises, one line follows
+                errors[variable] = " ".join(str(error).split())  # noqa: B023
+
+        for variable in variables:
+            if variable.startswith(PREFIX) or variable == "ansible_connection":
+                put(variable, variable)
+        for option, name in OPTIONS.items():
+            aliases = [entry["name"] for entry in defined[option]["vars"]]
+            given = [
+                alias for alias in aliases if alias in variables and alias != "inventory_hostname"
+            ]
+            if given:
+                put(name, given[-1])  # the last of its names counts, as for the plugin
+            elif (value := configured(option)) is not None:
+                rendered[name] = value
+        if "ansible_connection" not in errors:
+            named = str(rendered.get("ansible_connection") or constants.DEFAULT_TRANSPORT)  # pyright: ignore
+            rendered["ansible_connection"] = _BUILT_IN.sub("", named)
+        keys = [key for key in variables if key.startswith("ansible_") and key not in ours]
+        hosts.append(
+            {
+                "name": str(host.name),
+                "variables": rendered,
+                "errors": errors,
+                "keys": [*keys, *refused],
+            }
+        )
     return {"hosts": hosts, "groups": sorted(str(name) for name in inventory.groups)}
 
 

@@ -14,6 +14,7 @@ from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from trainer.config.budget import CURRENCY
 from trainer.config.parallel import GROUP_STRATEGIES
+from trainer.system.key_table import KeyTable
 
 VARIABLES: dict[str, str] = {
     "motley_coordinator": "true or false",
@@ -37,6 +38,54 @@ VARIABLES: dict[str, str] = {
     "motley_rented": "true or false",
 }
 """Every variable the launcher reads, with what is allowed. inventory/local.yml documents them."""
+
+_WITH_A_KEY = "is not used: log in with a key (ssh-copy-id), and remove it"
+_KEY = "is not used: write the key to a file and name it in ansible_ssh_private_key_file"
+_PROGRAM = "is not used: Motley logs in with the OpenSSH of PATH; remove it"
+_IN_SSH_CONFIG = "is not used: name the provider in ssh_config (PKCS11Provider), and remove it"
+INVENTORY_KEYS = KeyTable(
+    "the inventory",
+    used=frozenset(
+        (
+            *VARIABLES,
+            *("ansible_connection", "ansible_host", "ansible_ssh_host"),
+            *("ansible_port", "ansible_ssh_port", "ansible_user", "ansible_ssh_user"),
+            *("ansible_private_key_file", "ansible_ssh_private_key_file", "ansible_ssh_args"),
+            *("ansible_ssh_common_args", "ansible_ssh_extra_args"),
+        )
+    ),
+    harmless=frozenset(
+        (
+            # Of Ansible's own work on the host.
+            *("ansible_become", "ansible_become_exe", "ansible_become_flags"),
+            *("ansible_become_method", "ansible_become_pass", "ansible_become_password"),
+            *("ansible_become_user", "ansible_python_interpreter", "ansible_async_dir"),
+            *("ansible_remote_tmp", "ansible_shell_allow_world_readable_temp"),
+            *("ansible_shell_executable", "ansible_shell_type", "ansible_sudo_pass"),
+            *("ansible_pipelining", "ansible_ssh_pipelining", "ansible_ssh_transfer_method"),
+            *("ansible_scp_executable", "ansible_scp_extra_args", "ansible_sftp_batch_mode"),
+            *("ansible_sftp_executable", "ansible_sftp_extra_args", "ansible_ssh_use_tty"),
+            # Motley has its own: keys are always verified, connections are not shared.
+            *("ansible_host_key_checking", "ansible_ssh_host_key_checking"),
+            *("ansible_control_path", "ansible_control_path_dir", "ansible_ssh_retries"),
+            *("ansible_ssh_timeout", "ansible_timeout", "ansible_ssh_verbosity"),
+        )
+    ),
+    refused={
+        **dict.fromkeys(
+            (
+                *("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
+                *("ansible_sshpass_prompt", "ansible_ssh_password_mechanism"),
+                *("ansible_private_key_passphrase", "ansible_ssh_private_key_passphrase"),
+            ),
+            _WITH_A_KEY,
+        ),
+        **dict.fromkeys(("ansible_private_key", "ansible_ssh_private_key"), _KEY),
+        **dict.fromkeys(("ansible_ssh_executable", "ssh_executable"), _PROGRAM),
+        **dict.fromkeys(("ansible_ssh_pkcs11_provider", "pkcs11_provider"), _IN_SSH_CONFIG),
+    },
+)
+"""Variables of the launcher and of Ansible, and options of ansible.cfg under their own names."""
 
 _BACKENDS = ("cuda", "wgpu", "cpu")
 

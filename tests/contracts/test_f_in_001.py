@@ -15,6 +15,9 @@ import pytest
 
 import launcher
 import trainer
+from launcher.errors import ConfigError
+from launcher.inventory.hosts import load_inventory, parse_answer
+from launcher.inventory.variables import INVENTORY_KEYS
 from tests.trainer.data.test_tokens import byte_tokenizer
 from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_model import write_data, write_model
@@ -126,3 +129,29 @@ def test_a_line_with_a_label(tmp_path: Path) -> None:
     path.write_text(json.dumps(tree) + "\n")
     (report,) = read_file(path, "causal-lm").unused
     assert report.endswith("'label' (1 time)")
+
+
+def test_an_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts.yml"
+    here = {"ansible_connection": "local"}
+
+    def write(**variables: object) -> None:
+        path.write_text(json.dumps({"all": {"hosts": {"box": here | variables}}}))
+
+    write(ansible_become=True, ansible_hots="box", other=1)
+    for _ in range(2):
+        load_inventory(path)
+    said = "keys of the inventory that are not used: 'ansible_hots' (1 time)"
+    assert capsys.readouterr().err == f"{path}: {said}\n"
+    write(motley_prot=1)
+    with pytest.raises(
+        ConfigError, match=r"unknown variable motley_prot .did you mean motley_port"
+    ):
+        load_inventory(path)
+    for key in INVENTORY_KEYS.refused:
+        answer = {"hosts": [{"name": "box", "variables": {}, "errors": {}, "keys": [key]}]}
+        with pytest.raises(ConfigError, match=f"host box: '{key}' is not used"):
+            parse_answer(str(path), "all", json.dumps(answer), "")
+    write(ansible_ssh_pass="x")
+    with pytest.raises(ConfigError, match="'ansible_ssh_pass' is not used: log in with a key"):
+        load_inventory(path)

@@ -212,3 +212,12 @@ def test_without_ssh_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="host intel: there is no `ssh` here"):
         route_to(Host(name="intel"))
+
+
+def test_ansible_s_own_arguments_count_before_the_host_s(tmp_path: Path) -> None:
+    first = write(tmp_path, "Host *\n  User cfg\n", "first")
+    host = Host(name="intel", ssh_port=22, ssh_first_args=("-F", first, "-p", "2200"))
+    route = route_to(host)
+    assert (route.port, route.user) == (2200, "cfg")
+    own = write(tmp_path, "Host *\n  User own\n", "own")
+    assert route_to(replace(host, ssh_args=("-F", own))).user == "own"

@@ -303,3 +303,40 @@ all:
     (bad,) = [write(tmp_path, HEAD + "      ansible_ssh_common_args: -o 'x\n", "bad.yml")]
     with pytest.raises(ConfigError, match="ansible_ssh_common_args: must have its quotes closed"):
         load_inventory(bad)
+
+
+@pytest.mark.usefixtures("forked_ansible")
+def test_a_variable_counts_under_all_its_names(tmp_path: Path) -> None:
+    text = """
+[gpu]
+old ansible_ssh_host=192.0.2.7 ansible_ssh_port=2222 ansible_ssh_user=pi
+both ansible_host=192.0.2.1 ansible_ssh_host=192.0.2.8 ansible_port=1 ansible_ssh_port=2 ansible_ssh_args="-J gate"
+full ansible_connection=ansible.builtin.ssh
+here ansible_connection=ansible.legacy.local
+"""  # noqa: E501 - a line is a host
+    old, both, full, here = load_inventory(write(tmp_path, text, "hosts.ini"))
+    assert (old.address, old.ssh_port, old.user) == ("192.0.2.7", 2222, "pi")
+    assert (both.address, both.ssh_port) == ("192.0.2.8", 2), "the last of the names, as Ansible"
+    assert both.ssh_first_args == ("-J", "gate")
+    assert (full.connection, here.connection) == ("ssh", "local")
+
+
+def test_ansible_s_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ansible.cfg").write_text(
+        "[defaults]\nremote_user = pi\nremote_port = 2200\nprivate_key_file = /keys/lab\n"
+        "[ssh_connection]\nssh_args = -F ./ssh.cfg\nssh_extra_args = -J gate\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANSIBLE_SSH_COMMON_ARGS", "-4")
+    text = (
+        'a\nb ansible_user=me ansible_port=22 ansible_ssh_args= ansible_ssh_common_args="-6 -C"\n'
+    )
+    plain, own = load_inventory(write(tmp_path, text, "hosts.ini"))
+    assert (plain.user, plain.ssh_port, plain.ssh_key) == ("pi", 2200, "/keys/lab")
+    assert (plain.ssh_first_args, plain.ssh_args) == (("-F", "./ssh.cfg"), ("-4", "-J", "gate"))
+    assert (own.user, own.ssh_port, own.ssh_first_args) == ("me", 22, ())
+    assert own.ssh_args == ("-6", "-C", "-J", "gate")
+    with (tmp_path / "ansible.cfg").open("a") as settings:
+        settings.write("ssh_executable = /opt/ssh\n")
+    with pytest.raises(ConfigError, match="host a: 'ssh_executable' is not used"):
+        load_inventory(tmp_path / "hosts.ini")
