@@ -4,6 +4,7 @@
 |---|---|
 | JSON Lines, a JSON array of objects | its objects |
 | CSV, TSV, also with semicolons | its rows, by the names of the header |
+| Parquet, Arrow | its rows, by pyarrow |
 | plain text: `.txt`, `.md` | its paragraphs |
 | gzip, bzip2, xz, zstd, ZIP | what is in it |
 | UTF-16, UTF-32 | the same as in UTF-8 |
@@ -18,6 +19,7 @@ import gzip
 import io
 import lzma
 import os
+import shutil
 import tempfile
 import zipfile
 import zlib
@@ -26,14 +28,14 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
-from trainer.data import records
+from trainer.data import arrow, records
 from trainer.data.records import Problems, Record
-from trainer.data.shapes import KEYS
+from trainer.data.shapes import LINE_KEYS
+from trainer.data.sources import TEXTS, find_data
 from trainer.system.errors import InputError
 
 HEAD_BYTES = 4096
 """Bytes that decide on the format; a shorter head is a whole file."""
-TEXTS = frozenset((".txt", ".md", ".text"))
 _TABLES = frozenset((".csv", ".tsv"))
 _DELIMITERS = "\t;,|"
 _MOST_NESTED = 3
@@ -47,6 +49,11 @@ _ENCODINGS = {  # the longer marks first: UTF-32's begins with UTF-16's
     b"\xfe\xff": "utf-16",
     b"{\0": "utf-16-le",
     b"\0{": "utf-16-be",
+}
+_OF_PYARROW = {
+    b"PAR1": ("Parquet", arrow.parquet_rows),
+    b"ARROW1": ("Arrow", arrow.arrow_rows),
+    b"\xff\xff\xff\xff": ("Arrow", arrow.arrow_rows),
 }
 _ZIP = b"PK\x03\x04"
 _PAGE = "a web page, not the data itself; download the file behind it"
@@ -80,9 +87,18 @@ def read_records(
         InputError: the file cannot be read, is of a format that is not read, was cut, or changed
             while it was read; or lacks a column.
     """
+    found = find_data(path)
+    for file in found.files:
+        yield from _read_file(file, path if found.piped else file, columns or {}, problems)
+
+
+def _read_file(
+    file: Path, path: Path, columns: Mapping[str, str], problems: Problems
+) -> Iterator[Record]:
+    """Yield the records of one file; errors call it `path`."""
     try:
-        with path.open("rb") as stream, _unchanged(path, stream):
-            yield from _read(stream, str(path), path.name, columns or {}, problems)
+        with file.open("rb") as stream, _unchanged(file, stream):
+            yield from _read(stream, str(path), path.name, columns, problems)
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeError) as error:
         raise InputError(f"{path}: is cut or damaged: {error}; copy it again") from None
     except OSError as error:
@@ -147,6 +163,12 @@ def _read(
         buffered = io.BufferedReader(inner, records.PIECE)
         yield from _read(buffered, place, stem, columns, problems, nested + 1)
         return
+    for first, (what, rows) in _OF_PYARROW.items():
+        if head.startswith(first):
+            pa = _pyarrow_for(place, what)
+            with _seekable(stream) as whole:
+                yield from rows(pa, whole, place, columns)
+            return
     for first, what in _REFUSED.items():
         if head.startswith(first):
             raise InputError(f"{place}: is {what}")
@@ -181,24 +203,31 @@ def _read_zip(
     nested: int,
 ) -> Iterator[Record]:
     """Yield the records of the files in a ZIP archive, in the order of their names."""
+    with _seekable(stream) as whole, zipfile.ZipFile(whole) as archive:
+        names = sorted(entry.filename for entry in archive.infolist() if not entry.is_dir())
+        if "[Content_Types].xml" in names:
+            raise InputError(f"{place}: is an office document; save its table as CSV in UTF-8")
+        for name in names:
+            if any(part.startswith((".", "__MACOSX")) for part in PurePath(name).parts):
+                continue
+            try:
+                member = archive.open(name)
+            except (RuntimeError, NotImplementedError) as error:  # encrypted, other methods
+                raise InputError(f"{place}/{name}: cannot be unpacked: {error}") from None
+            with member:
+                inner = io.BufferedReader(_Unpacked(member.read), records.PIECE)
+                yield from _read(inner, f"{place}/{name}", name, columns, problems, nested + 1)
+
+
+@contextmanager
+def _seekable(stream: io.BufferedReader[Any]) -> Iterator[BinaryIO]:
+    """Provide a stream that can be read from its end, in a temporary file if need be."""
+    if stream.seekable():
+        yield stream
+        return
     with tempfile.TemporaryFile() as copy:
-        if not stream.seekable():
-            while piece := stream.read(records.PIECE):
-                copy.write(piece)
-        with zipfile.ZipFile(stream if stream.seekable() else copy) as archive:
-            names = sorted(entry.filename for entry in archive.infolist() if not entry.is_dir())
-            if "[Content_Types].xml" in names:
-                raise InputError(f"{place}: is an office document; save its table as CSV in UTF-8")
-            for name in names:
-                if any(part.startswith((".", "__MACOSX")) for part in PurePath(name).parts):
-                    continue
-                try:
-                    member = archive.open(name)
-                except (RuntimeError, NotImplementedError) as error:  # encrypted, other methods
-                    raise InputError(f"{place}/{name}: cannot be unpacked: {error}") from None
-                with member:
-                    inner = io.BufferedReader(_Unpacked(member.read), records.PIECE)
-                    yield from _read(inner, f"{place}/{name}", name, columns, problems, nested + 1)
+        shutil.copyfileobj(stream, copy, 1 << 20)
+        yield copy
 
 
 class _Unpacked(io.RawIOBase):
@@ -249,14 +278,14 @@ def _inner(head: bytes, stream: io.BufferedReader[Any], place: str) -> _Unpacked
     if head.startswith(b"\xfd7zXZ\0"):
         return _Unpacked(lzma.LZMAFile(stream).read)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return _Unpacked(pyarrow_for(place, "zstd").CompressedInputStream(stream, "zstd").read)
+        return _Unpacked(_pyarrow_for(place, "zstd").CompressedInputStream(stream, "zstd").read)
     for mark, encoding in _ENCODINGS.items():
         if head.startswith(mark):
             return _Recoded(stream, encoding)
     return None
 
 
-def pyarrow_for(place: str, what: str) -> Any:
+def _pyarrow_for(place: str, what: str) -> Any:
     """Return the module pyarrow, which reads a format.
 
     Raises:
@@ -276,7 +305,7 @@ def _delimiter(name: str, head: bytes, columns: Mapping[str, str]) -> str | None
     lines = head.decode("utf-8", "replace").splitlines(keepends=True)
     if lines and lines[0].startswith("sep=") and len(lines[0].strip()) == 5:  # of Excel
         return lines[0][4]
-    known = {*KEYS, "label", *columns.values()}
+    known = {*LINE_KEYS.used, *columns.values()}
     named = PurePath(name).suffix.lower() in _TABLES
     best, most = None, 1
     for delimiter in _DELIMITERS:

@@ -18,6 +18,7 @@ from trainer.data.formats import read_records
 from trainer.data.labels import Kind, LabelColumn
 from trainer.data.records import MAX_RECORD_BYTES, DataError, Problems, parse
 from trainer.data.shapes import Sample, UnusedKeys, parse_sample
+from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
@@ -88,35 +89,36 @@ def read_file(
     """
     assert task in get_args(Task)
     assert (classes is not None) == (task == "classify")
-    if not path.exists():
-        raise InputError(f"{path}: no such data file")
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder, expected a JSON Lines file")
+    if note := find_data(path).note(path):
+        log.info(note)
     labels = None if classes is None else LabelColumn(classes)
     unused = UnusedKeys(labels)
     with announced(f"reading {path}"):
         found = iterate(path, labels, unused, columns, prompts=prompts)
         samples = [sample for _, sample in found]
     if not samples:
-        raise InputError(f"{path}: holds no samples, expected one JSON object a line")
+        raise InputError(f"{path}: holds no samples")
     return SampleFile(path, samples, unused.report(), labels and labels.kind)
 
 
 def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> blake3:
-    """Return the BLAKE3 hash of the bytes of files in their order; continues `hasher` if given.
+    """Return the BLAKE3 hash of the bytes of data in their order; continues `hasher` if given.
+
+    Of a folder the bytes of its data files count, their names do not.
 
     Raises:
         InputError: a file cannot be read.
     """
     hasher = hasher or blake3()
     for path in paths:
-        try:
-            with announced(f"hashing {path}"), Path(path).open("rb") as file:
-                while piece := file.read(_PIECE):  # not mapped: a file that shrinks would kill us
-                    hasher.update(piece)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-        hasher.update(b"\0")
+        for found in find_data(Path(path)).files:
+            try:
+                with announced(f"hashing {path}"), found.open("rb") as file:
+                    while piece := file.read(_PIECE):  # if mapped, a file that shrinks would kill
+                        hasher.update(piece)
+            except OSError as error:
+                raise InputError(f"{found}: cannot be read: {error.strerror}") from None
+            hasher.update(b"\0")
     return hasher
 
 

@@ -217,8 +217,6 @@ def test_a_line_above_the_limit_is_named_and_the_next_one_still_read(tmp_path, m
 def test_files_that_hold_nothing(tmp_path):
     with pytest.raises(InputError, match="no such data file"):
         read_samples(tmp_path / "none.jsonl", "causal-lm")
-    with pytest.raises(InputError, match="is a folder"):
-        read_samples(tmp_path, "causal-lm")
     for content in (b"", b"\n \n"):
         with pytest.raises(InputError, match="holds no samples"):
             read_samples(write(tmp_path / "empty.jsonl", content), "causal-lm")

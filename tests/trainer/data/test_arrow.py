@@ -1,0 +1,233 @@
+"""Parquet and Arrow are read by their columns: what is not used does no harm."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.data import arrow
+from trainer.data.formats import read_records
+from trainer.data.records import DataError, Problems
+from trainer.data.samples import hash_files, read_file, read_samples
+from trainer.system.errors import InputError
+
+pa = pytest.importorskip("pyarrow", reason="the launcher-only install has none")
+from pyarrow import ipc, parquet  # noqa: E402
+
+COUNT = 200  # more than are decoded at once
+TIME = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
+ODD = {
+    "timestamp": TIME,
+    "picture": b"\x89PNG",
+    "price": decimal.Decimal("1.5"),
+    "embedding": [0.5, 1.5],
+    "day": TIME.date(),
+}
+"""Columns that JSON has no values for, or that no sample has."""
+
+
+def rows() -> list[dict[str, Any]]:
+    return [{"input": f"größe {n}", "label": n % 2} | ODD for n in range(COUNT)]
+
+
+def as_parquet(table: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer, **options)
+    return buffer.getvalue()
+
+
+def as_stream(table: Any) -> bytes:
+    buffer = io.BytesIO()
+    with ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table, max_chunksize=70)
+    return buffer.getvalue()
+
+
+def as_file(table: Any) -> bytes:
+    buffer = io.BytesIO()
+    with ipc.new_file(buffer, table.schema) as writer:
+        writer.write_table(table, max_chunksize=70)
+    return buffer.getvalue()
+
+
+def in_zip(table: Any) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a.parquet", as_parquet(table))
+    return buffer.getvalue()
+
+
+FORMATS: dict[str, Callable[[Any], bytes]] = {
+    "parquet": as_parquet,
+    "small groups": lambda table: as_parquet(table, row_group_size=30, compression="zstd"),
+    "stream": as_stream,
+    "file": as_file,
+    "parquet in gzip": lambda table: gzip.compress(as_parquet(table)),
+    "stream in gzip": lambda table: gzip.compress(as_stream(table)),
+    "parquet in zip": in_zip,
+}
+
+
+def write(path: Path, *trees: dict[str, Any], form: str = "parquet") -> Path:
+    path.write_bytes(FORMATS[form](pa.Table.from_pylist(list(trees))))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_are_samples_and_other_columns_are_said(tmp_path: Path, form: str) -> None:
+    file = read_file(write(tmp_path / "a", *rows(), form=form), "classify", 2)
+    assert [(s.text, s.label) for s in file.samples] == [(t["input"], t["label"]) for t in rows()]
+    (line,) = file.unused
+    for name in ("picture", "price", "embedding", "day"):
+        assert f"{name!r} (200 times)" in line
+    assert "timestamp" not in line  # harmless by its name
+    inner = "/a.parquet" if form == "parquet in zip" else ""
+    assert file.place(file.samples[150]) == f"{tmp_path}/a{inner}: row 151"
+
+
+@pytest.mark.parametrize("form", ["parquet", "stream", "file"])
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.99])
+def test_a_cut_file_is_never_read_as_a_shorter_one(tmp_path: Path, form: str, share: float) -> None:
+    path = write(tmp_path / "a", *rows(), form=form)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(InputError, match=r"is cut or damaged: .+; copy it again") as caught:
+        read_samples(path, "classify", 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stream_that_ends_between_two_batches_is_cut(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    table = pa.Table.from_pylist(rows())
+    with ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_batch(table.to_batches()[0])
+        whole = buffer.tell()
+        writer.write_batch(table.to_batches()[0])
+    path = tmp_path / "a.arrow"
+    path.write_bytes(buffer.getvalue()[:whole])
+    with pytest.raises(InputError, match="no end mark"):
+        read_samples(path, "classify", 2)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("timestamp", "timestamp"), ("picture", "binary")])
+def test_a_used_column_of_another_type_is_refused_by_name(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    path = write(tmp_path / "a.parquet", *rows())
+    with pytest.raises(InputError, match=rf"column '{name}' \(data\.columns\.input\) is {kind}"):
+        read_samples(path, "classify", 2, {"input": name, "label": "label"})
+    path = write(tmp_path / "b.parquet", {"text": ODD[name]})
+    with pytest.raises(InputError, match=rf"column 'text' is {kind}"):
+        read_samples(path, "causal-lm")
+
+
+def test_a_refused_column_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"text": "x", "image": b"\x89PNG"})
+    with pytest.raises(DataError, match="row 1: 'image' is not text"):
+        read_samples(path, "causal-lm")
+    assert read_samples(path, "causal-lm", columns={"text": "text"})[0].text == "x"
+    path = write(tmp_path / "b.parquet", {"text": "x", "weight": None})
+    assert read_samples(path, "causal-lm")[0].text == "x"
+
+
+def test_columns_that_are_no_keys_are_refused_with_what_there_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"body": "x", "intent": 1})
+    with pytest.raises(InputError, match=r"it has 'body', 'intent'; name them with data\.columns"):
+        read_samples(path, "classify", 2)
+    mapped = read_samples(path, "classify", 2, {"input": "body", "label": "intent"})
+    assert [(sample.text, sample.label) for sample in mapped] == [("x", 1)]
+
+
+def test_a_conversation_with_times_in_its_turns(tmp_path: Path) -> None:
+    turns = [
+        {"role": "user", "content": "q", "timestamp": TIME, "n": None},
+        {"role": "assistant", "content": "a", "timestamp": None, "n": 1},
+    ]
+    path = write(tmp_path / "a.parquet", {"conversation": turns})
+    (sample,) = read_samples(path, "causal-lm", columns={"messages": "conversation"})
+    assert [(turn.role, turn.content) for turn in sample.messages] == [
+        ("user", "q"),
+        ("assistant", "a"),
+    ]
+    assert sample.digest()
+
+
+def test_null_is_an_absent_key_and_bad_rows_are_named(tmp_path: Path) -> None:
+    trees = [
+        {"instruction": "i", "input": None, "output": "o"},
+        {"instruction": "i", "input": "x", "output": None},
+    ]
+    with pytest.raises(DataError) as caught:
+        read_samples(write(tmp_path / "a.parquet", *trees), "causal-lm")
+    assert str(caught.value).startswith(f"{tmp_path}/a.parquet: row 2: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_categories_and_large_texts_are_text(tmp_path: Path) -> None:
+    table = pa.table({
+        "input": pa.array(["a", "b", "a"], pa.large_string()).dictionary_encode(),
+        "label": pa.array([0, 1, 0], pa.int8()),
+    })  # fmt: skip
+    (tmp_path / "a.parquet").write_bytes(as_parquet(table))
+    found = read_samples(tmp_path / "a.parquet", "classify", 2)
+    assert [(sample.text, sample.label) for sample in found] == [("a", 0), ("b", 1), ("a", 0)]
+
+
+def test_a_small_file_of_huge_rows_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["x" * (64 << 20)], "other": ["y" * (64 << 20)]})
+    path.write_bytes(as_parquet(table, compression="zstd", use_dictionary=False))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(InputError, match=r"column 'text' has 64 MiB a row; a record may have 10"):
+        read_samples(path, "causal-lm")
+
+
+def test_few_rows_are_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary makes a small file of long rows."""
+    path = tmp_path / "a.parquet"
+    path.write_bytes(as_parquet(pa.table({"text": ["x" * (1 << 20)] * 300})))
+    assert path.stat().st_size < 1 << 20
+    found = read_records(path, Problems())
+    next(found)
+    before = pa.total_allocated_bytes()
+    for _ in found:
+        assert pa.total_allocated_bytes() <= before + (2 * arrow.ROWS << 20)
+
+
+def save_to_disk(folder: Path, *parts: list[dict[str, Any]]) -> None:
+    """Write a folder as `datasets.Dataset.save_to_disk` does."""
+    folder.mkdir(parents=True)
+    names = [f"data-{n:05}-of-{len(parts):05}.arrow" for n in range(len(parts))]
+    for name, part in zip(names, parts, strict=True):
+        (folder / name).write_bytes(as_stream(pa.Table.from_pylist(part)))
+    (folder / "cache-1234.arrow").write_bytes(b"a cache of an earlier map()")
+    (folder / "dataset_info.json").write_text('{"features": {}}')
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def test_a_folder_of_save_to_disk_is_read_in_its_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_to_disk(tmp_path / "set" / "train", [{"text": "a"}, {"text": "b"}], [{"text": "c"}])
+    save_to_disk(tmp_path / "set" / "test", [{"text": "not learned"}])
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    caplog.set_level("INFO")
+    file = read_file(tmp_path / "set", "causal-lm")
+    assert [sample.text for sample in file.samples] == ["a", "b", "c"]
+    assert f"{tmp_path}/set: reads 2 files; leaves out: split test (1)" in caplog.text
+    part = tmp_path / "set" / "train" / "data-00001-of-00002.arrow"
+    assert file.place(file.samples[2]) == f"{part}: row 1"
+    assert [s.text for s in read_samples(tmp_path / "set" / "test", "causal-lm")] == ["not learned"]
+    whole = hash_files([tmp_path / "set"]).hexdigest()
+    assert whole == hash_files([part.parent]).hexdigest()
+    part.write_bytes(as_stream(pa.table({"text": ["other"]})))
+    assert whole != hash_files([tmp_path / "set"]).hexdigest()

@@ -1,0 +1,197 @@
+"""Data is a file, a pipe, a folder or a data set of the hub; each is read once as the same."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainer.data.samples import hash_files, read_file, read_samples
+from trainer.data.sources import find_data
+from trainer.system.errors import InputError
+
+
+def lines(*texts: str) -> bytes:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+def texts(path: Path) -> list[str]:
+    return [sample.text for sample in read_samples(path, "causal-lm")]
+
+
+def put(folder: Path, **files: bytes) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def test_a_folder_is_its_data_files_in_the_order_of_their_paths(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(
+        tmp_path / "d",
+        **{
+            "b.csv": b"text,n\nfrom b,1\n",
+            "a/2.jsonl.gz": gzip.compress(lines("from a/2")),
+            "a/10.jsonl": lines("from a/10", "again"),
+            "README.md": b"no data",
+            "dataset_infos.json": b"{}",
+            ".hidden.jsonl": lines("hidden"),
+            "picture.png": b"\x89PNG",
+        },
+    )
+    caplog.set_level("INFO")
+    file = read_file(tmp_path / "d", "causal-lm")
+    assert [s.text for s in file.samples] == ["from a/10", "again", "from a/2", "from b"]
+    assert file.place(file.samples[1]) == f"{tmp_path}/d/a/10.jsonl:2"
+    assert "reads 3 files; leaves out: other files (3), hidden (1)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["train-00000.jsonl", "test-00000.jsonl"], ["train-00000.jsonl"]),
+        (["data/train.jsonl", "data/validation.jsonl", "extra.jsonl"], ["data/train.jsonl"]),
+        (["train/test_notes.jsonl", "train/b.jsonl"], ["train/b.jsonl"]),
+        (["my_training_set.jsonl", "dev.jsonl"], ["my_training_set.jsonl"]),
+        (["constrained.jsonl", "latest.jsonl", "devices.jsonl"], None),
+        (["all.jsonl", "test.jsonl"], ["all.jsonl"]),
+        (["test.jsonl", "test2.jsonl"], None),
+        (["a.txt", "test.md", "train.text"], None),
+    ],
+)
+def test_names_tell_the_split_that_is_trained_on(
+    tmp_path: Path, names: list[str], chosen: list[str] | None
+) -> None:
+    put(tmp_path, **{name: lines("x") for name in names})
+    expected = [tmp_path / name for name in sorted(chosen or names)]
+    assert find_data(tmp_path).files == expected
+
+
+def test_splits_without_train_are_refused(tmp_path: Path) -> None:
+    put(tmp_path, **{"validation.jsonl": lines("x"), "test.jsonl": lines("y")})
+    with pytest.raises(InputError, match="holds the splits test, validation and none is called"):
+        find_data(tmp_path)
+
+
+@pytest.mark.parametrize("files", [{}, {"a.png": b"x"}, {"a.jsonl/b.png": b"x"}])
+def test_a_folder_without_data_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
+    put(tmp_path, **files)
+    with pytest.raises(InputError, match="holds no data files, whose names end in one of"):
+        find_data(tmp_path)
+
+
+def test_a_bad_line_of_a_folder_is_named_by_its_file(tmp_path: Path) -> None:
+    put(tmp_path, **{"a.jsonl": lines("x"), "b.jsonl": lines("x") + b"oops\n"})
+    with pytest.raises(InputError, match=rf"^{tmp_path}/b\.jsonl:2: not JSON"):
+        read_samples(tmp_path, "causal-lm")
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_pipe_is_read_once_and_its_lines_are_named(tmp_path: Path, pack) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = pack(lines("one", "two"))
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    file = read_file(pipe, "causal-lm")
+    writer.join()
+    assert [sample.text for sample in file.samples] == ["one", "two"]
+    assert file.place(file.samples[1]) == f"{pipe}:2"
+    assert texts(pipe) == ["one", "two"]  # again, without a writer
+    (tmp_path / "same").write_bytes(content)
+    assert hash_files([pipe]).digest() == hash_files([tmp_path / "same"]).digest()
+
+
+def test_the_copy_of_a_pipe_goes_with_the_process(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from trainer.data.sources import find_data;"
+        " print(find_data(Path('/dev/stdin')).files[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=lines("x"), stdout=subprocess.PIPE, check=True, timeout=120,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.startswith(str(tmp_path).encode())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_data_is_named(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        for path, says in {
+            tmp_path / "none.jsonl": "none.jsonl: no such data file$",
+            Path("-"): "standard input is /dev/stdin",
+            Path("owner/name"): "is hf://datasets/owner/name",
+            Path("/dev/zero"): "is a device or a socket",
+            tmp_path / "socket": "is a device or a socket",
+        }.items():
+            with pytest.raises(InputError, match=says) as caught:
+                read_samples(path, "causal-lm")
+            assert "\n" not in str(caught.value)
+            with pytest.raises(InputError, match=says):
+                hash_files([path])
+
+
+def in_hub_cache(cache: Path, **files: bytes) -> None:
+    """Write a data set as the hub's client keeps it."""
+    folder = cache / "datasets--owner--name"
+    put(folder / "snapshots" / "0123abc", **files)
+    put(folder / "refs", main=b"0123abc")
+
+
+HUB = """
+import sys, logging
+logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout)
+from pathlib import Path
+from trainer.data.samples import read_samples
+from trainer.system.errors import InputError
+try:
+    print([sample.text for sample in read_samples(Path(sys.argv[1]), "causal-lm")])
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("hf://datasets/owner/name", "['learned']"),
+        ("hf://datasets/owner/name@main/data/test-0.jsonl", "['held out']"),
+        ("hf://datasets/owner/name/more", "['more']"),
+        ("hf://datasets/owner/name/none.jsonl", "the data set has no none.jsonl"),
+        ("hf://datasets/owner/unknown", "the hub cannot be reached ("),
+    ],
+)
+def test_a_data_set_of_the_hub_is_taken_from_its_cache(
+    tmp_path: Path, path: str, says: str
+) -> None:
+    pytest.importorskip("huggingface_hub", reason="the launcher-only install has none")
+    in_hub_cache(
+        tmp_path,
+        **{
+            "data/train-0.jsonl": lines("learned"),
+            "data/test-0.jsonl": lines("held out"),
+            "more/a.jsonl": lines("more"),
+            "README.md": b"a card",
+        },
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", HUB, path], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert says in done.stdout, done.stderr
+    if path == "hf://datasets/owner/name":
+        assert (
+            "leaves out: other files (1), split test (1), no split in the name (1)" in done.stdout
+        )

@@ -1,0 +1,237 @@
+"""Where data is: a file, a pipe, a folder of files, or a data set of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path, PurePath
+from typing import Any
+
+from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
+
+RECORDS = frozenset((".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"))
+"""Suffixes of a folder's data files."""
+TEXTS = frozenset((".txt", ".md", ".text"))
+"""Suffixes of plain texts, which are a folder's data if it has no other."""
+PACKED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip"))
+"""Suffixes that packing adds."""
+HUB = re.compile(r"hf:/+datasets/([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?(?:/(.+))?")
+"""`hf://datasets/OWNER/NAME@REVISION/PATH`; a `Path` drops a slash."""
+_OF_TOOLS = frozenset(("dataset_info.json", "dataset_infos.json", "state.json"))
+_SPLITS = {
+    "train": re.compile(r"(?<![a-z])train(ing)?(?![a-z])"),
+    "validation": re.compile(r"(?<![a-z])(validation|valid|dev|val)(?![a-z])"),
+    "test": re.compile(r"(?<![a-z])(test|testing|eval|evaluation)(?![a-z])"),
+}
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """The files of a run's data, in their order."""
+
+    files: list[Path]
+    piped: bool = False
+    """Whether the file is a copy of what a pipe gave."""
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    """Files of a folder that are not read, by reason."""
+
+    def note(self, path: Path) -> str | None:
+        """Return a line about a folder; None for a single file."""
+        if self.piped or self.files == [path]:
+            return None
+        count = len(self.files)
+        reads = f"{path}: reads {self.files[0].name if count == 1 else f'{count:,} files'}"
+        out = ", ".join(f"{name} ({count:,})" for name, count in self.left_out.items() if count)
+        return f"{reads}; leaves out: {out}" if out else reads
+
+
+def find_data(path: Path) -> DataFiles:
+    """Return the files of a path to data.
+
+    Of a folder its data files, in the order of their paths; only those of the split `train` if
+    names tell splits apart. A pipe is read once, into a temporary file.
+
+    Raises:
+        InputError: there is nothing, or no data.
+    """
+    if named := HUB.fullmatch(str(path)):
+        return _find_in_folder(path, _from_hub(str(path), *named.groups()))
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such data file{_hint(path)}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        return _find_in_folder(path, path)
+    if stat.S_ISREG(mode):
+        return DataFiles([path])
+    if stat.S_ISFIFO(mode):
+        return DataFiles([_spooled(path)], piped=True)
+    raise InputError(f"{path}: is a device or a socket, expected a file, a folder or a pipe")
+
+
+def _hint(path: Path) -> str:
+    if str(path) == "-":
+        return "; standard input is /dev/stdin"
+    if re.fullmatch(r"[\w-]+/[\w-]+", str(path)):
+        return f"; a data set of the Hugging Face hub is hf://datasets/{path}"
+    return ""
+
+
+@cache
+def _spooled(path: Path) -> Path:
+    """Return a file with what a pipe gave; it is removed when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="motley-data-"))
+    owner = os.getpid()  # a forked child leaves it alone
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    file = folder / path.name
+    try:
+        said = announced(f"reading the pipe {path}")
+        with said, path.open("rb") as pipe, file.open("wb") as copy:
+            shutil.copyfileobj(pipe, copy, 1 << 20)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return file
+
+
+def _find_in_folder(path: Path, folder: Path) -> DataFiles:
+    """Return the data files of a folder that a path names."""
+    left_out: Counter[str] = Counter()
+    if splits := _listed(folder / "dataset_dict.json", "splits"):
+        split = "train" if "train" in splits else _only(path, splits)
+        left_out |= {f"split {name}": 1 for name in splits if name != split}
+        folder /= split
+    if parts := _listed(folder / "state.json", "_data_files"):  # written by save_to_disk
+        files = [folder / PurePath(str(part["filename"])).name for part in parts]
+        return DataFiles(files, left_out=left_out)
+    if folder.is_file():  # of the hub
+        return DataFiles([folder])
+    names, hidden = _visible(folder)
+    chosen, others = choose_files(path, names)
+    others["hidden"] = hidden
+    return DataFiles([folder / name for name in chosen], left_out=others)
+
+
+def choose_files(path: Path, names: list[str]) -> tuple[list[str], Counter[str]]:
+    """Return the data files among the names below a folder, and why others are left out.
+
+    Raises:
+        InputError: there are none, or they are of several splits without `train`.
+    """
+    kinds = {name: _kind(name) for name in names}
+    found = [name for name in names if kinds[name] in RECORDS]
+    if not found:
+        found = [name for name in names if kinds[name] in TEXTS]
+        if not found:
+            known = " ".join(sorted(RECORDS | TEXTS))
+            raise InputError(f"{path}: holds no data files, whose names end in one of {known}")
+        return found, Counter({"other files": len(names) - len(found)})
+    left_out = Counter({"other files": len(names) - len(found)})
+    splits = {name: _split(name) for name in found}
+    there = sorted({split for split in splits.values() if split})
+    chosen = "train" if "train" in there else None
+    if chosen is None and None not in splits.values():
+        chosen = _only(path, there)
+    for split in splits.values():
+        if split != chosen:
+            left_out["no split in the name" if split is None else f"split {split}"] += 1
+    return [name for name in found if splits[name] == chosen], left_out
+
+
+def _kind(name: str) -> str:
+    """Return a file's suffix below those of packing; "" of files that are no data."""
+    pure = PurePath(name.lower())
+    while pure.suffix in PACKED:
+        pure = pure.with_suffix("")
+    return "" if pure.name in _OF_TOOLS else pure.suffix
+
+
+def _split(name: str) -> str | None:
+    """Return the split that a path below a folder names, its last part first."""
+    for part in reversed(PurePath(name.lower()).parts):
+        for split, pattern in _SPLITS.items():
+            if pattern.search(part):
+                return split
+    return None
+
+
+def _only(path: Path, splits: list[str]) -> str:
+    if len(splits) > 1:
+        raise InputError(
+            f"{path}: holds the splits {', '.join(splits)} and none is called train; name one of"
+            " its files or folders"
+        )
+    return splits[0]
+
+
+def _visible(folder: Path) -> tuple[list[str], int]:
+    """Return the paths below a folder in the order of their bytes, and how many are hidden."""
+    names: list[str] = []
+    hidden = 0
+    for parent, folders, files in os.walk(folder):
+        every = [*folders, *files]
+        hidden += sum(name.startswith(".") for name in every)
+        folders[:] = [name for name in folders if name[0] != "."]
+        for name in files:
+            path = Path(parent, name)
+            if name[0] != "." and path.is_file():  # no sockets, no broken links
+                names.append(str(path.relative_to(folder)))
+    return sorted(names, key=os.fsencode), hidden
+
+
+def _listed(file: Path, key: str) -> list[Any]:
+    """Return a list of a JSON file that `datasets` wrote; [] if there is no such file or list."""
+    try:
+        found = json.loads(file.read_bytes())[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+@cache
+def _from_hub(spelled: str, name: str, revision: str | None, inner: str | None) -> Path:
+    """Return the folder or file in the hub's cache that holds a data set, downloaded if needed."""
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    except ModuleNotFoundError:
+        raise InputError(
+            f"{spelled}: this Python has no huggingface_hub to download it: pip install"
+            " huggingface_hub"
+        ) from None
+    wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
+    patterns = [inner, f"{inner}/*"] if inner else None
+    try:
+        if inner is None:
+            with contextlib.suppress(OSError):  # without a connection: what the cache has
+                names = sorted(HfApi().list_repo_files(name, **wanted), key=os.fsencode)
+                patterns = choose_files(Path(spelled), names)[0]
+        with announced(f"downloading {spelled}"):
+            folder = Path(snapshot_download(name, allow_patterns=patterns, **wanted))
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        raise InputError(f"{spelled}: the hub has no such data set or revision") from None
+    except InputError:
+        raise
+    except Exception as error:  # the hub's client raises dozens of kinds for "cannot reach it"
+        reason = str(error).strip().split("\n", 1)[0]
+        raise InputError(f"{spelled}: the hub cannot be reached ({reason})") from None
+    found = folder / (inner or "")
+    if not found.exists():
+        raise InputError(f"{spelled}: the data set has no {inner}")
+    return found
