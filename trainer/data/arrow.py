@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from trainer.data.records import MAX_RECORD_BYTES, Record, choose_columns
-from trainer.data.shapes import LINE_KEYS
+from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
 from trainer.system.errors import InputError
 
 ROWS = 64
@@ -78,7 +78,8 @@ def _line(error: Exception) -> str:
 
 def _choose(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dict[str, str]:
     """Return the columns to decode, our name to the file's."""
-    wanted = LINE_KEYS.used | LINE_KEYS.refused.keys()
+    used = LINE_KEYS.used | LABELLED_KEYS.used
+    wanted = used | LABELLED_KEYS.refused.keys()
     every = choose_columns(schema.names, columns, f"{place}:")
     chosen = {ours: theirs for ours, theirs in every.items() if columns or ours in wanted}
     if not chosen:
@@ -90,7 +91,7 @@ def _choose(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dic
     for ours, theirs in list(chosen.items()):
         kind = schema.field(theirs).type
         if not _is_plain(pa, kind) and not pa.types.is_nested(kind):
-            if ours in LINE_KEYS.refused:  # whatever its type
+            if ours not in used and not columns:  # refused, whatever its type
                 del chosen[ours]
                 continue
             name = repr(theirs) if ours == theirs else f"{theirs!r} (data.columns.{ours})"

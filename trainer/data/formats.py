@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 
 from trainer.data import arrow, records
 from trainer.data.records import Problems, Record
-from trainer.data.shapes import LINE_KEYS
+from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
 from trainer.data.sources import TEXTS, find_data
 from trainer.system.errors import InputError
 
@@ -305,7 +305,7 @@ def _delimiter(name: str, head: bytes, columns: Mapping[str, str]) -> str | None
     lines = head.decode("utf-8", "replace").splitlines(keepends=True)
     if lines and lines[0].startswith("sep=") and len(lines[0].strip()) == 5:  # of Excel
         return lines[0][4]
-    known = {*LINE_KEYS.used, *columns.values()}
+    known = {*LINE_KEYS.used, *LABELLED_KEYS.used, *columns.values()}
     named = PurePath(name).suffix.lower() in _TABLES
     best, most = None, 1
     for delimiter in _DELIMITERS:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
+from trainer.data.labels import LABEL
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 
@@ -21,7 +21,6 @@ MAX_RECORD_BYTES = 10 * 1024 * 1024
 REPORTED = 10
 """Bad records that an error lists; the others are counted."""
 PIECE = 1 << 16
-_NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d{0,15})?")
 _NESTED = frozenset(("messages", "conversations", "tools"))
 """Columns of a table whose cells may be JSON: a cell has no lists."""
 
@@ -252,7 +251,7 @@ def table(
 ) -> Iterator[Record]:
     """Yield the rows of a table (CSV, TSV) below its header as objects of strings.
 
-    A column `label` may have numbers. Empty cells of it are left out.
+    An empty label is none.
     """
     # Of the whole process; no other code here reads tables.
     csv.field_size_limit(MAX_RECORD_BYTES)
@@ -342,12 +341,8 @@ def choose_columns(
 def _cells(row: list[str], names: list[tuple[int, str]]) -> Iterator[tuple[str, Any]]:
     for index, name in names:
         cell: Any = row[index]
-        if name == "label":
-            cell = cell.strip()
-            if not cell:
-                continue
-            if _NUMBER.fullmatch(cell):
-                cell = float(cell) if "." in cell else int(cell)
+        if name == LABEL:
+            cell = cell.strip() or None
         elif name in _NESTED and cell.startswith("["):
             try:
                 cell = parse(cell.encode())
