@@ -16,6 +16,8 @@ from trainer.planning.devices import find_device
 from trainer.system.errors import InputError
 
 _TARGET = re.compile(r"(\d{1,5})\s*nodes?\s*x\s*(\d{1,4})\s+(\S.*)", re.IGNORECASE)
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._()/+@-]{0,79}")
+"""It stands in comments of scripts and in names of resources."""
 _EXAMPLE = "'2 nodes x 8 H100', or '2 nodes x 4 CPU' for processes on processors"
 
 
@@ -30,6 +32,13 @@ class Target:
     """The name of a card as `planning.devices` has it, or an inventory's; None: processors."""
     hosts: tuple[tuple[str, str], ...] = ()
     """Name and address of each node, for a target that is an inventory."""
+
+    def __post_init__(self) -> None:
+        if self.device is not None and not _DEVICE_NAME.fullmatch(self.device):
+            raise ConfigError(
+                f"device name {self.device[:80]!r}: no name of a card; name the nodes instead:"
+                " --target '2 nodes x 8 H100'"
+            )
 
     @property
     def world(self) -> int:

@@ -1,27 +1,43 @@
 """Data from a host, checked before the launcher uses it.
 
-A host may be compromised, so all received data must have the expected shape. Anything else raises a
-ValueError of one line, which `fleet.ask_hosts` turns into that host's error.
+A host may be compromised, so all received data must have the expected shape and hold nothing but
+plain values (F-IN-002): finite numbers of 64 bits, and text of one line without control characters.
+Anything else raises a ValueError of one line, which `fleet.ask_hosts` turns into that host's error.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from launcher.terminal import visible
+
 T = TypeVar("T")
 
+LARGEST = 2**63
+"""The absolute value that a number stays below."""
+LONGEST = 64 << 10
+"""Characters of a text."""
+REPORTED = 8
+"""Places of invalid values that a report lists."""
 
-def receive(kind: type[T], tree: object, what: str) -> T:
+
+def receive(kind: type[T], tree: object, what: str, *, lines: bool = False) -> T:
     """Convert a host's data to a type: a dataclass, a model, `list[str]`, `float`.
 
+    Args:
+        lines: texts may have line ends and control characters; who prints them escapes them.
+
     Raises:
-        ValueError: it is something else; the message says what and where.
+        ValueError: it is something else, or not plain; the message says what and where.
     """
     try:
+        for path, problem in _odd_values(tree, lines):
+            raise ValueError(f"{what}: {path and f'{path}: '}{problem}")
         return _adapter(kind).validate_python(tree)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -29,6 +45,27 @@ def receive(kind: type[T], tree: object, what: str) -> T:
         raise ValueError(f"{what}: {where and f'{where}: '}{first['msg']}") from None
     except RecursionError:
         raise ValueError(f"{what}: nested too deep") from None
+
+
+def plain(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a report of a process without the values that are not plain.
+
+    Their places are listed under the key `invalid`, so that the rest of it can be shown.
+    """
+    odd = [path for path, _ in _odd_values(tree, lines=True)]
+    return {**_without(tree, {*odd}, ""), "invalid": odd[:REPORTED]} if odd else tree
+
+
+def _without(tree: dict[str, Any], odd: set[str], path: str) -> dict[str, Any]:
+    """Return a tree without the keys, at any depth of dictionaries, that hold an odd value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        here = _below(path, key)
+        if isinstance(value, dict):
+            found[key] = _without(cast("dict[str, Any]", value), odd, here)
+        elif not any(f"{one}.".startswith(f"{here}.") for one in odd):
+            found[key] = value
+    return found
 
 
 def parse(data: bytes, what: str) -> Any:
@@ -41,6 +78,28 @@ def parse(data: bytes, what: str) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError(f"{what}: not JSON") from None
+
+
+def _odd_values(tree: object, lines: bool, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield where a value is not plain, and why."""
+    if isinstance(tree, dict):
+        for key, value in cast("dict[object, object]", tree).items():
+            yield from _odd_values(key, lines, _below(path, key))
+            yield from _odd_values(value, lines, _below(path, key))
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(cast("list[object]", tree)):
+            yield from _odd_values(value, lines, _below(path, number))
+    elif isinstance(tree, str):
+        if len(tree) > LONGEST:
+            yield path, f"a text of {len(tree):,} characters; at most {LONGEST:,} are taken"
+        elif not lines and visible(tree) != tree:
+            yield path, f"{visible(tree)[:60]!r} has line ends or control characters"
+    elif isinstance(tree, int | float) and not -LARGEST < tree < LARGEST:  # NaN is in no range
+        yield path, "is not a finite number of 64 bits"
+
+
+def _below(path: str, key: object) -> str:
+    return f"{path}.{visible(str(key))[:60]}".lstrip(".")
 
 
 @cache

@@ -247,7 +247,7 @@ class _ReportedError:
 def to_error(answer: object, host: str) -> Exception:
     """Return the error that an agent reported; one for users names its host."""
     try:
-        failure = receive(_ReportedError, answer, "error")
+        failure = receive(_ReportedError, answer, "error", lines=True)
     except ValueError:
         return UnreachableError(f"host {host}: invalid error of its agent")
     kind, text = failure.kind, str(failure.text)

@@ -238,7 +238,7 @@ class _Job:
         self._connection.remove(log)
         if tree["schema"] == RESULT_SCHEMA:
             return receive(_Answer, tree, "installation")
-        failure = receive(_InstallFailure, tree, "installation")
+        failure = receive(_InstallFailure, tree, "installation", lines=True)
         kinds = {kind.exit_code: kind for kind in (ConfigError, PreflightError)}
         raise kinds.get(failure.exit_code, LauncherError)(failure.error, failure.details)
 

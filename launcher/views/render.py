@@ -300,6 +300,8 @@ def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
         accuracy: object = validation.get("accuracy")  # pyright: ignore
         if isinstance(accuracy, int | float):
             parts.append(f"validation accuracy {accuracy:.3f}")
+    if training.get("invalid"):
+        parts.append(f"invalid in its report: {', '.join(training['invalid'])}")
     return ", ".join(parts)
 
 

@@ -1,18 +1,18 @@
 """The reports of processes in files: the leader's status.json, a teacher's heartbeat.
 
-A report is kept unchanged if the parts that are used have the expected types, and ignored
-otherwise.
+A report is kept if the parts that are used have the expected types, and ignored otherwise. Values
+that are not plain, such as an infinite loss, are left out of it and named under `invalid`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.hosts.base import Connection
-from launcher.hosts.received import parse, receive
+from launcher.hosts.received import parse, plain, receive
 from launcher.plan.plan import LaunchPlan
 
 MOST = 4 << 20
@@ -50,6 +50,7 @@ class _Report(_ProcessReport):
     workers: Annotated[list[_ProcessReport], Field(max_length=65536)] | None = None
     card: Annotated[list[_Text], Field(max_length=64)] | None = None
     updated: float | None = None
+    invalid: list[_Text] | None = None
 
 
 def read_training(
@@ -90,7 +91,9 @@ def read_report(connection: Connection, path: str) -> Mapping[str, Any] | None:
     try:
         data = connection.read(path, limit=MOST)
         tree: Any = parse(data, path)
-        receive(_Report, tree, path)
+        if isinstance(tree, dict):
+            tree = plain(cast("dict[str, Any]", tree))
+        receive(_Report, tree, path, lines=True)
     except (OSError, ValueError):
         return None
     return tree

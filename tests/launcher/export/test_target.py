@@ -65,6 +65,15 @@ def test_hosts_that_equal_processes_cannot_use_are_named(hosts: list[Host], says
         target_of(hosts)
 
 
+@pytest.mark.parametrize(
+    "name", ["RTX 4090\ntouch /tmp/x", "RTX 4090\r", "$(touch x)", "# x", "a" * 100, "\u202eRTX"]
+)
+def test_a_name_that_is_no_card_stands_in_no_script(name: str) -> None:
+    with pytest.raises(ConfigError, match="no name of a card") as caught:
+        target_of([host("lambda", ("cuda", name))])
+    assert "\n" not in str(caught.value)
+
+
 def test_a_strategy_that_does_not_divide_the_target_and_a_distillation() -> None:
     target = parse_target("3 nodes x 1 CPU")
     with pytest.raises(

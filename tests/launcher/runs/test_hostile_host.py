@@ -25,6 +25,7 @@ from launcher.runs.down import tear_down
 from launcher.runs.records.plan_file import read_record
 from launcher.runs.records.registry import Registry
 from launcher.runs.status import RunMonitor, find_run
+from launcher.views.render import progress
 from tests.launcher.sshd import Server
 from trainer.config.run import load
 
@@ -292,6 +293,20 @@ def test_a_report_of_another_shape_is_none(lab: Lab, report: object) -> None:
     (lab.output / "status.json").write_text(text)
     view = RunMonitor(lab.run()).observe()
     assert (view.training, view.joined) == (None, [])
+
+
+@pytest.mark.parametrize("odd", [10**3000, math.inf, math.nan])
+def test_an_odd_figure_of_a_report_is_shown_as_invalid(lab: Lab, odd: float) -> None:
+    lab.says(lab.tree)
+    write_state(lab.folder / "evil" / "runs" / RUN_ID / "processes" / "coordinator")
+    lab.output.mkdir(parents=True)
+    figures = {"step": 3, "total_steps": 9, "loss": odd, "validation": {"accuracy": odd}}
+    tree = {"run_id": RUN_ID, "state": "running", "updated": 2e9, **figures}
+    (lab.output / "status.json").write_text(json.dumps(tree))
+    view = RunMonitor(lab.run()).observe()
+    assert view.training is not None
+    shown = progress(view.training)
+    assert shown == "step 3/9, invalid in its report: loss, validation.accuracy"
 
 
 def test_names_of_logs_that_are_no_numbers_are_passed_over(lab: Lab) -> None:

@@ -1,0 +1,87 @@
+"""F-IN-002: a value that is not plain is refused, at any place of what a host sends."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.hosts.received import LONGEST, parse, plain, receive
+
+ODD = (
+    math.nan,
+    math.inf,
+    -math.inf,
+    1.7e308,
+    10**400,
+    -(10**400),
+    2**63,
+    "RTX 4090\ntouch /tmp/x",
+    "a\rb",
+    "\x1b]0;title\x07",
+    "\u202egnp",
+    "\ud800",
+    "x" * (LONGEST + 1),
+)
+PLAIN = st.none() | st.booleans() | st.integers(-100, 100) | st.text("abc", max_size=3)
+
+
+def nested(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return trees with a leaf somewhere among plain values."""
+    return st.recursive(
+        leaf,
+        lambda inner: st.builds(lambda key, value, beside: {**beside, key: value},
+                                st.text("abc", max_size=3), inner,
+                                st.dictionaries(st.text("def", max_size=3), PLAIN, max_size=2))
+        | st.builds(lambda before, value: [*before, value], st.lists(PLAIN, max_size=2), inner),
+        max_leaves=1,
+    )  # fmt: skip
+
+
+@given(nested(st.sampled_from(ODD)))
+def test_an_odd_value_is_refused_in_one_plain_line(tree: Any) -> None:
+    with pytest.raises(ValueError, match="answer: ") as caught:
+        receive(object, tree, "answer")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+@given(nested(PLAIN))
+def test_plain_values_pass(tree: Any) -> None:
+    assert receive(object, tree, "answer") == tree
+
+
+def test_keys_are_texts_too() -> None:
+    with pytest.raises(ValueError, match="control characters"):
+        receive(dict[str, int], {"a\nb": 1}, "answer")
+
+
+def test_lines_pass_where_they_are_expected() -> None:
+    assert receive(str, "one\ntwo\x1b[0m", "log", lines=True) == "one\ntwo\x1b[0m"
+    with pytest.raises(ValueError, match="finite"):
+        receive(float, math.nan, "clock", lines=True)
+
+
+@pytest.mark.parametrize("text", [b"NaN", b"[Infinity]", b"-Infinity", b"1e999", b"9" * 5000])
+def test_what_is_no_number_of_json_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="answer: "):
+        receive(object, parse(text, "answer"), "answer")
+
+
+@pytest.mark.parametrize("odd", [value for value in ODD if not isinstance(value, str)])
+def test_a_report_is_kept_without_what_is_odd(odd: float) -> None:
+    report = {
+        "step": 3,
+        "loss": odd,
+        "validation": {"accuracy": odd, "loss": 1.0},
+        "pair": [1, odd],
+    }
+    assert plain(report) == {
+        "step": 3,
+        "validation": {"loss": 1.0},
+        "invalid": ["loss", "validation.accuracy", "pair.1"],
+    }
+    assert plain({"step": 3, "reason": "two\nlines"}) == {"step": 3, "reason": "two\nlines"}
