@@ -28,7 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
-EXTRAS = ("coordinator", "trainer", "launcher", "lm-eval", "plot", "compare", "dev")
+EXTRAS = tuple(PROJECT["project"]["optional-dependencies"])
 SOURCES = {"lm-eval": ("rouge-score", "sqlitedict", "word2number")}
 """What has no wheels and is built on the spot; anything else comes as a wheel or not at all."""
 
