@@ -24,6 +24,7 @@ COMMANDS = {
         "Find a GPU's fastest kernels, once for each card and driver.",
     ),
     "cache": ("trainer.commands.cache:cache", "Show or empty what was derived from models."),
+    "chat": ("trainer.commands.chat:chat", "Talk with a model, checkpoint or adapter."),
     "completion": ("trainer.commands.completion:completion", "Print shell completion."),
     "distill": ("trainer.commands.distill:distill", "Train a small model on a big one's logits."),
     "evaluate": (

@@ -8,27 +8,16 @@ from pathlib import Path
 import click
 
 from trainer.commands.place import open_ranks, parallel_option, place_options
+from trainer.commands.sampling import sampling_options
 from trainer.config.run import Backend
-from trainer.system.commandline.number import Number
 
 
 @click.command("generate")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--prompt", "texts", multiple=True, help="A text to continue; may be repeated.")
+@click.option("--chat", "asked", multiple=True, help="A user's turn to answer; may be repeated.")
 @click.option("--data", type=click.Path(path_type=Path), help="Prompts as JSON Lines.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
-@click.option(
-    "--temperature",
-    type=Number(),
-    default=0.0,
-    show_default=True,
-    help="0 selects the most likely token.",
-)
-@click.option("--top-k", type=int, help="Sample from this many of the most likely tokens.")
-@click.option(
-    "--top-p", type=Number(), help="Sample from the most likely tokens of this total probability."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@sampling_options(max_new_tokens=128)
 @click.option("--base", help="The base model of an adapter, if it has moved.")
 @place_options("auto", "cuda", "wgpu", "cpu")
 @parallel_option
@@ -36,6 +25,7 @@ from trainer.system.commandline.number import Number
 def generate(
     model: Path,
     texts: tuple[str, ...],
+    asked: tuple[str, ...],
     data: Path | None,
     max_new_tokens: int,
     temperature: float,
@@ -51,19 +41,25 @@ def generate(
 ) -> None:
     """Continue texts with MODEL: an output folder, a checkpoint, an adapter or a full model.
 
-    Lines of --data hold `text` or `messages`; the last answer of `messages` is generated again.
+    --chat asks as the chat template does, --prompt continues the bare text. Lines of --data hold
+    `text` or `messages`; the last answer of `messages` is generated again, or the one they lack.
     """
-    if bool(texts) == (data is not None):
-        raise click.UsageError("give --prompt TEXT or --data FILE")
+    if bool(texts or asked) == (data is not None):
+        raise click.UsageError("give --prompt TEXT, --chat TEXT or --data FILE")
     from trainer.checkpoint.trained_model import load_trained
     from trainer.data.samples import read_prompts
     from trainer.data.shapes import Sample
+    from trainer.data.turns import ChatMessage
+    from trainer.evaluate.base import Compute
     from trainer.evaluate.generation import complete
     from trainer.replica.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     with open_ranks(parallel, backend, gpu, threads) as ranks:
-        samples = read_prompts(data) if data else [Sample(text) for text in texts]
+        samples = [Sample(text) for text in texts]
+        samples += [Sample("", messages=(ChatMessage("user", text),)) for text in asked]
+        if data is not None:
+            samples = read_prompts(data)
         trained = load_trained(model, base)
         prints = ranks is None or ranks.leads
 
@@ -77,9 +73,7 @@ def generate(
             samples,
             max_new_tokens,
             sampling,
-            backend,
-            gpu,
-            threads,
+            Compute(backend, gpu, threads),
             on_open=on_open,
             opener=ranks and ranks.generator,
         )

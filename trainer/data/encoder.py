@@ -157,6 +157,13 @@ class Encoder:
         ends = (self.end, self._end_of_turn(), *self._ends)
         return frozenset(token for token in ends if token is not None)
 
+    @property
+    def next_turn(self) -> str:
+        """Text that ends an answer, as it begins the next turn; empty if special tokens do."""
+        if self.template is not None or self.format.required:
+            return ""
+        return self.format.end + self.format.before.format(role="user")
+
     def _end_of_text(self, named: str | None) -> int | None:
         """Return the tokenizer's own end, else the model's: older tokenizers name none."""
         if named is not None:

@@ -187,7 +187,8 @@ class TokenizerFolder:
                 numbered[number] = AddedToken(content, special=kind, normalized=not kind)
         else:
             for number, value in self.settings["added_tokens_decoder"].items():
-                numbered[int(number)] = _token(value, special=False)
+                if token := _token(value, special=False):
+                    numbered[int(number)] = token
         there = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         # One at a time: the library takes the special ones of a list apart from the others.
         for number, token in sorted(numbered.items()):

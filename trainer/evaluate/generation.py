@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.config.run import Backend
 from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
+from trainer.data.text_stream import TextStream
+from trainer.evaluate.base import Compute
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
+from trainer.replica.continuation import Until
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 from trainer.system.process.imports import importing
@@ -36,17 +38,22 @@ class Generator(Protocol):
         max_new_tokens: int,
         sampling: Sampling,
         stop: frozenset[int] = frozenset(),
+        until: Until | None = None,
     ) -> list[list[int]]:
         """Return the new tokens of each prompt, at most `max_new_tokens`.
 
-        A token of `stop` is a sample's last. A prompt's place in the list is its number for
-        `sampling`. There is at least one prompt, and at least one token in each.
+        A token of `stop` is a sample's last, or one at which `until` says so. A prompt's place in
+        the list is its number for `sampling` and `until`. There is at least one prompt, and at
+        least one token in each.
 
         Raises:
             InputError: prompt and new tokens together do not fit.
             NonFiniteError: the model computes NaN or Inf.
         """
         ...
+
+
+Opener = Callable[[Trained], tuple[Generator, str]]
 
 
 @dataclass(frozen=True)
@@ -67,65 +74,133 @@ class Completion:
         return {"schema": "motley.completion/1", **vars(self)}
 
 
+class TextModel:
+    """A trained language model with its tokenizer; `open` loads it.
+
+    Raises:
+        InputError: the model or its tokenizer cannot be used.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        if trained.config.task != "causal-lm":
+            raise InputError(f"{trained.path}: is a classifier, only language models generate")
+        self.trained = trained
+        self.encoder = Encoder(trained.base_dir)
+        self._generator: Generator | None = None
+
+    def encode(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """Return the prompts of texts and conversations.
+
+        Raises:
+            InputError: one has no token, or one that the model does not know.
+        """
+        prompts = [self.encoder.prompt(sample) for sample in samples]
+        known = read_architecture(self.trained.base_dir).vocab_size
+        for number, prompt in enumerate(prompts, start=1):
+            if not prompt:
+                raise InputError(f"prompt {number} has no token to continue")
+            if max(prompt) >= known:
+                raise InputError(
+                    f"{self.trained.base_dir}: the tokenizer gives token {max(prompt)} of prompt"
+                    f" {number}, the model has {known}"
+                )
+        return prompts
+
+    def open(
+        self, longest: int, max_new_tokens: int, compute: Compute, opener: Opener | None = None
+    ) -> tuple[str, str]:
+        """Load the model for prompts of up to `longest` tokens.
+
+        Returns the device, and why no earlier one was taken.
+
+        Args:
+            opener: returns the generator and why no earlier device was taken.
+        """
+        if opener is not None:
+            self._generator, reason = opener(self.trained)
+        else:
+            self._generator, reason = _open(self.trained, longest, max_new_tokens, compute)
+        return self._generator.device, reason
+
+    def complete(
+        self,
+        samples: Sequence[Sample],
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling,
+        on_text: Callable[[int, str], bool] | None = None,
+    ) -> list[Completion]:
+        """Continue prompts, which `encode` gave for these samples.
+
+        Args:
+            on_text: called with a prompt's number and each new piece of its text, which may be
+                empty; True ends it.
+
+        Raises:
+            InputError: the prompts do not fit.
+            NonFiniteError: the model computes NaN or Inf.
+        """
+        assert self._generator is not None, "the model is not open"
+        tokenizer, stops = self.encoder.tokenizer, self.encoder.stops
+        markers = [self.encoder.next_turn if sample.messages else "" for sample in samples]
+        streams = [TextStream(tokenizer, marker) for marker in markers]
+
+        def until(number: int, tokens: Sequence[int]) -> bool:
+            stream = streams[number]
+            if len(tokens) == 1:  # a batch that did not fit begins again
+                stream = streams[number] = TextStream(tokenizer, markers[number])
+            new = stream.push(tokens)
+            return (on_text is not None and on_text(number, new)) or stream.ended
+
+        made = self._generator.generate(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop=stops,
+            until=until if on_text is not None or any(markers) else None,
+        )
+        completions: list[Completion] = []
+        for number, (prompt, new) in enumerate(zip(prompts, made, strict=True)):
+            stopped = new[-1] in stops
+            rest = streams[number].finish(new[:-1] if stopped else new)
+            if on_text is not None:
+                on_text(number, rest)
+            asked = tokenizer.decode(list(prompt), skip_special_tokens=False)
+            ended = stopped or streams[number].ended
+            completions.append(Completion(asked, streams[number].text, len(new), ended))
+        return completions
+
+
 def complete(
     trained: Trained,
     samples: Sequence[Sample],
     max_new_tokens: int,
     sampling: Sampling,
-    backend: Backend = "auto",
-    gpu: str = "",
-    threads: int | None = None,
+    compute: Compute,
     on_open: Callable[[str, str], None] | None = None,
-    opener: Callable[[Trained], tuple[Generator, str]] | None = None,
+    opener: Opener | None = None,
 ) -> list[Completion]:
     """Continue texts and conversations, in their order.
 
     Args:
         on_open: called with the device, and why no earlier one was taken.
-        opener: returns the generator and why no earlier device was taken; None: of `backend`.
+        opener: see `TextModel.open`.
 
     Raises:
         InputError: the model, its tokenizer or the prompts cannot be used, or do not fit.
         NonFiniteError: the model computes NaN or Inf.
     """
-    if trained.config.task != "causal-lm":
-        raise InputError(f"{trained.path}: is a classifier, only language models generate")
-    encoder = Encoder(trained.base_dir)
-    prompts = [encoder.prompt(sample) for sample in samples]
-    known = read_architecture(trained.base_dir).vocab_size
-    for number, prompt in enumerate(prompts, start=1):
-        if not prompt:
-            raise InputError(f"prompt {number} has no token to continue")
-        if max(prompt) >= known:
-            raise InputError(
-                f"{trained.base_dir}: the tokenizer gives token {max(prompt)} of prompt {number},"
-                f" the model has {known}"
-            )
-    stop = encoder.stops
-    if opener is not None:
-        generator, reason = opener(trained)
-    else:
-        longest = max(len(prompt) for prompt in prompts)
-        generator, reason = _open(trained, longest, max_new_tokens, backend, gpu, threads)
+    model = TextModel(trained)
+    prompts = model.encode(samples)
+    longest = max(len(prompt) for prompt in prompts)
+    found = model.open(longest, max_new_tokens, compute, opener)
     if on_open is not None:
-        on_open(generator.device, reason)
-    made = generator.generate(prompts, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
-    completions: list[Completion] = []
-    for prompt, new in zip(prompts, made, strict=True):
-        ended = new[-1] in stop
-        asked = encoder.tokenizer.decode(prompt, skip_special_tokens=False)
-        text = encoder.tokenizer.decode(new[:-1] if ended else new, skip_special_tokens=False)
-        completions.append(Completion(asked, text, len(new), ended))
-    return completions
+        on_open(*found)
+    return model.complete(samples, prompts, max_new_tokens, sampling)
 
 
 def _open(
-    trained: Trained,
-    longest: int,
-    max_new_tokens: int,
-    backend: Backend,
-    gpu: str,
-    threads: int | None,
+    trained: Trained, longest: int, max_new_tokens: int, compute: Compute
 ) -> tuple[Generator, str]:
     """Return a generator on the first usable backend, and why no earlier one was taken."""
     from trainer.replica.backend import (
@@ -143,19 +218,24 @@ def _open(
         with importing("torch"):
             from trainer.replica.torch.generator import load_generator
         return load_generator(
-            trained.base_dir, trained.config, trained.layout, trained.weights, device, threads
+            trained.base_dir,
+            trained.config,
+            trained.layout,
+            trained.weights,
+            device,
+            compute.threads,
         )
 
     def vulkan() -> Generator:
         check_vulkan_computes(trained.base_dir, trained.config)
-        device = vulkan_device(gpu, allow_software=backend == "wgpu")
+        device = vulkan_device(compute.gpu, allow_software=compute.backend == "wgpu")
         return _on_vulkan(trained, device, longest, max_new_tokens)
 
     generator, _, reason = first_usable(
-        backend,
-        gpu,
+        compute.backend,
+        compute.gpu,
         {
-            "cuda": lambda: torch_on(cuda_device(gpu)),
+            "cuda": lambda: torch_on(cuda_device(compute.gpu)),
             "wgpu": vulkan,
             "cpu": lambda: torch_on("cpu"),
         },

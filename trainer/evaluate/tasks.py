@@ -125,9 +125,7 @@ class Generate:
             self._prompts,
             self._tokens,
             self._sampling,
-            compute.backend,
-            compute.gpu,
-            compute.threads,
+            compute,
         )
         counted = {
             "tokens": statistics.fmean(completion.tokens for completion in made),
@@ -162,9 +160,7 @@ class Code:
             [Sample(problem.prompt) for problem in asked],
             self._tokens,
             self._sampling,
-            compute.backend,
-            compute.gpu,
-            compute.threads,
+            compute,
         )
         texts = [completion.text for completion in made]
         trials = [problem.trial(text) for problem, text in zip(asked, texts, strict=True)]
@@ -211,9 +207,7 @@ class Summaries:
             shortened(self._references, Encoder(trained.base_dir), length - self._tokens),
             self._tokens,
             self._sampling,
-            compute.backend,
-            compute.gpu,
-            compute.threads,
+            compute,
         )
         pairs = list(zip(made, self._references, strict=True))
         scores = [compare(completion.text, reference) for completion, reference in pairs]

@@ -22,6 +22,7 @@ from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.inputs import FreshStudent
+from trainer.evaluate.base import Compute
 from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
@@ -126,7 +127,7 @@ def test_a_checkpoint_is_an_ordinary_model(
     with torch.no_grad():
         loss = theirs(input_ids=batch, labels=batch).loss
     assert ours.loss == pytest.approx(float(loss), rel=1e-5)
-    (completion,) = complete(trained, [Sample("rm -rf")], 6, Sampling(), "cpu", threads=1)
+    (completion,) = complete(trained, [Sample("rm -rf")], 6, Sampling(), Compute("cpu", threads=1))
     prompt = tokenizer("rm -rf", return_tensors="pt")
     made = theirs.generate(**prompt, max_new_tokens=6, do_sample=False)[0]
     assert tokenizer.decode(made) == completion.prompt + completion.text

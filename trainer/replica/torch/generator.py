@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
+from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.cache import Cache
 from trainer.replica.torch.decoder import Decoder
@@ -90,6 +91,7 @@ class TorchGenerator:
         max_new_tokens: int,
         sampling: Sampling,
         stop: frozenset[int] = frozenset(),
+        until: Until | None = None,
     ) -> list[list[int]]:
         """Return the new tokens of each prompt; see `Generator.generate`."""
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
@@ -97,12 +99,14 @@ class TorchGenerator:
         while order:
             group = order[: self._batch]
             chosen = [prompts[index] for index in group]
+            batch = Continuation(group, max_new_tokens, sampling, stop, until)
             try:
-                tokens = self._continue(chosen, group, max_new_tokens, sampling, stop)
+                self._continue(chosen, batch, max_new_tokens)
+                fits = True
             except torch.OutOfMemoryError:
-                tokens = None
-            if tokens is not None:
-                made.update(zip(group, tokens, strict=True))
+                fits = False
+            if fits:
+                made |= batch.made
                 del order[: len(group)]
                 continue
             # Outside the handler: its traceback keeps the cache alive.
@@ -117,36 +121,21 @@ class TorchGenerator:
 
     @torch.no_grad()
     def _continue(
-        self,
-        prompts: Sequence[Sequence[int]],
-        samples: Sequence[int],
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop: frozenset[int],
-    ) -> list[list[int]]:
+        self, prompts: Sequence[Sequence[int]], batch: Continuation, max_new_tokens: int
+    ) -> None:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         ids = torch.zeros((len(prompts), int(lengths.max())), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         run = self._backbone(lengths, ids.shape[1] + max_new_tokens)
         last = torch.arange(len(prompts)), lengths.to(self._device) - 1
-        made: list[list[int]] = [[] for _ in prompts]
-        running = set(range(len(prompts)))
         with self._autocast:
             hidden = run(ids.to(self._device)).last_hidden_state[last]
-            for place in range(max_new_tokens):
-                logits = self._head(hidden).float().cpu().numpy()
-                tokens = sampling.choose(logits, samples, place)
-                for row in tuple(running):
-                    made[row].append(int(tokens[row]))
-                    if tokens[row] in stop:
-                        running.remove(row)
-                if not running or place + 1 == max_new_tokens:
-                    break
+            places = lengths[:, None].to(self._device)
+            while (tokens := batch.choose(self._head(hidden).float().cpu().numpy())) is not None:
                 new = torch.from_numpy(tokens)[:, None].to(self._device)
-                places = (lengths + place)[:, None].to(self._device)
                 hidden = run(new, position_ids=places).last_hidden_state[:, 0]
-        return made
+                places = places + 1
 
     def _backbone(self, lengths: Tensor, slots: int) -> Callable[..., Any]:
         """Return what takes prompts `[B, T]`, then a token a row at its place, both `[B, 1]`."""

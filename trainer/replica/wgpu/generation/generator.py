@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.planning.vulkan_buffers import ALIGNMENT
+from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Logits, Sampling
 from trainer.replica.wgpu.generation.kv_cache import Cache, StepInputs, record_decoding
 from trainer.replica.wgpu.gpu.array import Array
@@ -86,6 +87,7 @@ class WgpuGenerator:
         max_new_tokens: int,
         sampling: Sampling,
         stop: frozenset[int] = frozenset(),
+        until: Until | None = None,
     ) -> list[list[int]]:
         """Return the new tokens of each prompt; see `Generator.generate`.
 
@@ -99,7 +101,9 @@ class WgpuGenerator:
         for first in range(0, len(order), batch):
             group = order[first : first + batch]
             run = _Run(self._device, recorded, [prompts[index] for index in group])
-            made |= _continue(run, group, max_new_tokens, sampling, stop)
+            continued = Continuation(group, max_new_tokens, sampling, stop, until)
+            _continue(run, len(group), continued)
+            made |= continued.made
         return [made[index] for index in range(len(prompts))]
 
     def _recorded(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> _RecordedStep:
@@ -207,28 +211,12 @@ class _Run:
             part.graph.run(*part.graph.span(name))
 
 
-def _continue(
-    run: _Run,
-    group: Sequence[int],
-    max_new_tokens: int,
-    sampling: Sampling,
-    stop: frozenset[int],
-) -> dict[int, list[int]]:
-    """Return the new tokens of each sample of a batch, by its number."""
-    made: dict[int, list[int]] = {index: [] for index in group}
-    running = set(group)
-    logits = run.prefill()
-    for place in range(max_new_tokens):
-        tokens = sampling.choose(logits[: len(group)], group, place)
-        for index, token in zip(group, tokens.tolist(), strict=True):
-            if index in running:
-                made[index].append(token)
-                if token in stop:
-                    running.remove(index)
-        if not running or place + 1 == max_new_tokens:
-            break
+def _continue(run: _Run, samples: int, batch: Continuation) -> None:
+    """Add the new tokens of each sample of a batch."""
+    logits, place = run.prefill(), 0
+    while (tokens := batch.choose(logits[:samples])) is not None:
         logits = run.step(tokens, place)
-    return made
+        place += 1
 
 
 def _smaller(wanted: StepShape) -> Iterator[StepShape]:

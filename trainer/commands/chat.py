@@ -1,0 +1,124 @@
+"""`trainer chat`: a conversation with a trained model, whose answers appear as they are made."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from trainer.commands.place import place_options
+from trainer.commands.sampling import sampling_options
+from trainer.config.run import Backend
+
+_RESET = "/reset"
+
+
+@click.command("chat")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--system", default="", help="The system's turn, before the first of yours.")
+@sampling_options(max_new_tokens=512)
+@click.option("--base", help="The base model of an adapter, if it has moved.")
+@place_options("auto", "cuda", "wgpu", "cpu")
+def chat(
+    model: Path,
+    system: str,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    base: str | None,
+    backend: Backend,
+    gpu: str,
+    threads: int | None,
+) -> None:
+    """Talk with MODEL: an output folder, a checkpoint, an adapter or a full model.
+
+    Ctrl-C ends an answer, /reset begins another conversation, Ctrl-D ends. Without a terminal each
+    line of the standard input is a turn.
+    """
+    from trainer.checkpoint.trained_model import load_trained
+    from trainer.evaluate.base import Compute
+    from trainer.evaluate.conversation import Conversation
+    from trainer.replica.sampling import Sampling
+    from trainer.system.errors import InputError
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    trained = load_trained(model, base)
+    conversation = Conversation(trained, max_new_tokens, sampling, system)
+    device, reason = conversation.open(Compute(backend, gpu, threads))
+    why = f" ({reason})" if reason else ""
+    talks = sys.stdin.isatty()
+    keys = f"; Ctrl-C ends an answer, {_RESET} the conversation, Ctrl-D all" if talks else ""
+    click.echo(f"chatting with {trained.path} on {device}{why}{keys}", err=True)
+    for text in _typed() if talks else _piped():
+        if text.strip() == _RESET:
+            conversation.reset()
+            continue
+        with _stoppable() as stopped:
+
+            def show(new: str, stopped: Callable[[], bool] = stopped) -> bool:
+                click.echo(new, nl=False)  # flushes
+                return stopped()
+
+            try:
+                conversation.say(text, show)
+                click.echo()
+            except InputError as error:
+                if not talks:
+                    raise
+                click.echo(f"trainer: {error}", err=True)
+
+
+def _typed() -> Iterator[str]:
+    """Yield the lines that a person types, with the editing and history of readline."""
+    with contextlib.suppress(ImportError):  # a Python may be built without
+        import readline  # noqa: F401 - `input` uses it
+    while True:
+        try:
+            text = input("> ")
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            click.echo()
+            continue
+        except UnicodeDecodeError:
+            click.echo("trainer: that is not UTF-8", err=True)
+            continue
+        if text.strip():
+            yield text
+
+
+def _piped() -> Iterator[str]:
+    """Yield the lines of the standard input that are not blank."""
+    from trainer.system.errors import InputError
+
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            text = line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise InputError(f"line {number} of the standard input is not UTF-8") from None
+        if text.strip():
+            yield text
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Yield what says whether Ctrl-C was pressed; a second one ends the program."""
+    pressed: list[int] = []
+
+    def press(number: int, frame: object) -> None:
+        del frame
+        pressed.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
