@@ -14,7 +14,7 @@ from trainer.model.architecture import read_positions
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 
-CONTEXT = 8192
+CONTEXT = 4096
 """Tokens of a conversation with a model that knows more; they bound the memory of a device."""
 
 

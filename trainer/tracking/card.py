@@ -10,13 +10,15 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
 from trainer.config.run import RunConfig
-from trainer.system.errors import StorageError
+from trainer.data.samples import iterate
+from trainer.data.shapes import UnusedKeys
+from trainer.system.errors import StorageError, TrainerError
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
 from trainer.tracking.progress import duration, figures
 
@@ -125,10 +127,20 @@ def _next(config: RunConfig) -> list[str]:
         held_out = ["--held-out"] if config.data.validation_fraction else []
         commands.append(["evaluate", output, "--data", data, *held_out])
     if config.task == "causal-lm":
-        commands.append(["generate", output, "--prompt", "Hello"])
+        commands.append(["generate", output, _asks(config), "Hello"])
     if config.method == "lora":
         commands.append(["merge", output, "-o", str(Path(output) / "merged")])
     return [f"  {shlex.join([*_program(), *command])}" for command in commands]
+
+
+def _asks(config: RunConfig) -> str:
+    """Return the option of `generate` that asks as the run's data does."""
+    try:
+        samples = iterate(Path(config.data.train), None, UnusedKeys())
+        talks = any(bool(sample.messages) for _, sample in islice(samples, 1))
+    except TrainerError:  # a teacher's logits, or moved data
+        talks = False
+    return "--chat" if talks else "--prompt"
 
 
 def _program() -> list[str]:

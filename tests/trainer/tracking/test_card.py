@@ -91,6 +91,30 @@ def test_a_loss_that_is_not_finite_does_no_harm(tmp_path: Path) -> None:
     assert card[1] == "lost and recovered: nothing"
 
 
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ({"text": "a"}, "--prompt"),
+        ({"prompt": "a", "completion": "b"}, "--prompt"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "--chat"),
+        ({"instruction": "a", "output": "b"}, "--chat"),
+        (None, "--prompt"),
+    ],
+)
+def test_a_model_is_asked_as_its_data_asks(
+    tmp_path: Path, line: dict[str, Any] | None, asks: str
+) -> None:
+    data = tmp_path / "train.jsonl"
+    if line:
+        data.write_text(json.dumps(line) + "\n")
+    changes = {"output": str(tmp_path), "task": "causal-lm", "num_classes": None}
+    config = tiny_config(**changes, data={"train": str(data)})
+    CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, tmp_path).save(
+        tiny_state(2).snapshot(), tiny_progress(2), 0.5
+    )
+    assert any(f" generate {tmp_path} {asks} Hello" in command for command in make_card(config))
+
+
 def train(folder: Path, data: Path, *words: str) -> tuple[list[str], str]:
     """Fine-tune two steps in a folder; return the card's lines and what stderr had."""
     model = write_model(folder / "my model", data)
