@@ -45,6 +45,11 @@ class ExportedJob:
             )
 
     @property
+    def label(self) -> str:
+        """The run's name where one must begin with a letter, such as a Service's (RFC 1035)."""
+        return self.run_id if self.run_id[0].isalpha() else f"run-{self.run_id}"
+
+    @property
     def finetune(self) -> str:
         """The trainer's arguments, quoted for a shell."""
         return shlex.join(

@@ -38,7 +38,7 @@ def render_kubernetes(job: ExportedJob) -> Rendered:
     Raises:
         ConfigError: the run id is too long for a pod's host name.
     """
-    name = re.sub(r"[._]", "-", job.run_id).strip("-")
+    name = re.sub(r"[._]", "-", job.label).strip("-")
     pod = f"{name}-{_ROLE}-0-{job.target.nodes - 1}"
     if len(pod) > _LONGEST:
         raise ConfigError(

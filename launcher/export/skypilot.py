@@ -39,7 +39,7 @@ def render_skypilot(job: ExportedJob) -> Rendered:
     if device is not None:
         resources = {"accelerators": f"{_NAMES.get(device, device)}:{target.devices}"}
     task: dict[str, Any] = {
-        "name": job.run_id,
+        "name": job.label,
         "workdir": ".",
         "num_nodes": target.nodes,
         "resources": resources,

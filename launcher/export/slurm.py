@@ -15,7 +15,7 @@ def render_slurm(job: ExportedJob) -> Rendered:
     """Return the batch script; partition, account and time are sbatch's options."""
     target = job.target
     options = {
-        "job-name": job.run_id,
+        "job-name": job.label,
         "nodes": target.nodes,
         "ntasks-per-node": target.devices,
         **({} if target.device is None else {"gpus-per-node": target.devices}),

@@ -29,6 +29,8 @@ class Connection(ABC):
     """
 
     host = "localhost"
+    noise: tuple[str, ...] = ()
+    """What the login shell has printed before the agent's first word."""
 
     @property
     @abstractmethod

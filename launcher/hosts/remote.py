@@ -73,6 +73,11 @@ class RemoteConnection(Connection):
         return bool(self.hello["units"]) and UNITS_MARK in self._link.noise
 
     @property
+    def noise(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the login shell has printed before the agent's first word."""
+        return tuple(line for line in self._link.noise if not line.startswith("motley: "))
+
+    @property
     def hello(self) -> Mapping[str, Any]:
         """The agent's hello: also `version`, `wheel` (a digest or None) and `pid`."""
         return self._link.hello

@@ -161,6 +161,11 @@ def explain(host: str, code: int, text: str) -> LauncherError:
     said = (words or lines or [f"rsync ended with {code}"])[0]
     if "command not found" in text or "rsync: not found" in text:
         return PreflightError(f"host {host}: rsync is missing there; install the package rsync")
+    if "is your shell clean" in text:
+        return PreflightError(
+            f"host {host}: a start-up file of its login shell prints, which breaks rsync; see"
+            " launch doctor, `login shell`"
+        )
     if "sudo:" in text or "rsyncd.conf" in text:
         return PreflightError(
             f"host {host}: {said}; run: ansible-playbook recipes/gpu-training.yml --tags share"

@@ -106,6 +106,17 @@ def _host_key(_connection: Connection) -> Finding:
     return Finding("ok", "matches the known one")  # else there would be no connection
 
 
+def check_login_shell(connection: Connection) -> Finding:
+    """Return whether a host's login shell prints, which rsync takes for its own protocol."""
+    if not connection.noise:
+        return Finding("ok", "prints nothing")
+    return Finding(
+        "warn",
+        f"its start-up file prints {connection.noise[0]!r:.60}; launch sync and rsync need silence",
+        "print for a terminal alone, in ~/.bashrc: [ -t 1 ] && echo ...",
+    )
+
+
 def _skew(cluster: Examination, name: str, check: str) -> Asked:
     for each in cluster.skew:
         if (each.host, each.name) == (name, check):
@@ -208,6 +219,7 @@ def _mtu(cluster: Examination, name: str) -> Asked:
 CHECKS = (
     Declared("reachable", "host", _here(_reachable)),
     Declared("host key", "host", _here(_host_key)),
+    Declared("login shell", "host", _here(check_login_shell)),
     Declared("version", "host", partial(_skew, check="version")),
     Declared("python", "host", partial(_skew, check="python")),
     Declared("libraries", "host", partial(_skew, check="libraries")),

@@ -161,6 +161,20 @@ def test_shellcheck_finds_nothing(render: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("name", ["4090-qlora", "7b", "run"])
+def test_names_begin_with_a_letter(published: dict[str, Any], name: str) -> None:
+    exported = dataclasses.replace(job(), run_id=f"{name}-20261123-011508-707a")
+    objects = render_kubernetes(exported).files
+    jobset = yaml.safe_load(objects["jobset.yaml"])
+    jsonschema.validate(jobset, published)
+    claim, pod = yaml.safe_load_all(objects["files.yaml"])
+    names = [each["metadata"]["name"] for each in (jobset, claim, pod)]
+    names.append(yaml.safe_load(render_skypilot(exported).files["task.yaml"])["name"])
+    names += re.findall(r"job-name=(\S+)", render_slurm(exported).files["job.sbatch"])
+    assert len(names) == 5
+    assert all(re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", each) for each in names), names
+
+
 def test_a_run_id_that_is_none_and_one_too_long_for_pods() -> None:
     with pytest.raises(ConfigError, match=r"run id '\$\(id\)': must consist of lower-case letters"):
         dataclasses.replace(job(), run_id="$(id)")

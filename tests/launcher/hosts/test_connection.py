@@ -19,6 +19,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.ssh import close_all, connect, ssh_command, ssh_destination
 from launcher.inventory.hosts import Host
+from launcher.runs.preflight.inspection import check_login_shell
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.session.processes import find_run, identify, is_alive
 from launcher.session.spec import RestartPolicy
@@ -167,6 +168,22 @@ def test_an_alias_of_an_included_file_is_enough(server: Server) -> None:
     server.config.write_text(f"Include {server.folder}/included\n{server.config.read_text()}")
     host = server.host(address=None, ssh_port=None, user=None)
     assert connect(host).exists("/")
+
+
+def test_a_login_shell_that_prints_is_named(server: Server, tmp_path: Path) -> None:
+    keys = server.folder / "authorized_keys"
+    key = keys.read_text()
+    prints = tmp_path / "prints"
+    prints.write_text('echo "Welcome to the lab"\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
+    quiet = check_login_shell(connect(server.host("quiet")))
+    keys.write_text(f'command="sh {prints}" {key}')
+    try:
+        loud = check_login_shell(connect(server.host("loud")))
+    finally:
+        keys.write_text(key)
+    assert quiet.status == "ok"
+    assert (loud.status, "'Welcome to the lab'" in loud.detail) == ("warn", True)
+    assert "~/.bashrc" in loud.remedy
 
 
 def test_a_host_without_motley_says_which_recipe(server: Server, tmp_path: Path) -> None:

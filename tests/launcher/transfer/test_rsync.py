@@ -23,6 +23,7 @@ from launcher.transfer import rsync
         ),
         (12, "rsync: connection unexpectedly closed\n", UnreachableError, "resumes where it"),
         (127, "bash: line 1: rsync: command not found", PreflightError, "install the package"),
+        (2, "protocol version mismatch -- is your shell clean?", PreflightError, "start-up file"),
         (1, "sudo: a password is required", PreflightError, "--tags share"),
         (23, "rsync: mkdir failed: Disk full", PartialError, "Disk full"),
     ],
