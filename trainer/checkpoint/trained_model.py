@@ -63,7 +63,7 @@ def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = 
     run = progress.config if progress is not None else {}
     length = max_seq_len or (run.get("data") or {}).get("max_seq_len")
     adapter = (path / ADAPTER_CONFIG).is_file()
-    trained = _adapter(path, base, run, length) if adapter else _model(path, length)
+    trained = _adapter(path, base, run, length) if adapter else _model(path, run, length)
     return replace(trained, progress=progress)
 
 
@@ -83,6 +83,7 @@ def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int | No
         "model.path": base or tree.get("base_model_name_or_path"),
         "data.train": "none",
         "data.max_seq_len": length,
+        "data.lost_text": (run.get("data") or {}).get("lost_text"),
         "lora.lora_rank": tree.get("r"),
         "lora.lora_alpha": tree.get("lora_alpha"),
         "lora.target_modules": tree.get("target_modules"),
@@ -113,7 +114,7 @@ def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int | No
     return Trained(path, config, base_dir, layout, weights)
 
 
-def _model(path: Path, length: int | None) -> Trained:
+def _model(path: Path, run: dict[str, Any], length: int | None) -> Trained:
     headers = read_headers(path)
     head = stored_name(headers, "score.weight")
     names = str(read_config(path).get("architectures"))
@@ -131,6 +132,7 @@ def _model(path: Path, length: int | None) -> Trained:
             "model.path": str(path),
             "data.train": "none",
             "data.max_seq_len": length,
+            "data.lost_text": (run.get("data") or {}).get("lost_text"),
         },
     )
     config = fit_length(config, path)

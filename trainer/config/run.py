@@ -34,6 +34,7 @@ MOST_CLASSES = 100
 Method = Literal["lora", "full"]
 Backend = Literal["auto", "cuda", "wgpu", "cpu"]
 Divergence = Literal["forward", "reverse", "jsd"]
+LostText = Literal["refuse", "accept"]
 
 ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
@@ -113,6 +114,9 @@ class DataConfig(Section):
     max_seq_len: Positive = 512
     """Tokens; longer samples are cut at the end, conversations from their oldest part on. The
     default is lowered to the model's limit."""
+    lost_text: LostText = "refuse"
+    """What to do about a conversation of which the chat template leaves out text: refuse it, or
+    use the rest."""
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:

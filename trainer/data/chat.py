@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.data.chat_template import ConversationError
-from trainer.data.shapes import ChatMessage, Sample
+from trainer.data.chat_marks import ConversationError
+from trainer.data.shapes import Sample
+from trainer.data.turns import REASONING, ChatMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def chat_format(special_tokens: frozenset[str]) -> ChatFormat:
 
 
 def check_plain(sample: Sample) -> None:
-    """Check that a conversation is text alone: tools need a template.
+    """Check that a conversation is text alone: tools and reasoning need a template.
 
     Raises:
         ConversationError: it is not.
@@ -66,12 +67,17 @@ def check_plain(sample: Sample) -> None:
         raise ConversationError(
             "it has tools, which a tokenizer without a chat template cannot express"
         )
+    if any(not turn.more.keys().isdisjoint(REASONING) for turn in sample.messages if turn.target):
+        raise ConversationError(
+            "it has a reasoning apart from the text, which a tokenizer without a chat template"
+            " cannot express; write it into the text"
+        )
 
 
 def pieces(messages: tuple[ChatMessage, ...], form: ChatFormat) -> Iterator[ChatPiece]:
     """Yield the conversation from its first turn to its last."""
     for message in messages:
-        spoken = message.role == "assistant"
+        spoken = message.target
         yield ChatPiece(form.before.format(role=message.role), markup=True, target=False)
         yield ChatPiece(message.content, markup=False, target=spoken)
         yield ChatPiece(form.end, markup=True, target=spoken)

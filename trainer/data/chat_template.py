@@ -4,41 +4,62 @@ If a template marks them with `{% generation %}`, the marks decide. Otherwise th
 rendered again in parts: an answer begins where the rendering of the turns before it ends, with
 the markup that asks for an answer, and ends with the markup that the template puts after it. If
 that does not hold, the conversation is refused: training and prompting would use different texts.
+
+Some templates ask with an opened reasoning, `<think>`, that is not in their conversations. An
+answer then begins where prompt and conversation part. If the last answer has a reasoning, which
+such a template cuts, it continues the prompt instead, as the model does.
+
+What a template leaves out of an answer, of the other turns or of the tools is refused, or accepted
+with `data.lost_text`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
+from trainer.config.run import LostText
+from trainer.data.chat_marks import (
+    FORGED,
+    FORGED_END,
+    HERE,
+    RESERVED,
+    SEEN,
+    ConversationError,
+    RenderedChat,
+    Span,
+    Turn,
+    generated_spans,
+    guarded,
+    layout,
+    with_end_mark,
+    with_mark,
+)
+from trainer.data.lost_text import beginning, lost_text
 from trainer.data.tokenizer_folder import MORE_TEMPLATES, TEMPLATE_FILE, TokenizerFolder
 from trainer.data.turns import REASONING, ChatMessage
 from trainer.system.errors import InputError, plain_reason
 
-Span = tuple[int, int]
+Tools = Sequence[dict[str, Any]]
 
-# Unicode's noncharacters, for internal use: no text has them.
-_FORGED, _FORGED_END, _HERE = "\ufdd0", "\ufdd1", "\ufdd2"
-_RESERVED = re.compile("[\ufdd0-\ufdef]")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_REMEDY = "leave out the turns after it, or mark answers in the template with {% generation %}"
+_TAG = re.compile(r"<[^<>\s]*>")
+_OPENER = re.compile(r"\s*<(?P<name>[^<>/\s]+)>\s*(?P<closed></(?P=name)>\s*)?")
+"""What a prompt opens a reasoning with, as its last part."""
 
-
-class ConversationError(InputError):
-    """The chat template cannot express a conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedChat:
-    """A conversation as text; spans are `begin, end` in characters, in their order."""
-
-    text: str
-    learned: list[Span]
-    """The assistant's turns, each with the markup that ends it."""
-    literal: list[Span]
-    """Plain text that looks like a special token."""
+_REMEDY = (
+    "leave out the turns after it, make it context with 'weight' 0, or mark answers in the template"
+    " with {% generation %}"
+)
+_FIRST = (
+    "the conversation begins with the assistant, which the chat template cannot express; leave that"
+    " turn out, put a user's before it, or make it context with 'weight' 0"
+)
 
 
 class ChatTemplate:
@@ -48,83 +69,215 @@ class ChatTemplate:
         sources: templates by name: `default`, and some have `tool_use`.
         tokens: the tokenizer's special tokens by their names, such as `eos_token`.
         special: all special tokens.
+        on_lost: what to do about text that the template leaves out.
     """
 
     def __init__(
-        self, sources: dict[str, str], tokens: dict[str, str], special: frozenset[str]
+        self,
+        sources: dict[str, str],
+        tokens: dict[str, str],
+        special: frozenset[str],
+        on_lost: LostText = "refuse",
     ) -> None:
-        self._sources, self._tokens = sources, tokens
+        self._sources, self._tokens, self._on_lost = sources, tokens, on_lost
         longest = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        self._markup = re.compile(f"(?<!{FORGED})(?:{self._special.pattern})")
 
-    def prompt(
-        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
-    ) -> RenderedChat:
+    def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Return a conversation up to the assistant's next turn; none of it is learned.
+
+        An answer at its end is left out; the prompt is then what precedes it in training.
 
         Raises:
             ConversationError: the template cannot express it.
         """
-        text = self._render(self._guarded(messages), tools, asking=True)
-        return _layout(text, [])
+        if messages[-1].role != "assistant":
+            return layout(self._rendered(messages, tools, asking=True)[0], [])
+        asked, _ = self._rendered(messages[:-1], tools, asking=True)
+        try:
+            text, turns = self._rendered(messages, tools)
+        except ConversationError:  # the prompt does not need the answer
+            return layout(asked, [])
+        begin = _begin(asked, text)
+        if begin is not None and _continued(turns[-1], asked[begin:]) is None:
+            asked = asked[:begin]
+        return layout(asked, [])
 
-    def lay_out(
-        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
-    ) -> RenderedChat:
+    def lay_out(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Return a whole conversation.
 
         Raises:
             ConversationError: the template cannot express it, or the assistant's turns of it.
         """
-        turns = self._guarded(messages)
-        text = self._render(turns, tools)
-        if _GENERATION.search(self._source(tools)):
-            layout = _layout(text, [])
-            if not layout.learned:
-                raise ConversationError("the chat template marks nothing as generated")
-            return layout
-        spoken = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
-        marked = [_marked(turn) if number in spoken else turn for number, turn in enumerate(turns)]
-        parts = self._render(marked, tools).split(_HERE)
-        if len(parts) != len(spoken) + 1 or "".join(parts) != text:
-            raise ConversationError("the chat template omits or changes the assistant's text")
-        spans: list[Span] = []
-        for count, number in enumerate(spoken, start=1):
-            said = len("".join(parts[:count]))
-            asked = self._render(turns[:number], tools, asking=True)
-            if not text.startswith(asked) or len(asked) > said:
-                raise ConversationError(
-                    f"the chat template changes the text before turn {number + 1}"
-                    f" when that turn is to be generated; {_REMEDY}"
-                )
-            alone = self._render([*turns[:number], marked[number]], tools)
-            end = self._end(alone.rpartition(_HERE)[2], text[said:])
-            if end is None:
-                raise ConversationError(
-                    f"the chat template ends turn {number + 1} differently if more turns follow;"
-                    f" {_REMEDY}"
-                )
-            spans.append((len(asked), said + end))
-        return _layout(text, spans)
+        text, turns = self._rendered(messages, tools)
+        marks = _GENERATION.search(self._source(tools)) is not None
+        spoken = [n for n, each in enumerate(messages) if each.role == "assistant"]
+        targets = [number for number in spoken if messages[number].learned]
+        said = self._said(turns, tools, text, spoken if marks else targets)
+        if marks:
+            spans = generated_spans(text, said, targets)
+        else:
+            unasked = self._render(turns, tools, asking=True) == text
+            spans = {
+                number: [self._span(turns, tools, text, number, place, unasked)]
+                for number, place in said.items()
+            }
+            text = self._continue_last(turns, tools, text, said, spans)
+        lost = self._lost(messages, turns, tools, text, spans)
+        if lost is not None and self._on_lost == "refuse":
+            raise ConversationError(
+                f"the chat template leaves out {lost}; change the line, make the turn context with"
+                " 'weight' 0, or set data.lost_text: accept to use the rest"
+            )
+        learned = sorted(span for number in targets for span in spans.get(number, ()))
+        return replace(layout(text, learned), lost=lost)
 
-    def _end(self, alone: str, within: str) -> int | None:
+    def _said(
+        self, turns: list[Turn], tools: Tools, text: str, numbers: Sequence[int]
+    ) -> dict[int, int]:
+        """Return where the last text of each of these turns ends in the rendering."""
+        marked = [with_end_mark(turn) if n in numbers else turn for n, turn in enumerate(turns)]
+        parts = self._render(marked, tools).split(HERE)
+        if len(parts) != len(numbers) + 1 or "".join(parts) != text:
+            raise ConversationError("the chat template omits or changes the assistant's text")
+        return dict(zip(numbers, accumulate(map(len, parts)), strict=False))
+
+    def _span(
+        self, turns: list[Turn], tools: Tools, text: str, number: int, said: int, unasked: bool
+    ) -> Span:
+        """Return where an answer begins and ends, in characters of the rendering.
+
+        Args:
+            said: where its last text ends.
+            unasked: the template always ends with the markup that asks for an answer.
+        """
+        begin = _begin(self._ask(turns[:number], tools), text)
+        if begin is None or begin > said:
+            if all(turn["role"] != "user" for turn in turns[:number]):
+                raise ConversationError(_FIRST)
+            raise ConversationError(
+                f"the chat template changes the text before turn {number + 1}"
+                f" when that turn is to be generated; {_REMEDY}"
+            )
+        alone = self._render([*turns[:number], with_end_mark(turns[number])], tools)
+        end = self._end(alone.rpartition(HERE)[2], text[said:], unasked)
+        if end is None:
+            raise ConversationError(
+                f"the chat template ends turn {number + 1} differently if more turns follow;"
+                f" {_REMEDY}"
+            )
+        return begin, said + end
+
+    def _ask(self, turns: list[Turn], tools: Tools) -> str:
+        """Return the prompt after these turns."""
+        try:
+            return self._render(turns, tools, asking=True)
+        except ConversationError:
+            if any(turn["role"] == "user" for turn in turns):
+                raise
+            raise ConversationError(_FIRST) from None
+
+    def _end(self, alone: str, within: str, unasked: bool) -> int | None:
         """Return how much of `within` ends an answer, None if that is unclear.
 
         Args:
             alone: what the template puts after an answer that is the last turn.
             within: what follows it in the whole conversation.
+            unasked: both go on with the markup that asks for an answer.
         """
-        pairs = zip(alone, within, strict=False)
-        same = next((place for place, (a, b) in enumerate(pairs) if a != b), len(within))
-        common = alone[:same]
+        if unasked and (end := self._markup.search(within)):
+            return end.end()
+        common = _common(alone, within)
         if common != alone:  # some end the last turn with one more token: take the common part
-            ends = [match.end() for match in self._special.finditer(common)]
+            ends = [match.end() for match in self._markup.finditer(common)]
             if not ends:
                 return None
             common = common[: ends[-1]]
         return len(common.rstrip()) or len(common)
 
-    def _source(self, tools: Sequence[dict[str, Any]]) -> str:
+    def _continue_last(
+        self,
+        turns: list[Turn],
+        tools: Tools,
+        text: str,
+        said: dict[int, int],
+        spans: dict[int, list[Span]],
+    ) -> str:
+        """Return the rendering, in which the last answer continues a prompt that opens a reasoning.
+
+        Its span is changed in place.
+        """
+        last = len(turns) - 1
+        if last not in spans:
+            return text
+        ((begin, end),) = spans[last]
+        asked = self._ask(turns[:last], tools)
+        if (answer := _continued(turns[last], asked[begin:])) is None:
+            return text
+        whole = asked + answer
+        spans[last] = [(len(asked), len(whole) + end - said[last])]
+        return whole + text[said[last] :]
+
+    def _lost(
+        self,
+        messages: Sequence[ChatMessage],
+        turns: list[Turn],
+        tools: Tools,
+        text: str,
+        spans: dict[int, list[Span]],
+    ) -> str | None:
+        """Return the first part of a conversation that its rendering lacks."""
+        for number, found in spans.items():
+            learned = "".join(text[begin:end] for begin, end in found)
+            if messages[number].target and (
+                words := lost_text(messages[number], RESERVED.sub("", learned))
+            ):
+                return f"a part of turn {number + 1}, {words!r}"
+        for tool in tools:
+            name = tool.get("function", tool).get("name")
+            if isinstance(name, str) and name not in text:
+                return f"the tool {name!r}"
+        heard = [
+            number
+            for number, turn in enumerate(turns)
+            if turn["role"] != "assistant" and str(turn.get("content", "")).strip()
+        ]
+        if self._seen(turns, tools, heard) < len(heard):
+            for number in heard:
+                if not self._seen(turns, tools, [number]):
+                    return f"turn {number + 1}, {beginning(messages[number].content)!r}"
+        return None
+
+    def _seen(self, turns: list[Turn], tools: Tools, numbers: Sequence[int]) -> int:
+        """Return how many of these turns' texts are in the rendering."""
+        marked = [with_mark(turn) if n in numbers else turn for n, turn in enumerate(turns)]
+        return self._render(marked, tools).count(SEEN)
+
+    def _rendered(
+        self, messages: Sequence[ChatMessage], tools: Tools, *, asking: bool = False
+    ) -> tuple[str, list[Turn]]:
+        """Return a rendering and the turns that it is made of.
+
+        Some templates write the arguments of calls as they are: these get them as JSON text.
+        """
+        turns = self._guarded(messages)
+        textual = [_with_text(turn) for turn in turns]
+        try:
+            text = self._render(turns, tools, asking=asking)
+            if not any(_is_python(turn, text) for turn in turns):
+                return text, turns
+            return self._render(textual, tools, asking=asking), textual
+        except ConversationError as error:
+            with contextlib.suppress(ConversationError):
+                if textual != turns:
+                    return self._render(textual, tools, asking=asking), textual
+            first = next((turn for turn in turns if turn["role"] != "system"), None)
+            if not turns or (first is not None and first["role"] == "assistant"):
+                raise ConversationError(f"{_FIRST} ({error})") from None
+            raise
+
+    def _source(self, tools: Tools) -> str:
         if tools and "tool_use" in self._sources:
             return self._sources["tool_use"]
         if "default" not in self._sources:
@@ -133,8 +286,8 @@ class ChatTemplate:
 
     def _render(
         self,
-        turns: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
+        turns: Sequence[Turn],
+        tools: Tools,
         *,
         asking: bool = False,
     ) -> str:
@@ -143,7 +296,7 @@ class ChatTemplate:
         try:
             return compile_template(self._source(tools))(
                 messages=turns,
-                tools=self._guard(list(tools)) or None,
+                tools=guarded(list(tools), self._special) or None,
                 documents=None,
                 add_generation_prompt=asking,
                 **self._tokens,
@@ -152,23 +305,14 @@ class ChatTemplate:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConversationError(f"the chat template refuses it: {reason}") from None
 
-    def _guarded(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    def _guarded(self, messages: Sequence[ChatMessage]) -> list[Turn]:
         """Return the turns as a template sees them, with marks around forged tokens."""
-        return [self._guard(_turn(message)) for message in messages]
-
-    def _guard(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._guard(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [self._guard(each) for each in value]
-        if not isinstance(value, str):
-            return value
-        if found := _RESERVED.search(value):
-            raise ConversationError(f"it holds U+{ord(found[0]):04X}, which is not a character")
-        return self._special.sub(f"{_FORGED}\\g<0>{_FORGED_END}", value)
+        return [guarded(_turn(message), self._special) for message in messages]
 
 
-def read_chat_template(folder: TokenizerFolder, special: frozenset[str]) -> ChatTemplate | None:
+def read_chat_template(
+    folder: TokenizerFolder, special: frozenset[str], on_lost: LostText = "refuse"
+) -> ChatTemplate | None:
     """Return the chat template of a tokenizer's folder, None if it has none.
 
     Raises:
@@ -190,7 +334,7 @@ def read_chat_template(folder: TokenizerFolder, special: frozenset[str]) -> Chat
             except (OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     sources = found or sources  # files replace the settings, as in transformers
-    return ChatTemplate(sources, folder.names, special) if sources else None
+    return ChatTemplate(sources, folder.names, special, on_lost) if sources else None
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
@@ -205,40 +349,66 @@ def _with_reasoning(more: dict[str, Any]) -> dict[str, Any]:
     return more if found is None else {"thinking": found, **more, "reasoning_content": found}
 
 
-def _marked(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant's turn with a mark inside its last text."""
-    content: str = turn.get("content", "")
-    if content.strip():
-        bare = content.rstrip()  # a template may trim
-        return {**turn, "content": f"{bare}{_HERE}{content[len(bare) :]}"}
-    *calls, last = turn.get("tool_calls") or [{}]
-    call = last.get("function", last)
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise ConversationError("an assistant's turn has neither text nor the name of a tool")
-    call = {**call, "name": f"{call['name']}{_HERE}"}
-    last = {**last, "function": call} if "function" in last else call
-    return {**turn, "tool_calls": [*calls, last]}
+def _begin(asked: str, text: str) -> int | None:
+    """Return where an answer begins in a conversation; None if its prompt is another text.
+
+    That is after the prompt, or before the reasoning that the prompt alone opens.
+    """
+    common = len(_common(asked, text))
+    for tag in _TAG.finditer(asked):
+        if tag.start() < common < tag.end():
+            common = tag.start()
+    opened = asked[common:]
+    return common if not opened or _OPENER.fullmatch(opened) else None
 
 
-def _layout(rendered: str, learned: list[Span]) -> RenderedChat:
-    """Remove the marks from a rendering; `learned` counts the characters of `rendered`."""
-    from trainer.data.template_sandbox import LEARNED, LEARNED_END
+def _common(one: str, other: str) -> str:
+    pairs = zip(one, other, strict=False)
+    same = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return one[:same]
 
-    if not _RESERVED.search(rendered):
-        return RenderedChat(rendered, learned, [])
-    begins = {_FORGED: _FORGED_END, LEARNED: LEARNED_END}
-    text: list[str] = []
-    found: dict[str, list[Span]] = {_FORGED_END: [], LEARNED_END: []}
-    opened: dict[str, int] = {}
-    where: list[int] = []  # each character of `rendered`: its place in the text
-    for character in rendered:
-        where.append(len(text))
-        if character in begins:
-            opened[begins[character]] = len(text)
-        elif character in found:
-            found[character].append((opened.pop(character, len(text)), len(text)))
-        else:
-            text.append(character)
-    where.append(len(text))
-    spans = found[LEARNED_END] + [(where[begin], where[end]) for begin, end in learned]
-    return RenderedChat("".join(text), spans, found[_FORGED_END])
+
+def _continued(turn: Turn, opened: str) -> str | None:
+    """Return an answer as it continues a prompt; None if it has no reasoning, or is a call.
+
+    Args:
+        opened: the end of the prompt, with which it opens a reasoning.
+    """
+    opener = _OPENER.fullmatch(opened)
+    if opener is None or opener["closed"] or turn.get("tool_calls"):
+        return None
+    name, content = opener["name"], turn.get("content", "").rstrip()
+    # In a text of its own, markup is forged; here it is the reasoning's.
+    for tag in (f"<{name}>", f"</{name}>"):
+        content = content.replace(f"{FORGED}{tag}{FORGED_END}", tag, 1)
+    thought = turn.get("reasoning_content", "")
+    if f"</{name}>" in content:
+        content = content.lstrip().removeprefix(f"<{name}>")
+        return content.removeprefix("\n") if opened.endswith("\n") else content
+    if thought.strip():
+        return f"{thought.strip()}\n</{name}>\n\n{content.lstrip()}"
+    return None
+
+
+def _with_text(turn: Turn) -> Turn:
+    """Return a turn whose calls have their arguments as JSON text."""
+    if not turn.get("tool_calls"):
+        return turn
+    calls: list[Any] = []
+    for each in turn["tool_calls"]:
+        call = each.get("function", each)
+        if isinstance(arguments := call.get("arguments"), dict):
+            call = {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        calls.append({**each, "function": call} if "function" in each else call)
+    return {**turn, "tool_calls": calls}
+
+
+def _is_python(turn: Turn, text: str) -> bool:
+    """Return whether a template has written the arguments of a call as Python, not as JSON."""
+    calls = [each.get("function", each) for each in turn.get("tool_calls", ())]
+    found = [call["arguments"] for call in calls if call.get("arguments")]
+    return any(
+        str(each) in text and json.dumps(each, ensure_ascii=False) not in text
+        for each in found
+        if isinstance(each, dict)
+    )

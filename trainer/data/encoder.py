@@ -8,8 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from trainer.config.run import LostText
 from trainer.data.chat import chat_format, check_plain, pieces
-from trainer.data.chat_template import ConversationError, RenderedChat, read_chat_template
+from trainer.data.chat_marks import ConversationError, RenderedChat
+from trainer.data.chat_template import read_chat_template
 from trainer.data.shapes import Sample
 from trainer.data.tokenizer_folder import TokenizerFolder, read_object
 from trainer.data.turns import ChatMessage
@@ -22,7 +24,7 @@ _SAID = "Good morning"  # an answer that is no part of any markup
 class Encoder:
     """A tokenizer with the special ids that the layout of a sample needs."""
 
-    def __init__(self, tokenizer_dir: Path) -> None:
+    def __init__(self, tokenizer_dir: Path, lost_text: LostText = "refuse") -> None:
         folder = TokenizerFolder(tokenizer_dir)
         self.tokenizer = folder.tokenizer()
         self.unused = folder.unused()
@@ -37,7 +39,7 @@ class Encoder:
         """The token that ends a text."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         special = frozenset(token.content for token in added if token.special)
-        self.template = read_chat_template(folder, special)
+        self.template = read_chat_template(folder, special, lost_text)
         """The publisher's chat template, if the tokenizer has one."""
         self.format = chat_format(special)
         """The layout without a template."""
@@ -99,16 +101,18 @@ class Encoder:
             labels += part if piece.target else [IGNORED] * len(part)
         return ids, labels
 
-    def check(self, sample: Sample) -> None:
+    def check(self, sample: Sample) -> str | None:
         """Check that a conversation can be laid out, without its tokens.
+
+        Returns:
+            The first words that the chat template leaves out, if that is accepted.
 
         Raises:
             ConversationError: the chat template cannot express it.
         """
         if self.template is not None:
-            self.template.lay_out(sample.messages, sample.tools)
-        else:
-            check_plain(sample)
+            return self.template.lay_out(sample.messages, sample.tools).lost
+        return check_plain(sample)
 
     def _tokenise(self, layout: RenderedChat) -> tuple[list[int], list[int]]:
         """Return ids and labels of a text as transformers gives them.
@@ -140,12 +144,12 @@ class Encoder:
         if not sample.messages:
             (ids,) = self.texts([Sample(sample.prompt or sample.text)])
             return ids[:-1] if ids and ids[-1] == self.end else ids
+        if self.template is not None:
+            ids, _ = self._tokenise(self.template.prompt(sample.messages, sample.tools))
+            return ids
         messages = sample.messages
         if messages[-1].role == "assistant":
             messages = messages[:-1]
-        if self.template is not None:
-            ids, _ = self._tokenise(self.template.prompt(messages, sample.tools))
-            return ids
         ids, _ = self.conversation(replace(sample, messages=messages))
         self.tokenizer.encode_special_tokens = False
         opening = self.format.before.format(role="assistant")

@@ -1,9 +1,10 @@
 """Long conversations, cut so that the instruction and the answer stay.
 
 The oldest parts are removed first: whole exchanges (a user's turn with everything up to the next
-one), up to the last exchange with an answer; then lines of that user's text. If one paragraph is
-longer than all others together, such as a transcript between a title and an instruction, its lines
-are removed; otherwise lines between the first and the last paragraph. System turns stay.
+one), up to the last exchange with an answer to learn; then lines of its user's text. If one
+paragraph is longer than all others together, such as a transcript between a title and an
+instruction, its lines are removed; otherwise lines between the first and the last paragraph. System
+turns stay.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ def fit(sample: Sample, count: Callable[[Sample], int], limit: int) -> Sample | 
         limit: the tokens that it may have.
     """
     system, exchanges = _exchanges(sample.messages)
-    answered = [any(turn.role == "assistant" for turn in exchange) for exchange in exchanges]
+    answered = [any(turn.target for turn in exchange) for exchange in exchanges]
     last = len(answered) - 1 - answered[::-1].index(True)
-    head, lines, tail = _cuttable(exchanges[last][0].content)
+    asked = exchanges[last][0]
+    head, lines, tail = _cuttable(asked.content) if asked.role == "user" else ("", [""], "")
 
     def shortened(steps: int) -> Sample:
         """Return the conversation without so many exchanges and then lines."""

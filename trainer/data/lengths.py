@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainer.config.run import Classes
-from trainer.data.chat_template import ConversationError
+from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import Encoder
 from trainer.data.labels import LabelColumn
 from trainer.data.records import MAX_RECORD_BYTES

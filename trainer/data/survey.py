@@ -1,4 +1,4 @@
-"""A summary of a run's data, logged before the run."""
+"""A check and a summary of a run's data, logged before the run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from trainer.config.run import Classes
+from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_within
 from trainer.data.samples import SampleFile
 from trainer.data.shapes import Sample
+from trainer.system.errors import InputError
 
 MEASURED_BYTES = 2 << 20
 """Bytes to tokenise, one second; of more data an even part is, and the figures say `about`."""
@@ -38,6 +40,30 @@ def survey(
     ]
     unused = [f"validation: {line}" for line in validation.unused] if validation else []
     return [*(f"data: {line}" for line in lines), *unused]
+
+
+def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
+    """Check before the first step that each conversation can be laid out.
+
+    Returns:
+        A line on those of which the chat template leaves out text, if that is accepted.
+
+    Raises:
+        InputError: one cannot; names its line.
+    """
+    lost = 0
+    for sample in file.samples:
+        if sample.messages:
+            try:
+                lost += encoder.check(sample) is not None
+            except ConversationError as error:
+                raise InputError(f"{file.place(sample)}: {error}") from None
+    if not lost:
+        return []
+    return [
+        f"data: the chat template leaves out text of {lost:,} of"
+        f" {_count(len(file.samples), 'sample')}, which data.lost_text accepts"
+    ]
 
 
 def _lengths(samples: Sequence[Sample], encoder: Encoder, max_seq_len: int) -> Iterator[str]:

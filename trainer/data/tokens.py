@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.run import Classes, Task
-from trainer.data.chat_template import ConversationError
+from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_within
 from trainer.data.samples import SampleFile, read_file
@@ -54,19 +54,6 @@ class Dataset:
         if isinstance(row, Sample):
             row = self._rows[index] = self._encode(row)
         return row
-
-    def check(self) -> None:
-        """Check before the first step that each conversation can be laid out.
-
-        Raises:
-            InputError: one cannot; names its line.
-        """
-        for row in self._rows:
-            if isinstance(row, Sample) and row.messages:
-                try:
-                    self._encoder.check(row)
-                except ConversationError as error:
-                    raise InputError(f"{self._file.place(row)}: {error}") from None
 
     def _encode(self, sample: Sample) -> Encoded:
         """Encode one sample, cut to `max_seq_len` tokens.

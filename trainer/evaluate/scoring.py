@@ -112,7 +112,7 @@ def score(
     file = read_file(data, config.task, config.classes)
     if held_out:
         file = _held_out(trained, file)
-    encoder = Encoder(trained.base_dir)
+    encoder = Encoder(trained.base_dir, config.data.lost_text)
     samples = make_dataset(file, encoder, config.task, config.data.max_seq_len)
     if opener is not None:
         replica, reason = opener(trained)

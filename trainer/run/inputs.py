@@ -14,7 +14,7 @@ from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
 from trainer.data.labelling import with_names
 from trainer.data.samples import SampleFile, hash_files, read_file
-from trainer.data.survey import survey
+from trainer.data.survey import check_conversations, survey
 from trainer.data.tokens import Dataset, make_dataset
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.distributed_dataset import content_digest, taught_folder
@@ -80,7 +80,8 @@ def read_inputs(
     config, given = fit_length(config, model_dir), config
     layout = build_layout(model_dir, config)
     taught = taught_folder(config, model_dir)
-    encoder, length = Encoder(model_dir), config.data.max_seq_len
+    encoder = Encoder(model_dir, config.data.lost_text)
+    length = config.data.max_seq_len
 
     def read(path: str | None) -> SampleFile | None:
         return read_file(Path(path), config.task, config.classes) if path else None
@@ -105,9 +106,10 @@ def read_inputs(
     if tell is not None:
         for line in notices(model_dir):
             tell(line)
-        for part in (train, inputs.validation):
-            if isinstance(part, Dataset):
-                part.check()  # by the coordinator alone: the workers have the same data
+        for file in filter(None, (train_file, validation_file)):
+            # By the coordinator alone: the workers have the same data.
+            for line in check_conversations(file, encoder):
+                tell(line)
         if config is not given:
             tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
         if taught:
@@ -149,7 +151,9 @@ def read_student_inputs(
     layout = build_layout(model_dir, config)
     validation = None
     if validation_file is not None:
-        validation = make_dataset(validation_file, Encoder(model_dir), "causal-lm", length)
+        validation = make_dataset(
+            validation_file, Encoder(model_dir, config.data.lost_text), "causal-lm", length
+        )
     job = _job(config, run_id, layout, model_dir, folder.digest)
     return RunInputs(config, model_dir, layout, job, folder, validation)
 

@@ -244,3 +244,26 @@ FAMILIES = {
         tools=False,
     ),
 }
+
+R1 = r"""
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<|user|>' + message.content }}
+    {%- elif message.role == 'assistant' %}
+        {%- set content = message.content %}
+        {%- if '</think>' in content %}
+            {%- set content = content.split('</think>')[-1] %}
+        {%- endif %}
+        {{- '<|assistant|>' + content + eos_token }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>OPENER' }}{%- endif %}
+"""
+"""A reasoning is cut from all answers; `OPENER` stands where a later version opens one. System
+turns and tools are left out."""
+
+
+def r1(opener: str = "") -> Family:
+    """Return the family of R1's distilled models; its prompts end with `opener`."""
+    special = ("<s>", "</s>", "<|user|>", "<|assistant|>")
+    return Family(special, "</s>", "<s>", R1.replace("OPENER", opener))

@@ -16,7 +16,8 @@ import pytest
 from tests.trainer.data.families import FAMILIES, Family
 from tests.trainer.data.test_tokens import byte_tokenizer
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.samples import read_samples
+from trainer.data.samples import read_file, read_samples
+from trainer.data.survey import check_conversations
 from trainer.data.tokens import Dataset, load_dataset
 from trainer.system.errors import InputError
 
@@ -89,7 +90,7 @@ def test_ids_and_mask_are_those_of_transformers(tmp_path: Path, name: str, case:
     for marks, source in (("with", family.marked), ("without", family.plain)):
         folder = write_model(tmp_path / marks, family, source)
         datasets.append(load_dataset(data, folder, "causal-lm", None, 4096))
-        datasets[-1].check()
+        assert not check_conversations(read_file(data, "causal-lm"), Encoder(folder))
     judge = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "with")
     expected = judge.apply_chat_template(
         messages,
@@ -187,7 +188,7 @@ def test_what_a_template_cannot_express_is_refused_before_a_step(
     folder = write_model(tmp_path / "model", family, source)
     data = write_data(tmp_path / "a.jsonl", (turns, None))
     with pytest.raises(InputError, match=r"a\.jsonl:1: ") as caught:
-        load_dataset(data, folder, "causal-lm", None, 4096).check()
+        check_conversations(read_file(data, "causal-lm"), Encoder(folder))
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -207,9 +208,9 @@ def test_where_a_template_lies(tmp_path: Path) -> None:
     data = write_data(tmp_path / "a.jsonl", (ONE, None), (ONE, [WEATHER]))
 
     def texts() -> list[str]:
-        dataset = load_dataset(data, folder, "causal-lm", None, 4096)
-        decode = Encoder(folder).tokenizer.decode
-        return [decode(dataset[n].input_ids.tolist(), skip_special_tokens=False) for n in (0, 1)]
+        encoder = Encoder(folder, "accept")  # this template knows no tools
+        found = [encoder.encode(sample)[0] for sample in read_samples(data, "causal-lm")]
+        return [encoder.tokenizer.decode(ids, skip_special_tokens=False) for ids in found]
 
     spelled = "<|user|>\nhi \n<|end|>\n<|assistant|>\nyes, größe<|end|>\n<|endoftext|>"
     assert texts() == [spelled] * 2

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer.config.run import RunConfig
 from trainer.data.encoder import Encoder
 from trainer.data.samples import SampleFile, read_file
-from trainer.data.survey import survey
+from trainer.data.survey import check_conversations, survey
 from trainer.data.tokens import make_dataset
 from trainer.distill.logits import targets
 from trainer.distill.logits.dataset import DATASET, LogitsFolder
@@ -72,10 +72,11 @@ def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> SampleFile | N
         config = lower_length(config, tokenizer_dir)
     if not config.data.validation:
         return None
-    encoder, length = Encoder(tokenizer_dir), config.data.max_seq_len
+    encoder, length = Encoder(tokenizer_dir, config.data.lost_text), config.data.max_seq_len
     file = read_file(Path(config.data.validation), "causal-lm")
-    make_dataset(file, encoder, "causal-lm", length).check()
-    for line in survey(None, file, encoder, length, None):
+    make_dataset(file, encoder, "causal-lm", length)
+    lost = check_conversations(file, encoder)
+    for line in (*lost, *survey(None, file, encoder, length, None)):
         log.info("%s", line)
     return file
 

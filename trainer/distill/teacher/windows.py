@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.chat_template import ConversationError
+from trainer.data.chat_marks import ConversationError
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
