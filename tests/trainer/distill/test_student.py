@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
@@ -297,6 +298,29 @@ def test_a_model_with_too_few_embeddings_is_refused(
     (small / "config.json").write_text(json.dumps({**config, "vocab_size": size - 1}))
     with pytest.raises(RefusedError, match=f"has {size - 1} tokens, .* makes {size}"):
         Course(tmp_path / "out", small, logits).run()
+
+
+def test_teacher_and_student_may_be_padded_differently(model: Path, tmp_path: Path) -> None:
+    """Sizes of one family have one tokenizer and other numbers of rows beyond it."""
+    folders: list[Path] = []
+    for rows in (64, 32):
+        folder = Path(shutil.copytree(model, tmp_path / f"{rows} more"))
+        (folder / "manifest.json").unlink(missing_ok=True)
+        weights = load_file(folder / "model.safetensors")
+        table = weights["model.embed_tokens.weight"]
+        more = np.random.default_rng(rows).normal(0, 0.02, (rows, table.shape[1]))
+        weights["model.embed_tokens.weight"] = np.concatenate([table, more.astype(table.dtype)])
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        config["vocab_size"] += rows
+        (folder / "config.json").write_text(json.dumps(config))
+        folders.append(folder)
+    teacher, student = folders
+    logits = BigramTeacher(teacher, shards=2).write(tmp_path / "logits").path
+    course = Course(tmp_path / "out", student, logits, training__max_steps=2)
+    assert course.run() == 0
+    assert len(course.steps("kl")) == 2
+    assert np.all(np.isfinite(course.steps("kl")))
 
 
 def test_sampled_logits_are_not_re_tempered(model: Path, tmp_path: Path) -> None:

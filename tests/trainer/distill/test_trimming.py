@@ -239,6 +239,31 @@ def test_sizes_that_cannot_be(tmp_path: Path, case: Case) -> None:
     assert trim(case.folder, few(), fixed, tmp_path / "out").tokens == fixed
 
 
+@pytest.mark.parametrize("unknown", [None, "Ā"])
+def test_a_vocabulary_may_lack_bytes(tmp_path: Path, unknown: str | None) -> None:
+    """As SmolLM2's: such a byte is dropped, or becomes the unknown token, before and after."""
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    plain(folder)
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    lacking = {"Ć", "ÿ", "õ"}  # the bytes 6, 255 and 245
+    kept = [token for token in tree["model"]["vocab"] if not lacking & set(token)]
+    tree["model"]["vocab"] = {token: number for number, token in enumerate(kept)}
+    tree["model"]["merges"] = [m for m in tree["model"]["merges"] if not lacking & set("".join(m))]
+    tree["model"]["unk_token"] = unknown
+    for token in tree["added_tokens"]:
+        token["id"] = kept.index(token["content"])
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": len(kept)}))
+    trim(folder, few(), SIZE, tmp_path / "out")
+    teacher, trimmed = Encoder(folder).tokenizer, Encoder(tmp_path / "out").tokenizer
+    ids = Vocabulary.load(tmp_path / "out", folder).teacher_ids
+    for text in ("a\x06b\x06", "import json\x06", "naïve ÿ 🙂"):
+        expected = teacher.decode(teacher.encode(text).ids, skip_special_tokens=False)
+        assert "\x06" not in expected
+        assert teacher.decode(ids[trimmed.encode(text).ids].tolist(), False) == expected
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

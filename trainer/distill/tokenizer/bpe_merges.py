@@ -41,14 +41,15 @@ class Bpe:
         for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             if model.get(key):
                 raise InputError(f"{where}: has {key} {model[key]!r}, which cannot be trimmed")
-        letters = frozenset(pre_tokenizers.ByteLevel.alphabet())
-        if not letters <= model["vocab"].keys() or not _is_byte_level(tree):
+        if not _is_byte_level(tree):
             raise InputError(f"{where}: is a BPE of characters, only byte-level BPE can be trimmed")
         added = {token["content"]: token["id"] for token in tree.get("added_tokens") or ()}
         self.ids: dict[str, int] = {**model["vocab"], **added}
         """Every token and its id, added ones included."""
-        self.fixed = letters | added.keys()
-        """Tokens that are always kept: the 256 bytes and the added tokens."""
+        letters = frozenset((*pre_tokenizers.ByteLevel.alphabet(), model.get("unk_token")))
+        self.fixed = letters & model["vocab"].keys() | added.keys()
+        """Tokens that are always kept: the bytes, of which a vocabulary may lack some, what stands
+        for those, and the added tokens."""
         self.merges = [_pair(merge) for merge in model["merges"]]
         """In the order of application."""
         self.completions = _completions(self.merges)

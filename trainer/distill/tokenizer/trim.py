@@ -64,7 +64,7 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Pa
         size = _SIZE if len(bpe.ids) > _SIZE else max(len(bpe.fixed), len(bpe.ids) // 2)
     if not len(bpe.fixed) <= size < len(bpe.ids):
         raise InputError(
-            f"size must be from {len(bpe.fixed)} (all bytes and added tokens of {path}) to"
+            f"size must be from {len(bpe.fixed)} (the bytes and added tokens of {path}) to"
             f" {len(bpe.ids) - 1}, got {size}"
         )
     counts = np.zeros(max(bpe.ids.values()) + 1, dtype=np.int64)
