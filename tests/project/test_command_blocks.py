@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 
 import pytest
+import yaml
 
-from tests.project.command_blocks import ROOT, CommandBlock, command_block, command_blocks
+from tests.project.command_blocks import (
+    COMMAND,
+    DOCUMENTS,
+    FENCED,
+    ROOT,
+    CommandBlock,
+    command_block,
+    command_blocks,
+)
 
 BLOCKS = list(command_blocks())
 ASKED = re.compile(r'command_block\(\s*"(?P<document>[^"]+)",\s*"(?P<heading>[^"]+)",?\s*\)')
+SHELL = re.compile(r"#|export |cd |\. |for |do |done|source |[A-Z_]+=\S*$")
+HIDDEN = re.compile(r"#.*(?:launch|trainer|ansible-playbook) [a-z]+ .*(?:--?[a-z]|/)")
 FILE = re.compile(r"(?<![\w/.-])(?:tests|benchmarks|recipes|playbooks|inventory)/[\w./-]+\.\w+")
 
 
@@ -46,6 +58,28 @@ def test_the_files_that_commands_name_are_there() -> None:
     for block in BLOCKS:
         absent = [file for file in FILE.findall(block.text) if not (ROOT / file).exists()]
         assert absent == [], name(block)
+
+
+def test_each_line_of_a_block_is_a_command_of_its_own() -> None:
+    """Lines that were wrapped as text are commands that fail, or comments that hide them."""
+    wrong = [
+        f"{name(block)}: {line}"
+        for block in BLOCKS
+        if not block.is_transcript
+        for line in re.sub(r"\\\n\s*", " ", block.text).splitlines()
+        if line.strip()
+        and (HIDDEN.search(line) or not (COMMAND.match(f"{line} ") or SHELL.match(line)))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_yaml_and_json_in_the_documents_can_be_read() -> None:
+    for path in DOCUMENTS:
+        for match in FENCED.finditer(path.read_text(encoding="utf-8")):
+            if match["language"] in ("yaml", "yml"):
+                assert yaml.safe_load(match["text"]) is not None, path
+            elif match["language"] == "json":
+                assert json.loads(match["text"]) is not None, path
 
 
 @pytest.mark.parametrize(
