@@ -103,7 +103,7 @@ def _progress(snapshot: TelemetrySnapshot, width: int) -> list[RenderableType]:
         "" if snapshot.left is None else f"{_duration(snapshot.left)} left",
     )
     figures = [
-        _figure("loss", training.get("loss"), ".4f"),
+        _figure("loss", training.get("loss"), ".4f") or ("loss -" if step else ""),
         _figure("lr", training.get("learning_rate"), ".2e"),
         _figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
         _exchange(training),

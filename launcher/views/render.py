@@ -292,6 +292,8 @@ def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
         parts.append(f"step {training.get('step', 0)}/{training['total_steps']}")
     if isinstance(training.get("loss"), int | float):
         parts.append(f"loss {training['loss']:.4f}")
+    elif training.get("step"):
+        parts.append("loss -")  # no token of the step was learned
     if isinstance(training.get("tokens_per_second"), int | float):
         parts.append(f"{training['tokens_per_second']:,.0f} tokens/s")
     parts += exchanged(training)

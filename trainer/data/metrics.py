@@ -34,9 +34,9 @@ def matthews(confusion: Confusion) -> float:
     return covariance / math.sqrt(spread) if spread else 0.0
 
 
-def mean_loss(loss_sum: float, weight: int) -> float:
-    """Return the loss per sample or token; NaN if nothing was counted."""
-    return loss_sum / weight if weight else math.nan
+def mean_loss(loss_sum: float, weight: int) -> float | None:
+    """Return the loss per sample or token; None if nothing was counted."""
+    return loss_sum / weight if weight else None
 
 
 def add_confusion(total: Confusion, part: Confusion) -> list[list[int]]:

@@ -136,6 +136,7 @@ def score(
         if on_progress is not None:
             on_progress(stop, len(samples))
     loss = mean_loss(loss_sum, weight)
+    assert loss is not None, "data without anything to learn is refused"
     if confusion is None:
         return EvaluationScores(config.task, len(samples), weight, loss, perplexity=_exp(loss))
     return EvaluationScores(

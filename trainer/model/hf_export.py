@@ -62,7 +62,7 @@ def companions(config: RunConfig, model_dir: Path) -> dict[str, bytes | Path]:
         files: dict[str, bytes | Path] = {
             ADAPTER_CONFIG: _pretty(adapter_config(config, model_dir))
         }
-        if config.task == "classify" and model_dir.is_dir():
+        if config.task == "classify" and (model_dir / MODEL_CONFIG).is_file():
             files[CLASSIFIER_CONFIG] = _pretty(model_config(config, model_dir))
         return files
     files = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}

@@ -20,7 +20,7 @@ from trainer.data.samples import iterate
 from trainer.data.shapes import UnusedKeys
 from trainer.system.errors import StorageError, TrainerError
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
-from trainer.tracking.progress import duration, figures
+from trainer.tracking.progress import duration, figures, loss_text
 
 Record = Mapping[str, Any]
 _ENDS = ("finished", "stopped")
@@ -91,11 +91,12 @@ def _lost(events: Sequence[Record]) -> Iterator[int]:
 
 
 def _took(records: Sequence[Record]) -> list[str]:
-    steps = [r for r in records if r.get("kind") == "step" and r.get("loss") is not None]
-    if not steps:
+    steps = [record for record in records if record.get("kind") == "step"]
+    if all(step.get("loss") is None for step in steps):
         return []
     last = steps[-1]
-    return [f"step {last['step']}, loss {last['loss']:.4f}, in {duration(seconds_of(records))}"]
+    loss = loss_text(last.get("loss"))
+    return [f"step {last['step']}, loss {loss}, in {duration(seconds_of(records))}"]
 
 
 def _scores(records: Sequence[Record], checkpoint: Path) -> str:

@@ -58,14 +58,15 @@ logger = logging.getLogger(__name__)
 class StepMetrics:
     """One committed step; per-rank figures of the ranks that took part.
 
-    What is None is not recorded.
+    What else is None is not recorded.
     """
 
     step: int
     """Applied updates, this one included."""
     epoch: int
     generation: int
-    loss: float
+    loss: float | None
+    """Recorded as null if no token of the step was learned."""
     learning_rate: float
     grad_norm: float
     """Before clipping."""
@@ -123,7 +124,11 @@ class MetricsLog:
 
     def step(self, metrics: StepMetrics) -> None:
         """Record a committed step."""
-        record = {name: value for name, value in asdict(metrics).items() if value is not None}
+        record = {
+            name: value
+            for name, value in asdict(metrics).items()
+            if value is not None or name == "loss"
+        }
         self._write("step", record)
         if self._board:
             self._board.scalars(metrics.step, self._clock(), dict(_scalars(record)))
@@ -299,5 +304,5 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping):
             tag = name.removeprefix("worker_")
             yield from ((f"{tag}/rank_{rank}", part) for rank, part in value.items())
-        elif name not in ("step", "samples", "together"):
+        elif name not in ("step", "samples", "together") and value is not None:
             yield name, value

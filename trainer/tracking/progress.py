@@ -256,8 +256,8 @@ def _summary(status: Status, left: float | None) -> str:
     state = status["state"]
     active = sum(worker["state"] == "active" for worker in status["workers"])
     parts = [f"step {status['step']}/{status['total_steps']}"]
-    if status["loss"] is not None:
-        parts.append(f"loss {status['loss']:.4f}")
+    if status["step"]:
+        parts.append(f"loss {loss_text(status['loss'])}")
     if status["learning_rate"] is not None:
         parts.append(f"lr {status['learning_rate']:.2e}")
     if status["tokens_per_second"] is not None:
@@ -269,6 +269,11 @@ def _summary(status: Status, left: float | None) -> str:
         reason = status.get("reason") or ""
         parts.append(reason if reason.startswith(state) else f"{state}: {reason}".rstrip(": "))
     return "  ".join(parts)
+
+
+def loss_text(loss: float | None) -> str:
+    """Return a loss to read; `-` of a step in which no token was learned."""
+    return "-" if loss is None else f"{loss:.4f}"
 
 
 def figures(validation: Mapping[str, Any]) -> list[str]:

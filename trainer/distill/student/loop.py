@@ -104,7 +104,7 @@ class Student:
         at = self.plan.at(number - 1)
 
         def mean(total: float | None) -> float | None:
-            return None if total is None else total / max(result.weight, 1)
+            return None if total is None else mean_loss(total, result.weight)
 
         self.recorder.emit(
             {

@@ -152,12 +152,15 @@ class Round:
         """Return the results that count, in the order of their samples."""
         return [self.results[shard.id] for shard in self.ledger.counting(self.result_column)]
 
-    def loss(self) -> float:
-        """Return the mean loss over all samples or tokens; NaN when a shard's was not finite."""
+    def loss(self) -> float | None:
+        """Return the mean loss over all samples or tokens, None if there is none to learn.
+
+        It is NaN when a shard's was not finite.
+        """
         results = self.counted()
         weight = sum(result.weight for result in results)
         sums = (math.nan if r.loss_sum is None else r.loss_sum for r in results)
-        return sum(sums) / weight if weight else 0.0
+        return sum(sums) / weight if weight else None
 
     def confusion(self) -> list[list[int]] | None:
         """Return the summed confusion matrix of a classifier's validation."""

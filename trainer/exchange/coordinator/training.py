@@ -184,7 +184,7 @@ class Training:
         round_ = self.round
         if round_ is None or not round_.complete:
             return
-        if not math.isfinite(round_.loss()):
+        if not math.isfinite(round_.loss() or 0.0):
             raise NonFiniteError(
                 f"step {round_.step + 1}: the sum of all workers' losses overflows: the run is "
                 "halted before the update, the last checkpoint is intact"

@@ -161,7 +161,8 @@ class StepCommit(Message):
 
     type = MessageType.STEP_COMMIT
     step: Count
-    loss: float
+    loss: float | None
+    """None: no token of the step was learned."""
     grad_norm: Seconds
     clip_scale: Seconds
     learning_rate: Seconds

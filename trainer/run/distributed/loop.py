@@ -146,7 +146,7 @@ class DistributedRun:
                 "step": number,
                 "epoch": at.epoch,
                 "generation": self.generation,
-                "loss": result.loss_sum / max(result.weight, 1),
+                "loss": mean_loss(result.loss_sum, result.weight),
                 "learning_rate": rate,
                 "grad_norm": norm,
                 "seconds": seconds,

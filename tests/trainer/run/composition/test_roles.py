@@ -261,3 +261,29 @@ def test_what_the_data_holds_and_what_is_changed_is_said(
     assert (status["step"], status["total_steps"]) == (7, 7)
     with pytest.raises(InputError, match=f"max_seq_len 9: {known} has 8 positions"):
         read_inputs(config(model, tmp_path, **settings, **{"data.max_seq_len": 9}), "run")
+
+
+def test_a_step_without_a_token_to_learn_has_no_loss(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A loss of zero would look like a perfect model."""
+    data = tmp_path / "train.jsonl"
+    rows = [{"prompt": "p " * 120, "completion": str(n)} for n in range(3)]
+    rows.append({"prompt": "a ", "completion": "b"})
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"task": "causal-lm", "num_classes": None, "data.train": str(data)}
+    settings |= {"data.validation": None, "data.max_seq_len": 32, "training.batch_size": 1}
+    run = config(model, tmp_path / "output", **settings, **{"training.epochs": 1})
+    assert roles.run_local(run, "run", ALONE) == 0
+    metrics = read_metrics(tmp_path / "output/metrics.jsonl")
+    losses = [record["loss"] for record in metrics if record["kind"] == "step"]
+    assert losses.count(None) == 3
+    (loss,) = (loss for loss in losses if loss is not None)
+    assert loss > 1
+    status = json.loads((tmp_path / "output/status.json").read_bytes())
+    assert status["loss"] == losses[-1]
+    shown = "-" if losses[-1] is None else f"{losses[-1]:.4f}"
+    assert f"step 4, loss {shown}, in" in status["card"][1]
+    printed = capsys.readouterr().err
+    assert f"loss {shown}" in printed
+    assert "0.0000" not in printed
