@@ -49,10 +49,19 @@ checkpoint:
 @click.option(
     "--data", type=click.Path(), default="train.jsonl", metavar="FILE", help="JSON Lines."
 )
-def init(file: Path, model: str, data: str) -> None:
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="CONFIG",
+    help="A config of axolotl or LLaMA-Factory to take the settings from.",
+)
+@click.pass_context
+def init(context: click.Context, file: Path, model: str, data: str, source: Path | None) -> None:
     """Write a commented run config to FILE (default: run.yaml).
 
-    Settings are derived from data and model if these are on this machine.
+    Settings are derived from data and model if these are on this machine; or taken from another
+    trainer's config, whose other keys are listed.
     """
     from launcher.errors import ConfigError
     from launcher.views import render
@@ -60,6 +69,15 @@ def init(file: Path, model: str, data: str) -> None:
     from trainer.planning.defaults import HELD_OUT, derive, provisional
     from trainer.system.errors import InputError
 
+    if source is not None:
+        given = {"model.path": model, "data.train": data}
+        flags = {"model.path": "model", "data.train": "data"}
+        chosen = {key for key, name in flags.items() if _is_given(context, name)}
+        text, lines = _from_foreign(file, source, given, chosen)
+        _write(file, text)
+        for line in lines:
+            render.say(line)
+        return
     config = load(None, {"model.path": model, "data.train": data, **provisional({})})
     folder = Path(model) if Path(model).is_dir() else None
     try:
@@ -86,6 +104,58 @@ def init(file: Path, model: str, data: str) -> None:
         batch_size=config.training.batch_size,
         evaluate_every=config.training.evaluate_every,
     )
+    _write(file, text)
+    render.say(f"{file}: {config.task}; edit it, then: launch cluster up --config {file}")
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _from_foreign(
+    file: Path, source: Path, given: dict[str, str], chosen: set[str]
+) -> tuple[str, list[str]]:
+    """Return a config with what another trainer's has, and lines for people.
+
+    Args:
+        given: model and data; those that are not `chosen` only fill gaps.
+    """
+    import yaml
+
+    from launcher.errors import ConfigError
+    from trainer.config.foreign import PROGRAMS, recognise, take
+    from trainer.config.run import RunConfig
+    from trainer.config.section import build, read_yaml
+    from trainer.system.errors import InputError
+
+    try:
+        tree = read_yaml(source)
+        program = recognise(tree)
+        if program is None:
+            known = " or ".join(one.name for one in PROGRAMS)
+            raise ConfigError(f"{source}: not a config of {known}")
+        taken = take(program, tree)
+        settings = given | taken.settings | {key: given[key] for key in chosen}
+        config = build(RunConfig, {}, settings, source)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    left = [f"{key}: {why}" for key, why in taken.left.items()]
+    head = [
+        f"A run config of Motley, from {source} of {program.name}; start the run with:",
+        f"  launch cluster up --config {file}",
+        f"{program.name} counts a batch of each device; training.batch_size is of all together.",
+        *(["Not taken over:", *(f"  {line}" for line in left)] if left else []),
+    ]
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    text = "".join(f"# {line}\n" for line in head) + yaml.safe_dump(tree, sort_keys=False)
+    lines = [f"not taken over: {line}" for line in left]
+    done = f"{file}: {len(taken.settings)} settings of {program.name}, {len(left)} keys not taken"
+    return text, [*lines, f"{done}; edit it, then: launch cluster up --config {file}"]
+
+
+def _write(file: Path, text: str) -> None:
+    from launcher.errors import ConfigError
+
     try:
         with file.open("x", encoding="utf-8") as out:
             out.write(text)
@@ -93,7 +163,6 @@ def init(file: Path, model: str, data: str) -> None:
         raise ConfigError(f"{file}: exists already; name another file") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
-    render.say(f"{file}: {config.task}; edit it, then: launch cluster up --config {file}")
 
 
 def _quoted(value: str | list[str]) -> str:

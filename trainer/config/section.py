@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
+from trainer.config.foreign import recognise
 from trainer.config.spelling import hint, nearest_key
 from trainer.system.errors import InputError, plain_reason
 
@@ -140,6 +141,21 @@ def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
             nearest = hint(next(iter(get_close_matches(str(source), presets, n=1)), None))
             raise InputError(f"no config file and no preset '{source}' (presets: {names}){nearest}")
         path = presets[str(source)]
+    tree = read_yaml(path)
+    if (program := recognise(tree)) is not None:
+        raise InputError(
+            f"{path}: is a config of {program.name}; write one of ours from it: launch init --from"
+            f" {path}"
+        )
+    return tree
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds.
+
+    Raises:
+        InputError: it cannot be read, is no YAML, or holds something else.
+    """
     try:
         tree: Any = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)  # noqa: S506 - safe
     except (OSError, UnicodeDecodeError) as error:

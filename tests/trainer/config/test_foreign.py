@@ -1,0 +1,160 @@
+"""Configs of other trainers become ours: each key is taken, harmless, or left by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cli import run
+from trainer.config.foreign import PROGRAMS, Program, recognise, take
+from trainer.config.run import load
+from trainer.system.errors import InputError
+
+AXOLOTL = """
+base_model: models/llama
+datasets: [{path: train.jsonl, type: alpaca}]
+val_set_size: 0.05
+output_dir: ./out
+adapter: qlora
+load_in_4bit: true
+lora_r: 8
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_modules: [q_proj, v_proj]
+sequence_len: 1024
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 3
+optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+gradient_checkpointing: true
+warmup_steps: 10
+weight_decay: 0.0
+saves_per_epoch: 1
+deepspeed: null
+special_tokens: {pad_token: <pad>}
+flash_attn: true
+"""
+FACTORY = """
+model_name_or_path: models/qwen
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+dataset: identity,alpaca_en_demo
+template: qwen3
+cutoff_len: 2048
+max_samples: 1000
+output_dir: saves/qwen
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: linear
+warmup_ratio: 0.1
+max_steps: 500
+bf16: true
+"""
+
+
+def taken(text: str) -> tuple[Program, dict[str, Any], dict[str, str]]:
+    tree = yaml.safe_load(text)
+    program = recognise(tree)
+    assert program is not None
+    found = take(program, tree)
+    return program, found.settings, found.left
+
+
+def test_axolotl() -> None:
+    program, settings, left = taken(AXOLOTL)
+    assert program.name == "axolotl"
+    config = load(None, settings)
+    assert (config.task, config.method, config.model.quantization) == ("causal-lm", "lora", "nf4")
+    assert (config.model.path, config.data.train, config.output) == (
+        "models/llama", "train.jsonl", "./out",
+    )  # fmt: skip
+    assert (config.lora.lora_rank, config.lora.lora_alpha) == (8, 16)
+    assert config.lora.target_modules == ("q_proj", "v_proj")
+    assert (config.data.max_seq_len, config.data.validation_fraction) == (1024, 0.05)
+    training = config.training
+    assert (training.batch_size, training.micro_batch_size, training.epochs) == (8, "auto", 3)
+    assert (training.pack, training.gradient_checkpointing) == (True, "on")
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (2e-4, 0.0)
+    assert list(left) == ["lora_dropout", "warmup_steps", "special_tokens", "flash_attn"]
+    assert left["flash_attn"] == "is not known"
+
+
+def test_llama_factory() -> None:
+    program, settings, left = taken(FACTORY)
+    assert program.name == "LLaMA-Factory"
+    config = load(None, settings | {"data.train": "d.jsonl"})
+    assert (config.method, config.lora.lora_rank, config.data.max_seq_len) == ("lora", 8, 2048)
+    assert (config.training.batch_size, config.training.epochs) == (8, 3)
+    assert (config.training.max_steps, config.training.precision) == (500, "bf16")
+    assert list(left) == ["dataset", "template", "max_samples", "lr_scheduler_type"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "key"),
+    [
+        ("adapter: llama-adapter", "adapter"),
+        ("load_in_8bit: true", "load_in_8bit"),
+        ("lora_target_modules: [embed_tokens]", "lora_target_modules"),
+        ("datasets: [{path: a}, {path: b}]", "datasets"),
+        ("datasets: [{path: a, split: 'train[:10%]'}]", "datasets"),
+        ("optimizer: lion_pytorch", "optimizer"),
+        ("lr_scheduler: constant", "lr_scheduler"),
+        ("val_set_size: 200", "val_set_size"),
+        ("train_on_inputs: true", "train_on_inputs"),
+        ("bf16: full", "bf16"),
+        ("eval_steps: 0.2", "eval_steps"),
+        ("micro_batch_size: auto", "micro_batch_size"),
+    ],
+)
+def test_a_value_without_a_counterpart_is_left_by_its_name(lines: str, key: str) -> None:
+    _, settings, left = taken(f"base_model: m\n{lines}\n")
+    assert list(left) == [key]
+    assert settings == {"task": "causal-lm", "method": "full", "model.path": "m"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_every_key_of_a_table(program: Program) -> None:
+    signs = dict.fromkeys(program.signs[0], "m")
+    for key in program.keys.refused:
+        found = take(program, signs | {key: True})
+        assert key in found.left
+        assert key not in take(program, signs | {key: False}).left
+    assert take(program, signs | {"nope": 1}).left["nope"] == "is not known"
+    assert not {key for key in program.keys.harmless if key in take(program, {key: 1}).left}
+
+
+def test_the_command_writes_a_config_and_lists_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ax.yml").write_text(AXOLOTL)
+    with pytest.raises(InputError, match=r"ax\.yml: is a config of axolotl; .* --from ax\.yml"):
+        load("ax.yml")
+    assert run(["init", "--from", "ax.yml"]) == 0
+    said = capsys.readouterr().out
+    assert "not taken over: lora_dropout: 0.05: adapters have no dropout" in said
+    text = Path("run.yaml").read_text()
+    assert "#   special_tokens: change the vocabulary" in text
+    assert load("run.yaml") == load(None, taken(AXOLOTL)[1])
+    assert run(["init", "other.yaml", "--from", "ax.yml", "--model", "mine"]) == 0
+    assert load("other.yaml").model.path == "mine"
+    Path("lf.yml").write_text(FACTORY)
+    assert run(["init", "lf.yaml", "--from", "lf.yml"]) == 0
+    assert load("lf.yaml").data.train == "train.jsonl"
+    capsys.readouterr()
+    assert run(["init", "more.yaml", "--from", "run.yaml"]) == 2
+    assert "run.yaml: not a config of axolotl or LLaMA-Factory" in capsys.readouterr().err
+    assert not Path("more.yaml").exists()

@@ -1,0 +1,355 @@
+"""Configs of other trainers: which of their keys become settings of a run, and which do not.
+
+Each program has one table (F-IN-001). A used key becomes settings, a harmless one changes nothing
+that is learned here, a refused one would and has no counterpart. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.system.key_table import KeyTable
+
+Settings = dict[str, Any]
+Tree = Mapping[str, Any]
+_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class _NotTakenError(Exception):
+    """A value that no setting stands for; the message says why, and what to do."""
+
+
+Rule = Callable[[Any, Tree], Settings]
+"""Returns the settings of a key's value; the tree has the other keys.
+
+Raises:
+    _NotTakenError: there are none.
+"""
+
+
+@dataclass
+class Taken:
+    """What became of a foreign config."""
+
+    settings: Settings = field(default_factory=dict[str, Any])
+    """By their dotted paths."""
+    left: dict[str, str] = field(default_factory=dict[str, str])
+    """Keys that were not taken, with the reason and what to do."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A trainer whose configs are read."""
+
+    name: str
+    signs: tuple[frozenset[str], ...]
+    """Keys that tell its configs: all of one group are there."""
+    rules: Mapping[str, Rule]
+    keys: KeyTable
+
+
+def recognise(tree: Tree) -> Program | None:
+    """Return the program that a config of other keys than ours is written for."""
+    return next((one for one in PROGRAMS if any(s <= tree.keys() for s in one.signs)), None)
+
+
+def take(program: Program, tree: Tree) -> Taken:
+    """Return the settings that a config of a program stands for, and the keys that are left."""
+    taken = Taken({"task": "causal-lm"})
+    for key, value in tree.items():
+        try:
+            if (refusal := program.keys.refusal([key])) is not None and value not in _OFF:
+                taken.left[key] = refusal.removeprefix(f"'{key}' ")
+            elif program.keys.unknown([key]):
+                taken.left[key] = "is not known"
+            elif key in program.rules and value is not None:
+                taken.settings |= program.rules[key](value, tree)
+        except _NotTakenError as why:
+            taken.left[key] = str(why)
+    if "method" not in taken.settings:
+        taken.settings["method"] = "full"
+    if taken.settings["method"] == "full":
+        for key in [key for key in taken.settings if key.startswith("lora.")]:
+            del taken.settings[key]
+    return taken
+
+
+_OFF = (None, False, 0, "", [], {}, "none", "no")
+
+
+def _is(setting: str) -> Rule:
+    return lambda value, _: {setting: value}
+
+
+def _only(*accepted: Any, instead: str) -> Rule:
+    """A key whose other values would change the computation."""
+
+    def rule(value: Any, _: Tree) -> Settings:
+        if value not in accepted:
+            raise _NotTakenError(f"{value!r}: {instead}")
+        return {}
+
+    return rule
+
+
+def _samples(per_device: str) -> Rule:
+    def rule(_: Any, tree: Tree) -> Settings:
+        counts = (tree.get(per_device, 1), tree.get("gradient_accumulation_steps", 1))
+        if not all(isinstance(count, int) for count in counts):
+            raise _NotTakenError("is no number; set training.batch_size")
+        return {"training.batch_size": counts[0] * counts[1]}
+
+    return rule
+
+
+def _adapter(value: Any, _: Tree) -> Settings:
+    known: dict[Any, Settings] = {
+        "lora": {"method": "lora"},
+        "qlora": {"method": "lora", "model.quantization": "nf4"},
+        "full": {"method": "full"},
+        "": {"method": "full"},
+    }
+    if value not in known:
+        raise _NotTakenError(f"{value!r}: Motley trains lora, qlora or full; set method")
+    return known[value]
+
+
+def _bits(value: Any, _: Tree) -> Settings:
+    if value not in (4, True):
+        raise _NotTakenError(f"{value!r}: a frozen base is stored in 4 bits (nf4) or 16")
+    return {"model.quantization": "nf4"}
+
+
+def _targets(value: Any, _: Tree) -> Settings:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if names in (["all"], ["all-linear"]):
+        return {}
+    other = [str(name) for name in names if name not in _LINEARS]
+    if other:
+        raise _NotTakenError(f"{', '.join(other)}: targets are some of {', '.join(_LINEARS)}")
+    return {"lora.target_modules": list(names)}
+
+
+def _precision(name: str) -> Rule:
+    def rule(value: Any, _: Tree) -> Settings:
+        if value in ("auto", False):
+            return {}
+        if value is not True:
+            raise _NotTakenError(f"{value!r}: set training.precision")
+        return {"training.precision": name}
+
+    return rule
+
+
+def _recompute(value: Any, _: Tree) -> Settings:
+    return {"training.gradient_checkpointing": "on" if value else "off"}
+
+
+def _warmup_steps(value: Any, tree: Tree) -> Settings:
+    steps = tree.get("max_steps")
+    if not isinstance(value, int | float) or (value >= 1 and not isinstance(steps, int)):
+        raise _NotTakenError("is a number of steps; set optimizer.warmup_ratio, a share of all")
+    return {"optimizer.warmup_ratio": value if value < 1 else value / max(steps or 1, 1)}
+
+
+def _fraction(value: Any, _: Tree) -> Settings:
+    if not isinstance(value, int | float) or not 0 <= value < 1:
+        raise _NotTakenError("is a number of samples; set data.validation_fraction, a share of all")
+    return {"data.validation_fraction": value}
+
+
+def _steps(setting: str) -> Rule:
+    def rule(value: Any, _: Tree) -> Settings:
+        if not isinstance(value, int) or value < 1:
+            raise _NotTakenError(f"{value!r} is no number of steps; set {setting}")
+        return {setting: value}
+
+    return rule
+
+
+def _datasets(setting: str) -> Rule:
+    """A list of data sets, of which one is taken with its path alone."""
+
+    def rule(value: Any, _: Tree) -> Settings:
+        sets: Sequence[Any] = value if isinstance(value, list) else [value]
+        paths = [one.get("path") if isinstance(one, dict) else one for one in sets]  # pyright: ignore
+        if len(paths) != 1 or not isinstance(paths[0], str):
+            raise _NotTakenError(f"{len(paths)} data sets; join their files and set {setting}")
+        more = sorted({*sets[0]} - {"path", "type", "ds_type"}) if isinstance(sets[0], dict) else []
+        if more:
+            raise _NotTakenError(f"has {', '.join(map(str, more))}; prepare a file, set {setting}")
+        return {setting: paths[0]}
+
+    return rule
+
+
+def _named_set(value: Any, _: Tree) -> Settings:
+    raise _NotTakenError(f"{value!r} is a name in dataset_info.json; set data.train to its file")
+
+
+_SHARED: dict[str, Rule] = {
+    "lora_alpha": _is("lora.lora_alpha"),
+    "lora_dropout": _only(0, 0.0, instead="adapters have no dropout; leave it out"),
+    "learning_rate": _is("optimizer.learning_rate"),
+    "weight_decay": _is("optimizer.weight_decay"),
+    "adam_beta1": _is("optimizer.beta1"),
+    "adam_beta2": _is("optimizer.beta2"),
+    "adam_epsilon": _is("optimizer.epsilon"),
+    "max_grad_norm": _is("optimizer.max_grad_norm"),
+    "warmup_ratio": _is("optimizer.warmup_ratio"),
+    "warmup_steps": _warmup_steps,
+    "max_steps": _steps("training.max_steps"),
+    "eval_steps": _steps("training.evaluate_every"),
+    "save_steps": _steps("checkpoint.every"),
+    "save_total_limit": _steps("checkpoint.keep_last"),
+    "seed": _is("training.seed"),
+    "output_dir": _is("output"),
+    "bf16": _precision("bf16"),
+    "fp16": _precision("fp16"),
+    "gradient_checkpointing": _recompute,
+    "gradient_accumulation_steps": _samples("micro_batch_size"),
+    "train_on_inputs": _only(False, instead="only answers are learned"),
+}
+_COSINE = _only("cosine", instead="the learning rate follows a cosine; see optimizer.final_ratio")
+_ADAMW = _only(
+    *("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_8bit", "adamw_bnb_8bit"),
+    *("paged_adamw_8bit", "paged_adamw_32bit"),
+    instead="the optimizer is AdamW; leave it out",
+)
+_LOGGING = frozenset(
+    (
+        *("logging_steps", "report_to", "wandb_project", "wandb_entity", "wandb_name"),
+        *("wandb_watch", "wandb_run_id", "wandb_log_model", "mlflow_tracking_uri", "plot_loss"),
+        *("hub_model_id", "push_to_hub", "hub_strategy", "run_name", "use_tensorboard"),
+        *("tf32", "dataloader_num_workers", "dataloader_pin_memory", "ddp_timeout", "seed_data"),
+        *("group_by_length", "overwrite_output_dir", "save_only_model", "save_safetensors"),
+        *("gradient_checkpointing_kwargs", "trust_remote_code", "logging_dir", "debug"),
+    )
+)
+"""Speed, logs and uploads."""
+_ROPE = "changes the positions; Motley takes them from config.json"
+_PARALLEL = "splits the model; set the section parallel (docs/strategies.md)"
+_SHARED_REFUSED = {
+    "deepspeed": _PARALLEL,
+    "fsdp": _PARALLEL,
+    "fsdp_config": _PARALLEL,
+    "neftune_noise_alpha": "adds noise to inputs, which Motley does not",
+    "use_dora": "is another adapter than LoRA",
+    "use_rslora": "scales adapters in another way; set lora.lora_alpha to alpha * sqrt(rank)",
+}
+_AXOLOTL: dict[str, Rule] = {
+    **_SHARED,
+    "base_model": _is("model.path"),
+    "datasets": _datasets("data.train"),
+    "test_datasets": _datasets("data.validation"),
+    "val_set_size": _fraction,
+    "adapter": _adapter,
+    "load_in_4bit": _bits,
+    "lora_r": _is("lora.lora_rank"),
+    "lora_target_modules": _targets,
+    "sequence_len": _is("data.max_seq_len"),
+    "sample_packing": _is("training.pack"),
+    "micro_batch_size": _samples("micro_batch_size"),
+    "num_epochs": _is("training.epochs"),
+    "lr_scheduler": _COSINE,
+    "optimizer": _ADAMW,
+    "cosine_min_lr_ratio": _is("optimizer.final_ratio"),
+}
+_FACTORY: dict[str, Rule] = {
+    **_SHARED,
+    "model_name_or_path": _is("model.path"),
+    "stage": _only("sft", "pt", instead="Motley fine-tunes (sft) and pre-trains (pt)"),
+    "finetuning_type": _adapter,
+    "quantization_bit": _bits,
+    "lora_rank": _is("lora.lora_rank"),
+    "lora_target": _targets,
+    "dataset": _named_set,
+    "eval_dataset": _named_set,
+    "val_size": _fraction,
+    "cutoff_len": _is("data.max_seq_len"),
+    "packing": _is("training.pack"),
+    "per_device_train_batch_size": _samples("per_device_train_batch_size"),
+    "gradient_accumulation_steps": _samples("per_device_train_batch_size"),
+    "num_train_epochs": lambda value, _: {
+        "training.epochs": int(value) if value == int(value) else value
+    },
+    "lr_scheduler_type": _COSINE,
+    "optim": _ADAMW,
+}
+PROGRAMS = (
+    Program(
+        "axolotl",
+        (frozenset(("base_model",)),),
+        _AXOLOTL,
+        KeyTable(
+            "an axolotl config",
+            frozenset(_AXOLOTL),
+            harmless=_LOGGING
+            | {
+                *("lora_target_linear", "flash_attention", "xformers_attention", "sdp_attention"),
+                *("dataset_prepared_path", "dataset_processes", "pad_to_sequence_len", "strict"),
+                *("eval_sample_packing", "shuffle_merged_datasets", "low_cpu_mem_usage"),
+                *("model_type", "tokenizer_type", "is_llama_derived_model", "is_mistral_derived"),
+                *("evals_per_epoch", "saves_per_epoch", "eval_table_size", "eval_batch_size"),
+                *("eval_max_new_tokens", "auto_resume_from_checkpoints", "local_rank"),
+                *("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "output_prefix"),
+                *("resume_from_checkpoint", "lora_fan_in_fan_out", "flash_attn_cross_entropy"),
+            },
+            refused=_SHARED_REFUSED
+            | {
+                "chat_template": "is not taken: the model's own template is used",
+                "early_stopping_patience": "would end the run earlier; leave it out",
+                "load_in_8bit": "stores the base in 8 bits; set model.quantization to nf4 or none",
+                "lora_model_dir": "is an adapter to start from; merge it into the base first",
+                "lora_modules_to_save": "trains more than the adapters; take method full",
+                "peft_use_dora": _SHARED_REFUSED["use_dora"],
+                "peft_use_rslora": _SHARED_REFUSED["use_rslora"],
+                "plugins": "change the training; leave them out",
+                "reward_model": "trains a reward model, which Motley does not",
+                "rl": "is preference training, which Motley does not do",
+                "rope_scaling": _ROPE,
+                "special_tokens": "change the vocabulary; save the tokenizer with them",
+                "tokenizer_config": "is another tokenizer; put its files into the model's folder",
+                "tokens": "change the vocabulary; save the tokenizer and the model with them",
+                "unfrozen_parameters": "train a part of the model; take method lora or full",
+            },
+        ),
+    ),
+    Program(
+        "LLaMA-Factory",
+        tuple(
+            frozenset(("model_name_or_path", sign))
+            for sign in ("stage", "finetuning_type", "template", "dataset")
+        ),
+        _FACTORY,
+        KeyTable(
+            "a LLaMA-Factory config",
+            frozenset(_FACTORY),
+            harmless=_LOGGING
+            | {
+                *("do_train", "do_eval", "dataset_dir", "overwrite_cache", "flash_attn"),
+                *("preprocessing_num_workers", "per_device_eval_batch_size", "eval_strategy"),
+                *("evaluation_strategy", "save_strategy", "cache_dir", "use_fast_tokenizer"),
+                *("quantization_method", "ray_run_name", "include_num_input_tokens_seen"),
+                *("resume_from_checkpoint", "enable_liger_kernel", "use_unsloth"),
+                *("double_quantization", "lora_target_linear"),
+            },
+            refused=_SHARED_REFUSED
+            | {
+                "adapter_name_or_path": "is an adapter to start from; merge it into the base first",
+                "additional_target": "trains more than the adapters; take method full",
+                "freeze_trainable_layers": "trains a part of the model; take method lora or full",
+                "mask_history": "learns the last answer alone; split the conversations",
+                "max_samples": "takes a part of the data; make a shorter file",
+                "pref_beta": "is of preference training, which Motley does not do",
+                "pure_bf16": "keeps trained weights in 16 bits; they are fp32 here",
+                "rope_scaling": _ROPE,
+                "streaming": "reads data while it trains; give a file",
+                "template": "is not taken: the model's own chat template is used",
+                "use_galore": "is another optimizer than AdamW",
+            },
+        ),
+    ),
+)  # fmt: skip
