@@ -154,15 +154,14 @@ def on_torch(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
     import bitsandbytes  # noqa: F401  # loaded before the first look: its own memory is not the model's
     import torch
 
-    from trainer.model.architecture import read_architecture
     from trainer.model.initialization import initial_weights
     from trainer.planning.memory import plan_memory_by_part
+    from trainer.planning.model_config import read_shape
     from trainer.planning.replica import training_of
-    from trainer.planning.shapes import shape_of
     from trainer.planning.strategy import Strategy
     from trainer.replica.torch.replica import TorchReplica
 
-    shape = shape_of(read_architecture(folder))
+    shape = read_shape(folder)
     weights = initial_weights(layout, folder, config)
     batch = samples(shape.vocab, config.data.max_seq_len)
     torch.nn.functional.silu(torch.ones(64, 64, requires_grad=True)).sum().backward()

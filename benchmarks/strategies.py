@@ -175,15 +175,14 @@ def with_rates(
     found: list[Any], config: Any, world: int, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Return all ranks' figures as those of the strategy, beside the plan."""
-    from trainer.model.architecture import read_architecture
     from trainer.planning.devices import find_device
     from trainer.planning.memory import plan_memory_by_part
+    from trainer.planning.model_config import read_shape
     from trainer.planning.replica import training_of
-    from trainer.planning.shapes import shape_of
     from trainer.planning.strategy import Strategy
     from trainer.planning.time import flops_per_token
 
-    shape, on_card = shape_of(read_architecture(folder)), found[0]["peak"] is not None
+    shape, on_card = read_shape(folder), found[0]["peak"] is not None
     training = training_of(config, accelerator=on_card, recompute=on_card)
     training = replace(training, rows=options.rows)
     pipeline = config.parallel.pipeline

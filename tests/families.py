@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+_WINDOW = {"sliding_window": 16}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_HALVES = {"head_dim": None}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
-    "qwen2": {"head_dim": None},
+    "qwen2": _HALVES,
     "qwen3": {},
     "smollm3": {"no_rope_layers": [1, 0], "pad_token_id": 0},
+    "gemma": {},
+    "gemma2": {**_WINDOW, "final_logit_softcapping": 0.5},
+    "gemma3_text": {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "phi3": {**_HALVES, "pad_token_id": 0, "resid_pdrop": 0.1, "eos_token_id": 2},
+    "olmo2": {"pad_token_id": None, "eos_token_id": 2, **_HALVES},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 8.0,
+        "attention_dropout": 0.1,
+        **_HALVES,
+    },
+    "mixtral": {**_EXPERTS, "router_jitter_noise": 0.1},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "qwen3_5_text": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "gpt_oss": {**_EXPERTS, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt2": {"n_positions": 512, "bos_token_id": 2, "eos_token_id": 2, "n_inner": 128, **_HALVES},
 }
 COMPUTED_HERE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Whose layers Motley's own decoder and wgpu compute."""

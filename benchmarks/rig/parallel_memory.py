@@ -29,13 +29,12 @@ WITHIN = 0.1
 def weigh(folder: Path, _rounds: int) -> dict[str, Any]:
     """Return the most bytes that torch holds for each strategy, and the plan."""
     from trainer.config.parallel import PipelineConfig
-    from trainer.model.architecture import read_architecture
     from trainer.planning.memory import plan_memory_by_part
-    from trainer.planning.shapes import shape_of
+    from trainer.planning.model_config import read_shape
     from trainer.planning.strategy import FP32, Strategy, TrainingSetup
 
     path, found = write_model(folder), dict[str, Any]()
-    shape = shape_of(read_architecture(path))
+    shape = read_shape(path)
     for strategy, mesh in meshes().items():
         tensor = RANKS if strategy.startswith("tp") else 1
         stages = RANKS if strategy == "pp" else 1
@@ -76,11 +75,10 @@ def weigh_group(path: Path) -> dict[str, Any]:
     It keeps gradients where torch's allocator does not see them, so this is resident memory.
     """
     from trainer.config.run import load
-    from trainer.model.architecture import read_architecture
     from trainer.model.initialization import initial_weights
     from trainer.model.layout import build_layout
     from trainer.planning.memory import plan_memory_by_part
-    from trainer.planning.shapes import shape_of
+    from trainer.planning.model_config import read_shape
     from trainer.planning.strategy import FP32, Strategy, TrainingSetup
     from trainer.run.distributed.group.part import CopiedPart
     from trainer.run.distributed.group.setup import Setup
@@ -97,7 +95,7 @@ def weigh_group(path: Path) -> dict[str, Any]:
         for _ in range(2):
             part.train(batch, None, None)
     planned = plan_memory_by_part(
-        shape_of(read_architecture(path)),
+        read_shape(path),
         TrainingSetup(length=TOKENS, rows=each, precision=FP32),
         Strategy(world=RANKS, data="motley"),
     )

@@ -75,12 +75,11 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
 
     from trainer.config.run import load
     from trainer.lab.compare.random_model import write_model
-    from trainer.model.architecture import read_architecture
     from trainer.model.initialization import initial_weights
     from trainer.model.layout import build_layout
     from trainer.planning.memory import plan_memory_by_part
+    from trainer.planning.model_config import read_shape
     from trainer.planning.replica import strategy_of, training_of
-    from trainer.planning.shapes import shape_of
     from trainer.replica.torch.parallel.mesh import make_mesh
     from trainer.replica.torch.parallel.replica import ParallelReplica
 
@@ -113,8 +112,6 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
             spread = replace(spread, microbatches=1)
         rows = ROWS // spread.replicas // spread.microbatches
         training = training_of(config, accelerator=False, recompute=False)
-        parts = plan_memory_by_part(
-            shape_of(read_architecture(folder)), replace(training, rows=rows), spread
-        )
+        parts = plan_memory_by_part(read_shape(folder), replace(training, rows=rows), spread)
         size = parts.bytes()
         return {"planned": sum(size.values()), "peak": peak.bytes - before, "parts": size}

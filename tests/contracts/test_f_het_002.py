@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.model.architecture import read_architecture
 from trainer.model.layout import build_layout, read_headers
+from trainer.planning.model_config import read_shape
 from trainer.planning.replica import MemoryPlan, check_fits, fitting_tokens, plan_memory
 from trainer.replica.torch import replica as torch_replica
 from trainer.system.errors import InputError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def plan_of(folder: Path, config: RunConfig) -> MemoryPlan:
     return plan_memory(
-        read_architecture(folder),
+        read_shape(folder),
         read_headers(folder),
         build_layout(folder, config),
         config,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast, get_args
+from typing import Annotated, Any, Literal, Self, cast
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -38,8 +38,8 @@ LostText = Literal["refuse", "accept"]
 
 ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
-Linear = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-LINEARS: tuple[Linear, ...] = get_args(Linear)
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linears of a layer that Motley's own decoder computes."""
 
 MEMBERS_MAY_DIFFER = (
     "name",
@@ -89,13 +89,22 @@ class LoraSettings(Section):
 
     lora_rank: Positive = 16
     lora_alpha: Positive = 32
-    target_modules: tuple[Linear, ...] = Field(default=LINEARS, min_length=1)
+    target_modules: tuple[Annotated[str, Field(pattern=r"^[\w.]+$")], ...] | None = Field(
+        default=None, min_length=1
+    )
+    """The linears that get an adapter, such as `q_proj`, or `attn.c_proj` if several end so; null:
+    all linears of the layers."""
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """Those of a layer that Motley's own decoder computes."""
+        return self.target_modules or LINEARS
 
     @field_validator("target_modules", mode="before")
     @classmethod
     def _is_list(cls, value: object) -> object:
         if isinstance(value, str):
-            every = "all seven are the default: leave the setting out"
+            every = "all linears are the default: leave the setting out"
             close = get_close_matches(value, LINEARS, n=1)
             some = f"a list is needed, such as [{close[0] if close else 'q_proj, v_proj'}]"
             raise ValueError(every if value.startswith("all") else some)

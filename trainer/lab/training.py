@@ -23,7 +23,7 @@ from trainer.lab.experiment import Experiment, Formula, Row
 from trainer.lab.peak_memory import PeakMemory
 from trainer.model.architecture import parse_architecture
 from trainer.planning.memory import plan_memory_by_part
-from trainer.planning.shapes import shape_of
+from trainer.planning.model_config import parse_shape
 from trainer.planning.strategy import FP32, Recompute, Strategy, TrainingSetup
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import Linear
@@ -238,5 +238,7 @@ def _batches(seed: int, steps: int, device: torch.device) -> Iterator[Tensor]:
 
 def _planned(recompute: Recompute) -> float:
     training = TrainingSetup(length=LENGTH, rows=ROWS, recompute=recompute, precision=FP32)
-    parts = plan_memory_by_part(shape_of(_ARCHITECTURE), training, Strategy()).bytes()
+    parts = plan_memory_by_part(
+        parse_shape(_SIZES, "the lab's model", "lab"), training, Strategy()
+    ).bytes()
     return round(sum(parts[part] for part in ("activations", "logits", "gradients")) / 2**20, 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run import LINEARS, RunConfig
-from trainer.model.families import BIASED_BY, Family, check_keys, family_of, with_defaults
+from trainer.model.families import Family, biased_linears, check_keys, family_of, with_defaults
 from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.system.errors import InputError
 
@@ -148,15 +148,10 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         head_dim=size("head_dim", hidden // heads),
         vocab_size=size("vocab_size"),
         tied=bool(config.get("tie_word_embeddings", False)),
-        biased=_biased(family, config),
+        biased=biased_linears(family, config),
         normalised_heads=family.normalised_heads,
         unrotated=_unrotated(family, config, where, size("num_hidden_layers")),
     )
-
-
-def _biased(family: Family, config: Mapping[str, Any]) -> frozenset[str]:
-    by_keys = (BIASED_BY[key] for key in family.keys if key in BIASED_BY and config.get(key))
-    return frozenset(family.biased or (linear for linears in by_keys for linear in linears))
 
 
 def _unrotated(

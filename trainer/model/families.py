@@ -37,6 +37,27 @@ class Family:
     """Linears that have a bias whatever config.json says."""
     keys: tuple[str, ...] = ()
     """Keys that only some families have, and this one."""
+    backbone: str = "model"
+    """The module of embedding, layers and norm."""
+    layers: str = "layers"
+    """The module list in it."""
+    embedding: str = "embed_tokens"
+    """The embedding of tokens in it."""
+    transposed: bool = False
+    """Linears store `[in, out]`."""
+    experts: tuple[str, str, str] | None = None
+    """Names of an expert's gate, up and down in files that store experts one by one; the class
+    stacks them."""
+    moved: tuple[str, str] | None = None
+    """Part of a name in files, and what the class calls it."""
+    ignored: str = ""
+    """Pattern of tensors in files that the class does not load."""
+    logit_divisor: str = ""
+    """The key of what logits are divided by."""
+    logit_cap: str = ""
+    """The key of what bounds logits, by a hyperbolic tangent."""
+    recurrent: bool = False
+    """Layers pass a state from token to token, so a row holds one sample."""
 
     @property
     def has_windows(self) -> bool:
@@ -47,6 +68,17 @@ class Family:
 _TIED = {"tie_word_embeddings": True}
 _BIASES = ("attention_bias", "mlp_bias")
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+
+_QWEN3_5 = Family(
+    code="transformers",
+    causal="Qwen3_5ForCausalLM",
+    classifier="Qwen3_5TextForSequenceClassification",
+    defaults={"num_key_value_heads": 4, "head_dim": 256},
+    normalised_heads=True,
+    ignored=r"^mtp\.|^model\.visual\.",
+    recurrent=True,
+)
+"""Also of models that see: their language model alone is trained."""
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
@@ -89,19 +121,80 @@ FAMILIES: dict[str, Family] = {
         },
         keys=(*_BIASES, *_WINDOWS, "no_rope_layers", "no_rope_layer_interval"),
     ),
-    "gemma": Family(defaults=_TIED),
-    "gemma2": Family(defaults=_TIED),
-    "gemma3_text": Family(defaults=_TIED),
-    "phi3": Family(),
-    "olmo2": Family(),
-    "granite": Family(),
-    "mixtral": Family(),
+    "gemma": Family(
+        code="transformers",
+        causal="GemmaForCausalLM",
+        classifier="GemmaForSequenceClassification",
+        defaults={**_TIED, "head_dim": 256},
+    ),
+    "gemma2": Family(
+        code="transformers",
+        causal="Gemma2ForCausalLM",
+        classifier="Gemma2ForSequenceClassification",
+        defaults={**_TIED, "head_dim": 256, "final_logit_softcapping": 30.0},
+        logit_cap="final_logit_softcapping",
+    ),
+    "gemma3_text": Family(
+        code="transformers",
+        causal="Gemma3ForCausalLM",
+        classifier="Gemma3TextForSequenceClassification",
+        defaults={**_TIED, "head_dim": 256},
+        normalised_heads=True,
+        logit_cap="final_logit_softcapping",
+    ),
+    "phi3": Family(
+        code="transformers",
+        causal="Phi3ForCausalLM",
+        classifier="Phi3ForSequenceClassification",
+    ),
+    "olmo2": Family(
+        code="transformers",
+        causal="Olmo2ForCausalLM",
+        classifier="Olmo2ForSequenceClassification",
+    ),
+    "granite": Family(
+        code="transformers", causal="GraniteForCausalLM", logit_divisor="logits_scaling"
+    ),
+    "mixtral": Family(
+        code="transformers",
+        causal="MixtralForCausalLM",
+        classifier="MixtralForSequenceClassification",
+        defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        experts=("w1", "w3", "w2"),
+        moved=("block_sparse_moe.", "mlp."),
+    ),
+    "qwen3_moe": Family(
+        code="transformers",
+        causal="Qwen3MoeForCausalLM",
+        classifier="Qwen3MoeForSequenceClassification",
+        defaults={"num_key_value_heads": 4},
+        normalised_heads=True,
+        experts=("gate_proj", "up_proj", "down_proj"),
+    ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+    "gpt_oss": Family(
+        code="transformers",
+        causal="GptOssForCausalLM",
+        classifier="GptOssForSequenceClassification",
+        defaults={"num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4},
+    ),
+    "gpt2": Family(
+        code="transformers",
+        causal="GPT2LMHeadModel",
+        classifier="GPT2ForSequenceClassification",
+        defaults=_TIED,
+        gated=False,
+        backbone="transformer",
+        layers="h",
+        embedding="wte",
+        transposed=True,
+        ignored=r"\.attn\.(masked_)?bias$",
+    ),
     "qwen2_moe": Family(),
-    "qwen3_moe": Family(normalised_heads=True),
     "deepseek_v2": Family(),
     "deepseek_v3": Family(),
     "glm4": Family(),
-    "gpt2": Family(gated=False, defaults=_TIED),
     "gpt_neo": Family(gated=False),
     "gpt_neox": Family(gated=False),
     "gptj": Family(gated=False),
@@ -113,7 +206,7 @@ FAMILIES: dict[str, Family] = {
 
 TRAINED = tuple(name for name, family in FAMILIES.items() if family.code != "none")
 """The types that Motley trains."""
-BIASED_BY = {
+_BIASED_BY = {
     "attention_bias": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp_bias": ("gate_proj", "up_proj", "down_proj"),
 }
@@ -210,6 +303,18 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     return family
 
 
+def biased_linears(family: Family, config: Mapping[str, Any]) -> frozenset[str]:
+    """Return the linears of a layer that have a bias."""
+    by_keys = (_BIASED_BY[key] for key in family.keys if key in _BIASED_BY and config.get(key))
+    return frozenset(family.biased or (linear for linears in by_keys for linear in linears))
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that describes the language model."""
+    inside = config.get("text_config")
+    return inside if isinstance(inside, Mapping) and "hidden_size" in inside else config
+
+
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json completed with what its class assumes."""
     family = FAMILIES.get(str(config.get("model_type")))
@@ -265,6 +370,26 @@ def left_to_transformers(config: Mapping[str, Any], length: int | None = None) -
             " computed by transformers' code alone"
         )
     return None
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What becomes of the product of hidden states and head: `cap tanh(x / divisor / cap)`."""
+
+    divisor: float = 1.0
+    cap: float | None = None
+    """None bounds nothing."""
+
+
+PLAIN = Logits()
+"""The product is the logits."""
+
+
+def logits_of(config: Mapping[str, Any]) -> Logits:
+    """Return what the class of a config.json makes of its head's product."""
+    settings = with_defaults(text_config(config))
+    family = FAMILIES[settings["model_type"]]
+    return Logits(settings.get(family.logit_divisor) or 1.0, settings.get(family.logit_cap))
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:

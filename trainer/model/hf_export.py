@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.model.class_names import id2label, read_class_names
-from trainer.model.families import family_of
+from trainer.model.families import family_of, text_config
 from trainer.model.formats import ADAPTER_CONFIG
+from trainer.model.layout import adapted_names
 from trainer.model.safetensors_headers import read_config
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ def tokenizer_files(model_dir: Path) -> dict[str, Path]:
 def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     """Return the content of adapter_config.json for PEFT's `LoraConfig` (peft 0.21)."""
     classify = config.task == "classify"
-    base = str(model_dir.resolve()) if model_dir.is_dir() else config.model.path
+    base, modules, transposed = config.model.path, frozenset(config.lora.linears), False
+    if model_dir.is_dir():
+        base, modules = str(model_dir.resolve()), adapted_names(model_dir, config)
+        transposed = family_of(read_config(model_dir), base).transposed
     return {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if classify else "CAUSAL_LM",
@@ -85,11 +89,11 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "r": config.lora.lora_rank,
         "lora_alpha": config.lora.lora_alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted(config.lora.target_modules),
+        "target_modules": sorted(modules),
         # The head is trained fully; without this PEFT would keep the base's random one.
         "modules_to_save": ["score"] if classify else None,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": transposed,
         "init_lora_weights": True,
         "use_dora": False,
         "use_rslora": False,
@@ -99,7 +103,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
 
 def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     """Return the base's config.json with the trained task, classes and fp32."""
-    tree = read_config(model_dir)
+    tree = dict(text_config(read_config(model_dir)))
     family = family_of(tree, str(model_dir))
     tree.pop("torch_dtype", None)  # the name before transformers 5
     tree["dtype"] = "float32"

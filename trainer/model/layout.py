@@ -10,14 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from trainer.config.run import LINEARS, RunConfig
 from trainer.model.architecture import Architecture, module_of, read_architecture
-from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.model.families import family_of
+from trainer.model.header_layout import (
+    FLOATS,
+    PEFT_PREFIX,
+    Named,
+    Tensors,
+    header_tensors,
+    read_stored,
+    unknown_linear,
+)
+from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.system.errors import InputError
 
 __all__ = [
@@ -31,9 +41,6 @@ __all__ = [
     "stored_name",
 ]
 
-_PEFT_PREFIX = "base_model.model."
-_FLOATS = ("F32", "F16", "BF16")
-
 
 @dataclass(frozen=True)
 class TensorSlot:
@@ -42,6 +49,8 @@ class TensorSlot:
     name: str
     shape: tuple[int, ...]
     start: int
+    parameter: str = ""
+    """The model's parameter that consecutive tensors fill together; empty: the tensor's own."""
 
     @property
     def size(self) -> int:
@@ -68,6 +77,17 @@ class Block:
     def size(self) -> int:
         """Elements."""
         return self.stop - self.start
+
+    @cached_property
+    def parameters(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, start and stop of each parameter of the model, in order."""
+        found: list[tuple[str, int, int]] = []
+        for slot in self.tensors:
+            name, start = slot.parameter or slot.name, slot.start
+            if found and found[-1][0] == name:
+                start = found.pop()[1]
+            found.append((name, start, slot.stop))
+        return tuple(found)
 
     @cached_property
     def is_layer(self) -> bool:
@@ -148,27 +168,51 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
     Raises:
         InputError: the model is missing, damaged, unsupported, or does not fit the config.
     """
-    model = read_architecture(model_dir)
+    family = family_of(read_config(model_dir), str(model_dir / "config.json"))
     headers = read_headers(model_dir)
-    check_stored(model_dir, model, headers, config.num_classes)
-    if config.method == "lora":
-        _check_rank(model, config)
-        tensors = _lora_tensors(model, config)
+    if family.code != "motley":
+        layout = _lay_out(header_tensors(read_stored(model_dir, headers), config))
     else:
-        tensors = _full_tensors(model, config.num_classes)
-    return _lay_out(tensors, model.num_layers)
+        model = read_architecture(model_dir)
+        check_stored(model_dir, model, headers, config.num_classes)
+        full = config.method == "full"
+        tensors = _full_tensors(model, config.num_classes) if full else None
+        layout = _lay_out(tensors or _lora_tensors(model_dir, model, config))
+    if config.method == "lora":
+        _check_rank(layout, config)
+    return layout
+
+
+def adapted_modules(model_dir: Path, config: RunConfig) -> tuple[str, ...]:
+    """Return the modules that get an adapter: ends of their names, or the names of transformers'.
+
+    Raises:
+        InputError: see `build_layout`.
+    """
+    tree = read_config(model_dir)
+    if family_of(tree, str(model_dir / "config.json")).code == "motley":
+        return config.lora.linears
+    stored = read_stored(model_dir, read_headers(model_dir))
+    found = stored.targets(config.lora.target_modules)
+    return tuple(f"{stored.stem(layer)}.{path}" for layer, path, _, _ in found)
+
+
+def adapted_names(model_dir: Path, config: RunConfig) -> frozenset[str]:
+    """Return them as PEFT's `target_modules`: those that the config names, or the ends of all."""
+    if config.lora.target_modules is not None:
+        return frozenset(config.lora.target_modules)
+    return frozenset(name.rpartition(".")[2] for name in adapted_modules(model_dir, config))
 
 
 def stored_name(headers: Mapping[str, TensorHeader], name: str) -> str | None:
     """Return under which name a directory stores the tensor `name`, or None when it does not.
 
-    A directory saved as a bare model lacks the prefix `model.`.
+    A directory saved as a bare model lacks the prefix `model.` or `transformer.`.
     """
-    name = name.removeprefix(_PEFT_PREFIX)
-    for candidate in (name, name.removeprefix("model.")):
-        if candidate in headers:
-            return candidate
-    return None
+    name = name.removeprefix(PEFT_PREFIX)
+    bare = name.removeprefix("model.").removeprefix("transformer.")
+    inside = f"model.language_model.{bare}"  # the language model of one that also sees
+    return next((found for found in (name, bare, inside) if found in headers), None)
 
 
 def check_stored(
@@ -187,7 +231,7 @@ def check_stored(
     """
     needed: dict[str, tuple[int, ...]] = {}
     for _, slots in _full_tensors(model, num_classes):
-        needed.update(slots)
+        needed.update((slot.name, slot.shape) for slot in slots)
     for name, shape in needed.items():
         stored = stored_name(headers, name)
         if stored is None:
@@ -195,10 +239,10 @@ def check_stored(
                 continue  # a new head is drawn
             raise InputError(f"{model_dir}: {name} is missing from the weights")
         header = headers[stored]
-        if header.dtype not in _FLOATS:
+        if header.dtype not in FLOATS:
             raise InputError(
                 f"{header.file}: {name} is stored as {header.dtype}, need one of"
-                f" {', '.join(_FLOATS)}"
+                f" {', '.join(FLOATS)}"
             )
         if header.shape != shape:
             if name == "score.weight":
@@ -212,61 +256,61 @@ def check_stored(
             )
 
 
-_Tensors = Iterable[tuple[str, list[tuple[str, tuple[int, ...]]]]]
-
-
-def _check_rank(model: Architecture, config: RunConfig) -> None:
-    rank = config.lora.lora_rank
-    full = max(min(model.linear_shape(linear)) for linear in config.lora.target_modules)
-    if rank > full:
+def _check_rank(layout: GradientLayout, config: RunConfig) -> None:
+    sides = [slot.shape for slot in layout.tensors() if ".lora_" in slot.name]
+    full = max(min(a[1], b[0]) for a, b in zip(sides[::2], sides[1::2], strict=True))
+    if (rank := config.lora.lora_rank) > full:
         raise InputError(
             f"lora.lora_rank: {rank:,} is above {full:,}, the full rank of this model's largest"
             " linear that trains; give less, or method full"
         )
 
 
-def _lora_tensors(model: Architecture, config: RunConfig) -> _Tensors:
+def _lora_tensors(model_dir: Path, model: Architecture, config: RunConfig) -> Tensors:
     """Yield blocks of PEFT's saved names: an A `[r, in]` and a B `[out, r]` for each target."""
     lora_rank = config.lora.lora_rank
     # The order of the config's list must not matter, so ours is fixed.
-    wanted: set[str] = set(config.lora.target_modules)
+    wanted = config.lora.linears
+    for name in wanted:
+        if name not in LINEARS:
+            raise InputError(unknown_linear(model_dir, name, LINEARS))
     targets = [linear for linear in LINEARS if linear in wanted]
     for layer in range(model.num_layers):
-        slots: list[tuple[str, tuple[int, ...]]] = []
+        slots: list[Named] = []
         for linear in targets:
             rows, columns = model.linear_shape(linear)
-            stem = f"{_PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
-            slots.append((f"{stem}.lora_A.weight", (lora_rank, columns)))
-            slots.append((f"{stem}.lora_B.weight", (rows, lora_rank)))
+            stem = f"{PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
+            slots.append(Named(f"{stem}.lora_A.weight", (lora_rank, columns)))
+            slots.append(Named(f"{stem}.lora_B.weight", (rows, lora_rank)))
         yield f"layers.{layer}", slots
     if config.num_classes is not None:
-        yield "head", [(f"{_PEFT_PREFIX}score.weight", (config.num_classes, model.hidden_size))]
+        yield "head", [Named(f"{PEFT_PREFIX}score.weight", (config.num_classes, model.hidden_size))]
 
 
-def _full_tensors(model: Architecture, num_classes: int | None) -> _Tensors:
+def _full_tensors(model: Architecture, num_classes: int | None) -> Tensors:
     """Yield blocks of the state-dict names of transformers."""
     for layer in range(model.num_layers):
         stem = f"model.layers.{layer}"
         yield (
             f"layers.{layer}",
-            [(f"{stem}.{name}", shape) for name, shape in model.layer_tensors()],
+            [Named(f"{stem}.{name}", shape) for name, shape in model.layer_tensors()],
         )
-    yield "norm", [("model.norm.weight", (model.hidden_size,))]
+    yield "norm", [Named("model.norm.weight", (model.hidden_size,))]
     if num_classes is not None:
-        yield "head", [("score.weight", (num_classes, model.hidden_size))]
+        yield "head", [Named("score.weight", (num_classes, model.hidden_size))]
     elif not model.tied:
-        yield "head", [("lm_head.weight", (model.vocab_size, model.hidden_size))]
-    yield "embedding", [("model.embed_tokens.weight", (model.vocab_size, model.hidden_size))]
+        yield "head", [Named("lm_head.weight", (model.vocab_size, model.hidden_size))]
+    yield "embedding", [Named("model.embed_tokens.weight", (model.vocab_size, model.hidden_size))]
 
 
-def _lay_out(tensors: _Tensors, num_layers: int) -> GradientLayout:
+def _lay_out(tensors: Tensors) -> GradientLayout:
     blocks: list[Block] = []
     offset = 0
     for name, shapes in tensors:
         slots: list[TensorSlot] = []
         start = offset
-        for tensor, shape in shapes:
-            slots.append(TensorSlot(tensor, shape, offset))
+        for tensor in shapes:
+            slots.append(TensorSlot(tensor.name, tensor.shape, offset, tensor.parameter))
             offset = slots[-1].stop
         blocks.append(Block(len(blocks), name, start, offset, tuple(slots)))
-    return GradientLayout(tuple(blocks), num_layers)
+    return GradientLayout(tuple(blocks), sum(block.is_layer for block in blocks))

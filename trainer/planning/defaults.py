@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config.run import RunConfig
 from trainer.data.labelling import check_count, find_labels, objects
-from trainer.model.architecture import read_architecture, read_positions
+from trainer.model.architecture import read_positions
 from trainer.model.class_names import read_class_names
-from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.workers import Room, RunMemory
 from trainer.system import pci
@@ -267,11 +266,10 @@ def _fit(
     The base is also stored smaller if only that keeps an accelerator busy.
     """
     settled = _settle(config, found)
-    model, headers = read_architecture(model_dir), read_headers(model_dir)
-    layout = build_layout(model_dir, settled)
+    run = RunMemory.of(model_dir, settled)
 
     def is_enough(changes: Mapping[str, Any], least: bool) -> bool:
-        memory = RunMemory(model, headers, layout, settled.with_settings(changes))
+        memory = replace(run, config=settled.with_settings(changes))
         return all(memory.fits(room, busy=not least) for room in set(rooms))
 
     own = {"model.dtype": settled.model.dtype, "model.quantization": settled.model.quantization}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.model.families import FAMILIES, with_defaults
+from trainer.model.families import FAMILIES, Family, biased_linears, text_config, with_defaults
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
@@ -51,10 +51,8 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     Raises:
         InputError: a size is missing or wrong; names its key.
     """
-    inside = tree.get("text_config")
-    if isinstance(inside, Mapping) and "hidden_size" in inside:
-        tree = inside
-    kind, tree = str(tree.get("model_type", "unknown")), with_defaults(tree)
+    tree = with_defaults(text_config(tree))
+    kind = str(tree.get("model_type", "unknown"))
 
     def size(*keys: str, default: int | None = None) -> int:
         value = next((tree[key] for key in keys if tree.get(key) is not None), default)
@@ -76,7 +74,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         names = tree.get("architectures")
         shown = names[0] if isinstance(names, list) and names else kind
         remark = f"architecture {shown} is not known here; planned by the sizes of its config alone"
-    return ModelShape(
+    shape = ModelShape(
         name=name,
         layers=size("num_hidden_layers", "n_layer"),
         hidden=hidden,
@@ -97,6 +95,14 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         normalised_heads=family is not None and family.normalised_heads,
         remark=remark,
     )
+    return replace(shape, biases=_biases(tree, family, shape)) if gated else shape
+
+
+def _biases(tree: Mapping[str, Any], family: Family | None, shape: ModelShape) -> int:
+    """Return the elements of a layer's biases, of families that Motley's decoder computes."""
+    if family is None or family.code != "motley":
+        return 0
+    return sum(shape.linears()[linear][0] for linear in biased_linears(family, tree))
 
 
 def _has_gate(tree: Mapping[str, Any]) -> bool:

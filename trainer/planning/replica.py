@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
-from trainer.model.architecture import Architecture
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.memory import plan_memory_by_part
-from trainer.planning.shapes import shape_of
-from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
+from trainer.planning.shapes import ModelShape
+from trainer.planning.strategy import AUTOCAST, EVERY_LINEAR, FP32, Strategy, TrainingSetup
 from trainer.system.errors import InputError
 
 CPU_TOKENS = 1024
@@ -67,7 +66,7 @@ def training_of(config: RunConfig, *, accelerator: bool, recompute: bool) -> Tra
     return TrainingSetup(
         method="qlora" if config.model.quantization == "nf4" else config.method,
         rank=config.lora.lora_rank,
-        targets=config.lora.target_modules,
+        targets=config.lora.target_modules or EVERY_LINEAR,
         length=config.data.max_seq_len,
         recompute="full" if recompute else "none",
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),
@@ -79,7 +78,7 @@ def training_of(config: RunConfig, *, accelerator: bool, recompute: bool) -> Tra
 
 
 def plan_memory(
-    model: Architecture,
+    model: ModelShape,
     headers: Mapping[str, TensorHeader],
     layout: GradientLayout,
     config: RunConfig,
@@ -97,7 +96,7 @@ def plan_memory(
     """
     training = training_of(config, accelerator=accelerator, recompute=recompute)
     parts = plan_memory_by_part(
-        replace(shape_of(model), counted=_counted(headers, config)),
+        replace(model, counted=_counted(headers, config)),
         training,
         Strategy(data="motley"),
     )
@@ -105,7 +104,7 @@ def plan_memory(
     trained = 4 * layout.size
     state = 2 * trained if moments else 0
     return MemoryPlan(
-        frozen=size["weights"] - trained,
+        frozen=math.ceil(sum(part.value for part in parts.weights[:-1])),
         trainable=trained,
         gradients=size["gradients"],
         state=state if accelerator else size["optimizer"],
@@ -163,7 +162,7 @@ def choose_recomputation(
 
 
 def shared_memory_needed(
-    model: Architecture,
+    model: ModelShape,
     headers: Mapping[str, TensorHeader],
     config: RunConfig,
     world: int,
@@ -178,7 +177,7 @@ def shared_memory_needed(
     training = training_of(config, accelerator=accelerator, recompute=recompute)
     rows = -(-busy_tokens(config, accelerator=accelerator) // training.length)
     return plan_memory_by_part(
-        replace(shape_of(model), counted=_counted(headers, config)),
+        replace(model, counted=_counted(headers, config)),
         replace(training, rows=rows),
         strategy_of(config.parallel, world),
     ).total

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer.model.architecture import Architecture
-
 Linear = tuple[int, int]
 """Rows and columns, `[out, in]`."""
 
@@ -115,10 +113,14 @@ class ModelShape:
         return self.hidden * max(self.queries, self.inner, self.dense_inner, self.shared_inner)
 
     def linears(self) -> dict[str, Linear]:
-        """Return the matrices of one layer that an adapter may extend, `[out, in]`."""
-        hidden, inner = self.hidden, self.inner * self.active_experts + self.shared_inner
-        mlp: dict[str, Linear] = {"up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-        if self.gated:
+        """Return the matrices of one layer that an adapter may extend, `[out, in]`.
+
+        Experts have none: transformers stores them as one tensor, which is no linear.
+        """
+        hidden, inner, mlp = self.hidden, self.inner, dict[str, Linear]()
+        if self.experts == 1:
+            mlp = {"up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        if self.gated and mlp:
             mlp["gate_proj"] = (inner, hidden)
         return {
             "q_proj": (self.queries, hidden),
@@ -127,24 +129,6 @@ class ModelShape:
             "o_proj": (hidden, self.queries),
             **mlp,
         }
-
-
-def shape_of(model: Architecture, name: str = "model") -> ModelShape:
-    """Return the shape of an architecture that Motley trains."""
-    biases = sum(model.linear_shape(linear)[0] for linear in model.biased)
-    return ModelShape(
-        name=name,
-        layers=model.num_layers,
-        hidden=model.hidden_size,
-        heads=model.num_heads,
-        kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        inner=model.intermediate_size,
-        vocab=model.vocab_size,
-        tied=model.tied,
-        biases=biases,
-        normalised_heads=model.normalised_heads,
-    )
 
 
 def gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51_200) -> ModelShape:

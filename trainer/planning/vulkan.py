@@ -159,7 +159,7 @@ class _Work:
         self.inner = self.rows * model.intermediate_size
         self.full = self.config.method == "full"
         self.low = self.rows * self.config.lora.lora_rank
-        self.adapted = () if self.full else self.config.lora.target_modules
+        self.adapted = () if self.full else self.config.lora.linears
         group = model.num_heads // model.num_kv_heads * self.length
         limit = min(BINDING_BYTES, SCORE_BYTES)
         every = self.samples * model.num_kv_heads

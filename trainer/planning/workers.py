@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from trainer.config.run import RunConfig
-from trainer.model.architecture import Architecture
-from trainer.model.layout import GradientLayout
-from trainer.model.safetensors_headers import TensorHeader
+from trainer.model.architecture import Architecture, read_architecture
+from trainer.model.families import left_to_transformers
+from trainer.model.layout import GradientLayout, build_layout
+from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning import replica, vulkan
+from trainer.planning.model_config import read_shape
 from trainer.planning.replica import BUSY_TOKENS, plan_memory
+from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 
 Backend = Literal["cuda", "wgpu", "cpu"]
@@ -38,10 +42,25 @@ class Room:
 class RunMemory:
     """A run as far as memory depends on it; read from headers."""
 
-    model: Architecture
+    model: ModelShape
+    architecture: Architecture | None
+    """None if wgpu does not compute the model, for the reason `not_on_wgpu`."""
+    not_on_wgpu: str | None
     headers: Mapping[str, TensorHeader]
     layout: GradientLayout
     config: RunConfig
+
+    @classmethod
+    def of(cls, folder: Path, config: RunConfig) -> RunMemory:
+        """Return the memory of a run on a model folder.
+
+        Raises:
+            InputError: the model cannot be used, or does not fit the config.
+        """
+        layout = build_layout(folder, config)
+        reason = left_to_transformers(read_config(folder), config.data.max_seq_len)
+        architecture = None if reason else read_architecture(folder)
+        return cls(read_shape(folder), architecture, reason, read_headers(folder), layout, config)
 
     def needed(self, backend: Backend, tokens: int = 0) -> int:
         """Return the bytes that a worker needs for micro-batches of `tokens`.
@@ -50,13 +69,13 @@ class RunMemory:
         unless the config forbids it.
         """
         recompute = self.config.training.recompute is not False
-        if backend == "wgpu":
+        if backend == "wgpu" and self.architecture is not None:
             samples = max(1, -(-tokens // padded_length(self.config.data.max_seq_len)))
             parts = vulkan.plan_vulkan_memory(
-                self.model, self.layout, self.config, samples, recompute=recompute
+                self.architecture, self.layout, self.config, samples, recompute=recompute
             )
             return sum(parts.values())
-        is_card = backend == "cuda"
+        is_card = backend != "cpu"
         plan = plan_memory(
             self.model, self.headers, self.layout, self.config,
             accelerator=is_card, recompute=recompute,

@@ -24,7 +24,6 @@ from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
 from trainer.model import layout as trainer_layout
-from trainer.model.architecture import read_architecture
 from trainer.model.output_folder import check_output as check_folder_of_run
 from trainer.planning.defaults import Derived, derive, run_work
 from trainer.planning.distillation import Scoring
@@ -281,22 +280,30 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
     if folder is None:
         return Finding("warn", "not planned: the model is not on this machine")
     try:
-        layout = trainer_layout.build_layout(folder, config)
-        headers = trainer_layout.read_headers(folder)
-        memory = RunMemory(read_architecture(folder), headers, layout, config)
+        memory = RunMemory.of(folder, config)
     except InputError:
         return Finding("warn", "not planned: the model cannot be read")
     own = [worker for worker in plan.workers if worker.host in hosts]
     on_cpu = sum(len(worker.devices) for worker in own if worker.backend == "cpu")
     for worker in own:
         size, backend = plan.device_memory(worker), cast("Backend", worker.backend)
+        if backend == "wgpu" and memory.not_on_wgpu is not None:
+            return Finding(
+                "fail",
+                f"{worker.name} computes with wgpu: {memory.not_on_wgpu}",
+                "give the host `cuda` or `cpu` in motley_devices",
+            )
         if backend != "cpu" and size is not None and not memory.fits(Room(size, backend)):
             return _too_little(f"{worker.name} on {worker.device}", memory.needed(backend), size)
     main = memory.needed("cpu") * on_cpu
     who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
     if plan.leader.host in hosts:
         ring = plan.leader.role == "worker"
-        main += _SAVED * layout.size if ring else coordinator_memory(layout, len(plan.workers))
+        main += (
+            _SAVED * memory.layout.size
+            if ring
+            else coordinator_memory(memory.layout, len(plan.workers))
+        )
         leader = "what rank 0 saves" if ring else "the coordinator"
         who = f"{who} and {leader}" if on_cpu else leader
     available = available_memory()

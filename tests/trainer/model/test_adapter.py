@@ -66,7 +66,7 @@ def test_peft_loads_the_adapter(task: str, family: str, tmp_path: Path, tiny_mod
         LoraConfig(
             r=4,
             lora_alpha=12,
-            target_modules=list(config.lora.target_modules),
+            target_modules=list(config.lora.linears),
             task_type="SEQ_CLS" if task == "classify" else "CAUSAL_LM",
         ),
     )

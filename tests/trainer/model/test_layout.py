@@ -45,7 +45,7 @@ def test_lora_names_are_what_peft_saves(
     settings = peft.LoraConfig(
         task_type="SEQ_CLS" if task == "classify" else "CAUSAL_LM",
         r=3,
-        target_modules=list(config.lora.target_modules),
+        target_modules=list(config.lora.linears),
     )
     base = auto.from_pretrained(folder, **({"num_labels": 5} if task == "classify" else {}))
     saved = peft.get_peft_model_state_dict(peft.get_peft_model(base, settings))

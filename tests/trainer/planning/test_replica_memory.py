@@ -12,10 +12,10 @@ import torch
 
 from tests.covering import covering
 from trainer.data.tokens import Encoded
-from trainer.model.architecture import read_architecture
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout, read_headers
 from trainer.planning.activations import of_head, of_layer, of_layer_input
+from trainer.planning.model_config import read_shape
 from trainer.planning.replica import (
     BUSY_TOKENS,
     USABLE,
@@ -25,7 +25,6 @@ from trainer.planning.replica import (
     plan_memory,
     training_of,
 )
-from trainer.planning.shapes import shape_of
 from trainer.planning.strategy import Strategy
 from trainer.replica.microbatch import Limit, split
 from trainer.replica.torch import replica as torch_replica
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 def plan_of(folder: Path, config: RunConfig, **settings: bool) -> MemoryPlan:
     return plan_memory(
-        read_architecture(folder),
+        read_shape(folder),
         read_headers(folder),
         build_layout(folder, config),
         config,
@@ -103,7 +102,7 @@ def test_activations_are_counted(
     # Weights and their copies are in both and cancel out.
     measured = (saved(4) - saved(2)) / (2 * length)
     training = training_of(config, accelerator=False, recompute=recompute)
-    shape, one = shape_of(read_architecture(folder)), Strategy()
+    shape, one = read_shape(folder), Strategy()
     layer = of_layer_input if recompute else of_layer
     planned = 2 * layer(shape, training, one).value + of_head(shape, training).value
     # The first norm's input does not count where the embedding is frozen.
@@ -196,7 +195,7 @@ def test_memory_follows_the_precision(tiny_model: TinyModel, make_config: MakeCo
     assert narrow.per_token < wide.per_token
     assert narrow.state == wide.state == 4 * wide.trainable
     # Backward needs the frozen linears in fp16; recomputation, those of one layer.
-    shape = shape_of(read_architecture(folder))
+    shape = read_shape(folder)
     copies = 2 * shape.linear_parameters()
     config = make_config(folder, training__precision="fp16")
     once = plan_of(folder, config, recompute=True)
@@ -211,7 +210,7 @@ def test_frozen_linears_are_kept_in_the_format_of_products(
     """Counts what autograd saves of a model of fp32 that computes in bf16."""
     folder = tiny_model("qwen3")
     config = make_config(folder, training__precision="bf16", training__gradient_checkpointing="off")
-    layout, shape = build_layout(folder, config), shape_of(read_architecture(folder))
+    layout, shape = build_layout(folder, config), read_shape(folder)
     replica = TorchReplica(folder, config, layout, threads=1)
     replica.write_trainable(initial_weights(layout, folder, config))
     saved: dict[int, torch.Tensor] = {}

@@ -12,8 +12,8 @@ import torch
 
 from tests.trainer.replica.driving import gradient, relative, start
 from trainer.data.tokens import Encoded
-from trainer.model.architecture import read_architecture
 from trainer.model.layout import read_headers
+from trainer.planning.model_config import read_shape
 from trainer.planning.replica import plan_memory
 from trainer.replica.microbatch import FIXED_COST, Limit, pack, split
 from trainer.replica.torch.batch import collate
@@ -133,9 +133,9 @@ def test_masks_count_in_the_memory_plan(
         length = 64 if packed else 256
         sample = Encoded(np.arange(length, dtype=np.int32), np.arange(length, dtype=np.int32))
         few, more = (saved(replica, [sample] * (rows * 256 // length)) for rows in (2, 4))
-        architecture, headers = read_architecture(folder), read_headers(folder)
+        shape, headers = read_shape(folder), read_headers(folder)
         plan = plan_memory(
-            architecture, headers, replica.layout, config, accelerator=False, recompute=False
+            shape, headers, replica.layout, config, accelerator=False, recompute=False
         )
         sizes[packed] = (more - few) / 512, plan.per_token
     measured = sizes[True][0] - sizes[False][0]

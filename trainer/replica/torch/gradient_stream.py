@@ -37,9 +37,9 @@ class GradientStream:
         self._sent = 0
         self._missing: list[int] = []
         for block in layout.blocks:
-            for slot in block.tensors:
-                parameter = parameters[slot.name]
-                parameter.grad = self.flat[slot.start : slot.stop].view(slot.shape)
+            for name, start, stop in block.parameters:
+                parameter = parameters[name]
+                parameter.grad = self.flat[start:stop].view(parameter.shape)
                 parameter.register_post_accumulate_grad_hook(partial(self._finished, block.index))
 
     @contextmanager
@@ -58,7 +58,7 @@ class GradientStream:
         """Begin the shard, or begin it again without memory for it: what was sent stays sent."""
         self._armed = False
         self.flat.zero_()
-        self._missing = [len(block.tensors) for block in self._layout.blocks]
+        self._missing = [len(block.parameters) for block in self._layout.blocks]
 
     def last(self) -> None:
         """Say that the next backward is the last: what it finishes is final, and may leave."""

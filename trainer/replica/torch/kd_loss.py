@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import Divergence
+from trainer.model.families import PLAIN, Logits
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.replica.torch.batch import SoftChunk, SoftRows
 
@@ -61,6 +62,7 @@ def token_losses(
     wanted: Tensor,
     soft: SoftRows | None = None,
     mix: KDWeights | None = None,
+    shape: Logits = PLAIN,
 ) -> Sums:
     """Return the losses of N target tokens, with matmuls in the dtype of autocast or of `hidden`.
 
@@ -69,13 +71,14 @@ def token_losses(
         head: `[V, D]`.
         wanted: int64 `[N]` tokens.
         soft: a teacher's predictions, with `mix`; None for cross-entropy alone.
+        shape: what becomes of the product with the head.
     """
     assert (soft is None) == (mix is None)
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         found: Any = _TokenLosses.apply(
-            hidden, head, wanted, soft, mix, dtype, torch.is_grad_enabled()
+            hidden, head, wanted, soft, mix, shape, dtype, torch.is_grad_enabled()
         )
     return Sums(*found)
 
@@ -91,6 +94,7 @@ class _TokenLosses(torch.autograd.Function):
         wanted: Tensor,
         soft: SoftRows | None,
         mix: KDWeights | None,
+        shape: Logits,
         dtype: torch.dtype,
         trains: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,11 +107,13 @@ class _TokenLosses(torch.autograd.Function):
             rows = hidden[part].to(dtype)
             logits = torch.mm(rows, weight.T)
             logits = logits.to(torch.promote_types(dtype, torch.float32))
+            slope = shape_logits(logits, shape)
             teacher = soft.chunk(part, logits) if soft is not None else None
             losses = row_losses(logits, wanted[part], teacher, mix)
             ce += losses.ce.sum(dtype=torch.float64)
             kl += losses.kl.sum(dtype=torch.float64)
-            gradient = losses.gradient.to(dtype)
+            gradient = losses.gradient if slope is None else losses.gradient.mul_(slope)
+            gradient = gradient.to(dtype)
             if hidden_gradient is not None:
                 hidden_gradient[part] = torch.mm(gradient, weight)
             if head_gradient is not None:
@@ -123,7 +129,19 @@ class _TokenLosses(torch.autograd.Function):
         assert ctx.gradients is not None, "backward runs once: it gives its buffers away"
         found = [part if part is None else part.mul_(scale) for part in ctx.gradients]
         ctx.gradients = None
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None, None, None
+
+
+def shape_logits(logits: Tensor, shape: Logits) -> Tensor | float | None:
+    """Make logits of the head's product in place; return the derivative, None if it is one."""
+    if shape.divisor != 1:
+        logits.div_(shape.divisor)
+    if shape.cap is None:
+        return None if shape.divisor == 1 else 1 / shape.divisor
+    bounded = logits.div_(shape.cap).tanh_()
+    slope = (1 - bounded.square()).div_(shape.divisor)
+    logits.mul_(shape.cap)
+    return slope
 
 
 def add_product(to: Tensor, left: Tensor, right: Tensor) -> None:

@@ -44,15 +44,17 @@ class LoraLinear(nn.Module):
     """A frozen linear plus `scale * B A`, whose A `[r, in]` and B `[out, r]` train in fp32.
 
     Args:
-        base: has `in_features` and `out_features`; may be quantised.
+        base: has `in_features` and `out_features`, or is GPT-2's `Conv1D`; may be quantised.
         device: where A and B are made, both zero.
     """
 
     def __init__(self, base: Any, rank: int, scale: float, device: torch.device) -> None:
         super().__init__()
         self.base_layer: nn.Module = base
-        self.lora_A = Linear(torch.zeros(rank, base.in_features, device=device))
-        self.lora_B = Linear(torch.zeros(base.out_features, rank, device=device))
+        columns = base.in_features if hasattr(base, "in_features") else base.nx
+        rows = base.out_features if hasattr(base, "out_features") else base.nf
+        self.lora_A = Linear(torch.zeros(rank, columns, device=device))
+        self.lora_B = Linear(torch.zeros(rows, rank, device=device))
         self._scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,12 +73,13 @@ class LoraLinear(nn.Module):
 def add_adapters(
     model: nn.Module, linears: Collection[str], rank: int, scale: float, device: torch.device
 ) -> None:
-    """Put an adapter around every linear of these names, such as `q_proj`."""
+    """Put an adapter around every linear of these names: the last, such as `q_proj`, or all."""
+    wanted = frozenset(linears)
     found = [
         (parent, name, child)
-        for parent in model.modules()
+        for path, parent in model.named_modules()
         for name, child in parent.named_children()
-        if name in linears
+        if name in wanted or f"{path}.{name}" in wanted
     ]
     for parent, name, child in found:
         setattr(parent, name, LoraLinear(child, rank, scale, device))

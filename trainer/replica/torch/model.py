@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,17 @@ def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iter
         raise InputError(f"{model_dir}: cannot be loaded: {_first_line(error)}") from None
 
 
-def prepare(model: nn.Module, model_dir: Path, config: RunConfig, device: torch.device) -> None:
+def prepare(
+    model: nn.Module,
+    model_dir: Path,
+    config: RunConfig,
+    device: torch.device,
+    modules: Collection[str] | None = None,
+) -> None:
     """Make a loaded base, or a part of one, ready to train: frozen weights, adapters, train mode.
+
+    Args:
+        modules: that get an adapter; None for those of Motley's own decoder.
 
     Raises:
         InputError: bitsandbytes computes wrong products of these weights.
@@ -49,7 +58,7 @@ def prepare(model: nn.Module, model_dir: Path, config: RunConfig, device: torch.
     if not full:
         lora = config.lora
         scale = lora.lora_alpha / lora.lora_rank
-        add_adapters(model, lora.target_modules, lora.lora_rank, scale, device)
+        add_adapters(model, modules or lora.linears, lora.lora_rank, scale, device)
         if config.task == "classify" and hasattr(model, "score"):  # of a pipeline the last stage's
             model.get_submodule("score").requires_grad_(True)
     for module in model.modules():
@@ -73,8 +82,13 @@ def compile_layers(model: Any) -> None:
 
     Not the whole model: its loops and caches would be recompiled repeatedly.
     """
-    for layer in model.model.layers:
+    for layer in getattr(backbone(model), "layers", None) or backbone(model).h:
         layer.compile()
+
+
+def backbone(model: Any) -> Any:
+    """Return the module that makes hidden states of a decoder, ours or transformers'."""
+    return getattr(model, "base_model", None) or model.model
 
 
 def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -91,14 +105,22 @@ def flatten(model: nn.Module, layout: GradientLayout, device: torch.device) -> T
     Afterwards each parameter is a view of its slot, so that writing weights is one copy.
     """
     parameters = dict(trainable_parameters(model))
-    expected = {slot.name: slot.shape for slot in layout.tensors()}
-    found = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    assert found == expected, f"layout and model differ: {found.items() ^ expected.items()}"
+    spans = {
+        name: (start, stop) for block in layout.blocks for name, start, stop in block.parameters
+    }
+    expected = {name: stop - start for name, (start, stop) in spans.items()}
+    found = {name: parameter.numel() for name, parameter in parameters.items()}
+    if found != expected:
+        name = min(name for name, _ in found.items() ^ expected.items())
+        raise InputError(
+            f"{name}: the model has {found.get(name, 0)} elements of it to train, its files have"
+            f" {expected.get(name, 0)}"
+        )
     flat = torch.empty(layout.size, dtype=torch.float32, device=device)
-    for slot in layout.tensors():
-        view = flat[slot.start : slot.stop].view(slot.shape)
-        view.copy_(parameters[slot.name].detach())
-        parameters[slot.name].data = view
+    for name, (start, stop) in spans.items():
+        view = flat[start:stop].view(parameters[name].shape)
+        view.copy_(parameters[name].detach())
+        parameters[name].data = view
     return flat
 
 

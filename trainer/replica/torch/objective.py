@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.model.families import PLAIN, Logits
 from trainer.replica.torch.batch import IGNORED, MicroBatch
 from trainer.replica.torch.kd_loss import KDWeights, Sums, token_losses
+from trainer.replica.torch.model import backbone
 
 
 class Targets(NamedTuple):
@@ -49,18 +51,21 @@ def language(
     autocast: torch.autocast,
     mix: KDWeights | None = None,
     losses: Callable[..., Sums] = token_losses,
+    shape: Logits = PLAIN,
 ) -> tuple[Sums, int]:
     """Return the losses `[]` summed over the valid target tokens, and their number.
 
     Args:
         mix: weights of the batch's soft targets; None for cross-entropy alone.
         losses: computes them from hidden states and the head.
+        shape: what becomes of their product.
     """
     targets = targets_of(batch)  # before the forward: this makes the host wait for the device
     soft = None if mix is None else batch.soft
     with autocast:
         hidden = _hidden(model, batch)[targets.rows, targets.places]  # the head runs on these alone
-        found = losses(hidden, model.lm_head.weight, targets.wanted, soft, mix)
+        more = {} if shape == PLAIN else {"shape": shape}  # other `losses` have none
+        found = losses(hidden, model.lm_head.weight, targets.wanted, soft, mix, **more)
     return found, len(targets.wanted)
 
 
@@ -78,5 +83,7 @@ def _hidden(model: Any, batch: MicroBatch) -> Tensor:
     without a mask SDPA takes its fast causal kernels. Where positions restart, transformers itself
     separates the samples of a row.
     """
-    output = model.model(input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False)
+    output = backbone(model)(
+        input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False
+    )
     return output.last_hidden_state

@@ -6,6 +6,7 @@ These are the harness, and rarer rotations and activations.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import transformers
 from torch import nn
 
 from trainer.config.run import RunConfig
+from trainer.model.families import is_dropout
+from trainer.model.layout import adapted_modules
 from trainer.replica.torch.model import prepare, reading
 from trainer.replica.torch.precision import compute_dtype
+from trainer.system.errors import InputError
 
 _HEADS = ("score", "lm_head")
 
@@ -34,9 +38,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
         "classify": transformers.AutoModelForSequenceClassification,
         "causal-lm": transformers.AutoModelForCausalLM,
     }[config.task]
-    settings: dict[str, Any] = {"attention_dropout": 0.0}
-    if config.num_classes is not None:
-        settings["num_labels"] = config.num_classes
+    settings: dict[str, Any] = {}
     if config.model.quantization == "nf4":
         settings["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
@@ -46,12 +48,20 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             llm_int8_skip_modules=list(_HEADS),
         )
     full = config.method == "full"
+    modules = () if full else adapted_modules(model_dir, config)
     with reading(model_dir, device, nf4=config.model.quantization == "nf4"):
-        model: nn.Module = auto.from_pretrained(
+        tree = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        tree = tree.get_text_config()
+        for key in filter(is_dropout, vars(tree)):
+            setattr(tree, key, 0.0)
+        if config.num_classes is not None:
+            tree.num_labels = config.num_classes
+        model, found = auto.from_pretrained(
             model_dir,
+            config=tree,
+            output_loading_info=True,
             dtype=torch.float32 if full else getattr(torch, config.model.dtype),
             device_map={"": device},
-            attn_implementation="sdpa",
             local_files_only=True,
             use_safetensors=True,
             **settings,
@@ -59,5 +69,19 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # a padding token that texts contain is trained too
-    prepare(model, model_dir, config, device)
+    _check_complete(found, model_dir, config)
+    prepare(model, model_dir, config, device, modules)
     return model
+
+
+def _check_complete(found: Mapping[str, Any], model_dir: Path, config: RunConfig) -> None:
+    """Refuse weights that transformers would draw at random or leave out.
+
+    Raises:
+        InputError: names the first tensor.
+    """
+    if missing := sorted(name for name in found["missing_keys"] if not name.startswith("score.")):
+        raise InputError(f"{model_dir}: {missing[0]} is missing from the weights")
+    heads = _HEADS if config.num_classes is not None else ("score",)
+    if other := sorted(name for name in found["unexpected_keys"] if not name.startswith(heads)):
+        raise InputError(f"{model_dir}: {other[0]} is stored, and no part of the model")

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.run import RunConfig
-from trainer.model.architecture import read_architecture
 from trainer.model.safetensors_headers import read_headers
+from trainer.planning.model_config import read_shape
 from trainer.planning.replica import choose_recomputation, shared_memory_needed
 from trainer.replica.torch.device import available_bytes
 
@@ -40,7 +40,7 @@ def recomputes_together(config: RunConfig, model_dir: Path, device: torch.device
     """
     needed = partial(
         shared_memory_needed,
-        read_architecture(model_dir),
+        read_shape(model_dir),
         read_headers(model_dir),
         config,
         dist.get_world_size(),

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
-from trainer.model.architecture import read_architecture
+from trainer.model.families import logits_of
 from trainer.model.layout import GradientLayout, read_headers
+from trainer.model.safetensors_headers import read_config
+from trainer.planning.model_config import read_shape
 from trainer.planning.replica import (
     CPU_TOKENS,
     busy_tokens,
@@ -90,7 +92,7 @@ class TorchReplica:
             self._watch = SpeedWatch()
         plan = partial(
             plan_memory,
-            read_architecture(model_dir),
+            read_shape(model_dir),
             read_headers(model_dir),
             layout,
             config,
@@ -113,6 +115,7 @@ class TorchReplica:
         self._weights = flatten(model, layout, self._device)
         self._gradients: GradientStream | None = None
         self._autocast = autocast(config, self._device)
+        self._logits = logits_of(read_config(model_dir))
         self._scale = LossScale(config, self._device, SCALE_OF_SUM)
         self.limit = self._first_limit()
         """The limit of a micro-batch; shrinks if the device runs out of memory."""
@@ -266,7 +269,8 @@ class TorchReplica:
         if self._config.task == "classify":
             loss, logits = objective.classify(self._model, micro, self._autocast)
             return Sums(loss, loss, torch.zeros_like(loss)), len(logits), logits
-        return *objective.language(self._model, micro, self._autocast, mix), None
+        found = objective.language(self._model, micro, self._autocast, mix, shape=self._logits)
+        return *found, None
 
     def _micro_batches(
         self, batch: Sequence[Encoded], mix: KDWeights | None

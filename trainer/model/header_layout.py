@@ -1,0 +1,229 @@
+"""The trainable tensors of models that transformers' code computes, from their headers alone.
+
+Which linears a layer has, and in which layers, is read from the names and shapes of the stored
+tensors; `families` says what differs from one family to the next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.config.run import RunConfig
+from trainer.model.families import Family, family_of, text_config
+from trainer.model.safetensors_headers import TensorHeader, read_config
+from trainer.system.errors import InputError
+
+PEFT_PREFIX = "base_model.model."
+FLOATS = ("F32", "F16", "BF16")
+_ROUTED = frozenset(("experts", "gate", "router"))
+"""Parts of a mixture of experts that are no linears, by the last parts of their names."""
+_HEADS = ("lm_head", "score")
+
+
+class Named(NamedTuple):
+    """A trainable tensor."""
+
+    name: str
+    """In the files that are written."""
+    shape: tuple[int, ...]
+    parameter: str = ""
+    """The model's parameter that holds it, with others; empty: its own, of the same name."""
+
+
+Tensors = Iterable[tuple[str, list[Named]]]
+"""Blocks by name, with their tensors in order."""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model directory's tensors under their names in the model."""
+
+    model_dir: Path
+    family: Family
+    layers: list[dict[str, tuple[int, ...]]]
+    """Of each layer, shapes by name below the layer, in the order of names."""
+    rest: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+    def stem(self, layer: int) -> str:
+        """Return the module of a layer."""
+        return f"{self.family.backbone}.{self.family.layers}.{layer}"
+
+    def linears(self, layer: int) -> Iterator[tuple[str, int, int]]:
+        """Yield path below the layer, columns in and rows out of each linear."""
+        for name, shape in self.layers[layer].items():
+            parts = name.split(".")
+            if parts.pop() == "weight" and len(shape) == 2 and not _ROUTED.intersection(parts):
+                rows, columns = reversed(shape) if self.family.transposed else shape
+                yield ".".join(parts), columns, rows
+
+    def targets(self, wanted: Collection[str] | None) -> list[tuple[int, str, int, int]]:
+        """Return layer, path, columns and rows of the linears that get an adapter.
+
+        Args:
+            wanted: ends of their paths, as PEFT's `target_modules`; None for all.
+
+        Raises:
+            InputError: a name is none of a linear.
+        """
+        every = [
+            (layer, *found) for layer in range(len(self.layers)) for found in self.linears(layer)
+        ]
+        known = list(dict.fromkeys(path.rpartition(".")[2] for _, path, _, _ in every))
+        for name in wanted or ():
+            if not any(_ends(path, name) for _, path, _, _ in every):
+                raise InputError(unknown_linear(self.model_dir, name, known))
+        return [
+            found for found in every if wanted is None or any(_ends(found[1], n) for n in wanted)
+        ]
+
+
+def unknown_linear(model_dir: Path, name: str, known: Collection[str]) -> str:
+    """Return the error line for a name in `lora.target_modules` that the model does not have."""
+    close = get_close_matches(name, known, n=1)
+    hint = f", did you mean {close[0]}?" if close else ""
+    return f"{model_dir}: lora.target_modules: no linear {name}{hint} (it has {', '.join(known)})"
+
+
+def read_stored(model_dir: Path, headers: Mapping[str, TensorHeader]) -> StoredModel:
+    """Return what a model directory stores.
+
+    Raises:
+        InputError: layers are missing, or a tensor is not stored as floats.
+    """
+    where, tree = str(model_dir / "config.json"), read_config(model_dir)
+    family, tree = family_of(tree, where), text_config(tree)
+    count = next((tree[key] for key in ("num_hidden_layers", "n_layer") if key in tree), None)
+    if type(count) is not int or count < 1:
+        raise InputError(f"{where}: num_hidden_layers must be a positive integer, got {count!r}")
+    inside = re.compile(rf"{re.escape(f'{family.backbone}.{family.layers}.')}(\d+)\.(.+)")
+    layers: list[dict[str, tuple[int, ...]]] = [{} for _ in range(count)]
+    rest: dict[str, tuple[int, ...]] = {}
+    for stored in sorted(headers, key=_natural):
+        name, header = module_name(stored, family), headers[stored]
+        if family.ignored and re.search(family.ignored, name):
+            continue
+        if header.dtype not in FLOATS:
+            raise InputError(
+                f"{header.file}: {name} is stored as {header.dtype}, need one of"
+                f" {', '.join(FLOATS)}"
+            )
+        if found := inside.fullmatch(name):
+            if int(found[1]) >= count:
+                raise InputError(f"{header.file}: {name}, config.json says {count} layers")
+            layers[int(found[1])][found[2]] = header.shape
+        else:
+            rest[name] = header.shape
+    for number, layer in enumerate(layers):
+        if not layer:
+            raise InputError(
+                f"{model_dir}: {family.backbone}.{family.layers}.{number}.* is missing from the"
+                " weights"
+            )
+    return StoredModel(model_dir, family, layers, rest)
+
+
+def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
+    """Yield the blocks of a run: adapters by PEFT's saved names, or all tensors by their own.
+
+    Raises:
+        InputError: the model lacks what the config asks for.
+    """
+    classes = config.num_classes
+    if classes is not None and not stored.family.classifier:
+        raise InputError(f"{stored.model_dir}: transformers has no classifier of this family")
+    table = _table(stored)
+    head = None if classes is None else Named("score.weight", (classes, table[1]))
+    if config.method == "full":
+        yield from _full(stored, head)
+        return
+    slots: dict[int, list[Named]] = {}
+    rank = config.lora.lora_rank
+    for layer, path, columns, rows in stored.targets(config.lora.target_modules):
+        stem = f"{PEFT_PREFIX}{stored.stem(layer)}.{path}"
+        slots.setdefault(layer, []).append(Named(f"{stem}.lora_A.weight", (rank, columns)))
+        slots[layer].append(Named(f"{stem}.lora_B.weight", (rows, rank)))
+    for layer, found in slots.items():
+        yield f"layers.{layer}", found
+    if head is not None:
+        yield "head", [head._replace(name=f"{PEFT_PREFIX}{head.name}")]
+
+
+def _full(stored: StoredModel, head: Named | None) -> Tensors:
+    for number, layer in enumerate(stored.layers):
+        named = [
+            Named(f"{stored.stem(number)}.{name}", shape, _parameter(stored, number, name))
+            for name, shape in sorted(layer.items(), key=lambda item: _rank(stored.family, item[0]))
+        ]
+        yield f"layers.{number}", named
+    norms = [
+        Named(name, shape)
+        for name, shape in stored.rest.items()
+        if len(shape) == 1 and not name.startswith(_HEADS)
+    ]
+    yield "norm", norms
+    if head is not None:
+        yield "head", [head]
+    elif not _tied(stored):
+        found = [Named(name, shape) for name, shape in stored.rest.items() if "lm_head" in name]
+        if not found:
+            raise InputError(f"{stored.model_dir}: lm_head.weight is missing from the weights")
+        yield "head", found
+    tables = [
+        Named(name, shape)
+        for name, shape in stored.rest.items()
+        if len(shape) > 1 and not name.startswith(_HEADS)
+    ]
+    yield "embedding", tables
+
+
+def module_name(stored: str, family: Family) -> str:
+    """Return the name of a stored tensor in the model: published files may lack the prefix."""
+    name = stored.replace("model.language_model.", "model.", 1)
+    own = name.startswith((f"{family.backbone}.", *_HEADS)) or re.match(family.ignored or "$", name)
+    return name if own else f"{family.backbone}.{name}"
+
+
+def _parameter(stored: StoredModel, layer: int, name: str) -> str:
+    """Return the parameter that holds a tensor of a layer, if its name is another."""
+    family = stored.family
+    moved = name.replace(*family.moved) if family.moved else name
+    if family.experts and (found := re.fullmatch(r"(.+\.experts)\.\d+\.(\w+)\.weight", moved)):
+        gate, up, _ = family.experts
+        moved = f"{found[1]}.{'gate_up_proj' if found[2] in (gate, up) else 'down_proj'}"
+    return "" if moved == name else f"{stored.stem(layer)}.{moved}"
+
+
+def _rank(family: Family, name: str) -> tuple[Any, ...]:
+    """Return the place of a tensor in its layer: experts as transformers stacks them."""
+    found = re.fullmatch(r"(.+\.experts)\.(\d+)\.(\w+)\.weight", name)
+    if not (family.experts and found):
+        return (0, _natural(name))
+    part = family.experts.index(found[3])
+    return (1, found[1], part == 2, int(found[2]), part)
+
+
+def _table(stored: StoredModel) -> tuple[int, ...]:
+    """Return the shape of the embedding."""
+    name = f"{stored.family.backbone}.{stored.family.embedding}.weight"
+    if name not in stored.rest:
+        raise InputError(f"{stored.model_dir}: {name} is missing from the weights")
+    return stored.rest[name]
+
+
+def _tied(stored: StoredModel) -> bool:
+    tree = {**stored.family.defaults, **text_config(read_config(stored.model_dir))}
+    return bool(tree.get("tie_word_embeddings"))
+
+
+def _ends(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts numbers in names by their size."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
