@@ -82,6 +82,7 @@ class ChatTemplate:
         self._sources, self._tokens, self._on_lost = sources, tokens, on_lost
         longest = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        self._always: dict[str, bool] = {}
         self._markup = re.compile(f"(?<!{FORGED})(?:{self._special.pattern})")
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
@@ -118,12 +119,15 @@ class ChatTemplate:
         if marks:
             spans = generated_spans(text, said, targets)
         else:
-            unasked = self._render(turns, tools, asking=True) == text
-            spans = {
-                number: [self._span(turns, tools, text, number, place, unasked)]
-                for number, place in said.items()
-            }
-            text = self._continue_last(turns, tools, text, said, spans)
+            spans: dict[int, list[Span]] = {}
+            for number, place in said.items():
+                asked = self._ask(turns[:number], tools)
+                begin, end = self._span(turns, tools, text, number, asked, place)
+                answer = _continued(turns[number], asked[begin:])
+                if answer is not None and number == len(turns) - 1:
+                    text = asked + answer + text[place:]
+                    begin, end = len(asked), len(asked + answer) + end - place
+                spans[number] = [(begin, end)]
         lost = self._lost(messages, turns, tools, text, spans)
         if lost is not None and self._on_lost == "refuse":
             raise ConversationError(
@@ -144,15 +148,15 @@ class ChatTemplate:
         return dict(zip(numbers, accumulate(map(len, parts)), strict=False))
 
     def _span(
-        self, turns: list[Turn], tools: Tools, text: str, number: int, said: int, unasked: bool
+        self, turns: list[Turn], tools: Tools, text: str, number: int, asked: str, said: int
     ) -> Span:
         """Return where an answer begins and ends, in characters of the rendering.
 
         Args:
+            asked: the prompt for it.
             said: where its last text ends.
-            unasked: the template always ends with the markup that asks for an answer.
         """
-        begin = _begin(self._ask(turns[:number], tools), text)
+        begin = _begin(asked, text)
         if begin is None or begin > said:
             if all(turn["role"] != "user" for turn in turns[:number]):
                 raise ConversationError(_FIRST)
@@ -160,14 +164,24 @@ class ChatTemplate:
                 f"the chat template changes the text before turn {number + 1}"
                 f" when that turn is to be generated; {_REMEDY}"
             )
-        alone = self._render([*turns[:number], with_end_mark(turns[number])], tools)
-        end = self._end(alone.rpartition(HERE)[2], text[said:], unasked)
+        within = alone = text[said:]
+        if number < len(turns) - 1:
+            only = self._render([*turns[:number], with_end_mark(turns[number])], tools)
+            alone = only.rpartition(HERE)[2]
+        end = self._end(alone, within, self._asks_always(turns, tools, text))
         if end is None:
             raise ConversationError(
                 f"the chat template ends turn {number + 1} differently if more turns follow;"
                 f" {_REMEDY}"
             )
         return begin, said + end
+
+    def _asks_always(self, turns: list[Turn], tools: Tools, text: str) -> bool:
+        """Return whether the template ends with the markup that asks for an answer, unasked."""
+        source = self._source(tools)
+        if source not in self._always:
+            self._always[source] = self._render(turns, tools, asking=True) == text
+        return self._always[source]
 
     def _ask(self, turns: list[Turn], tools: Tools) -> str:
         """Return the prompt after these turns."""
@@ -178,46 +192,23 @@ class ChatTemplate:
                 raise
             raise ConversationError(_FIRST) from None
 
-    def _end(self, alone: str, within: str, unasked: bool) -> int | None:
+    def _end(self, alone: str, within: str, always: bool) -> int | None:
         """Return how much of `within` ends an answer, None if that is unclear.
 
         Args:
             alone: what the template puts after an answer that is the last turn.
             within: what follows it in the whole conversation.
-            unasked: both go on with the markup that asks for an answer.
+            always: both go on with the markup that asks for an answer.
         """
-        if unasked and (end := self._markup.search(within)):
+        if always and (end := self._markup.search(within)):
             return end.end()
-        common = _common(alone, within)
+        common = alone if within.startswith(alone) else _common(alone, within)
         if common != alone:  # some end the last turn with one more token: take the common part
             ends = [match.end() for match in self._markup.finditer(common)]
             if not ends:
                 return None
             common = common[: ends[-1]]
         return len(common.rstrip()) or len(common)
-
-    def _continue_last(
-        self,
-        turns: list[Turn],
-        tools: Tools,
-        text: str,
-        said: dict[int, int],
-        spans: dict[int, list[Span]],
-    ) -> str:
-        """Return the rendering, in which the last answer continues a prompt that opens a reasoning.
-
-        Its span is changed in place.
-        """
-        last = len(turns) - 1
-        if last not in spans:
-            return text
-        ((begin, end),) = spans[last]
-        asked = self._ask(turns[:last], tools)
-        if (answer := _continued(turns[last], asked[begin:])) is None:
-            return text
-        whole = asked + answer
-        spans[last] = [(len(asked), len(whole) + end - said[last])]
-        return whole + text[said[last] :]
 
     def _lost(
         self,
@@ -354,12 +345,14 @@ def _begin(asked: str, text: str) -> int | None:
 
     That is after the prompt, or before the reasoning that the prompt alone opens.
     """
+    if text.startswith(asked):
+        return len(asked)
     common = len(_common(asked, text))
     for tag in _TAG.finditer(asked):
         if tag.start() < common < tag.end():
             common = tag.start()
     opened = asked[common:]
-    return common if not opened or _OPENER.fullmatch(opened) else None
+    return common if _OPENER.fullmatch(opened) else None
 
 
 def _common(one: str, other: str) -> str:

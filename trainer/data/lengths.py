@@ -30,7 +30,7 @@ def measure_lengths(path: Path, tokenizer_dir: Path, classes: Classes | None) ->
     Raises:
         InputError: the tokenizer cannot be used.
     """
-    encoder = Encoder(tokenizer_dir)
+    encoder = Encoder(tokenizer_dir, "accept")  # the run itself refuses
     lengths: list[int] = []
     for sample in _spread(path, classes):
         with contextlib.suppress(ConversationError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,44 @@ def test_templates_express_what_is_left(tmp_path: Path, name: str):
     ids, labels = encode_within(encoder, said(*turns), len(one) - 1)
     expected = encoder.conversation(said(("user", "\n".join(LINES[1:])), ("assistant", "z")))
     assert (ids, labels) == expected
+
+
+def weighed(*turns: tuple[str, str, bool]) -> Sample:
+    return Sample("", messages=tuple(ChatMessage(*turn[:2], learned=turn[2]) for turn in turns))
+
+
+def test_what_is_left_has_an_answer_to_learn_and_context_stays_context():
+    chat = weighed(
+        ("user", "a" * 10, True),
+        ("assistant", "b" * 10, False),
+        ("user", "c" * 10, True),
+        ("assistant", "d" * 10, True),
+        ("user", "e" * 10, True),
+        ("assistant", "f" * 10, False),
+    )
+    fitted = fit(chat, size, 59)
+    assert fitted is not None
+    assert fitted.messages == chat.messages[2:], "the last answer to learn is not the last answer"
+    assert fit(chat, size, 29) is None
+
+
+def test_lines_of_an_answer_are_never_cut():
+    chat = said(("system", "s"), ("assistant", TRANSCRIPT), ("user", "x"))
+    assert texts(fit(chat, size, size(chat))) == texts(chat)
+    assert fit(chat, size, size(chat) - 1) is None
+
+
+def test_a_reasoning_is_cut_with_its_turn_alone(tmp_path: Path):
+    """The earlier one, which the template drops, is context; the last stays whole."""
+    write_model(tmp_path, FAMILIES["qwen3"], FAMILIES["qwen3"].plain)
+    encoder = Encoder(tmp_path)
+    thought = {"reasoning_content": "Let me see."}
+    answer = ChatMessage("assistant", "first", thought, learned=False)
+    last = replace(answer, content="z", learned=True)
+    asked = ChatMessage("user", TRANSCRIPT)
+    chat = Sample("", messages=(asked, answer, asked, last))
+    one = encoder.conversation(replace(chat, messages=(asked, last)))
+    assert encode_within(encoder, chat, len(one[0])) == one
+    ids, labels = encode_within(encoder, chat, len(one[0]) - 1)
+    assert len(ids) < len(one[0])
+    assert [x for x in labels if x != IGNORED] == [x for x in one[1] if x != IGNORED]
