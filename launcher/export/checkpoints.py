@@ -1,17 +1,64 @@
-"""Copy whole checkpoints between a run's output folder and an exported folder."""
+"""Copy whole checkpoints between a run's output folder and an exported folder.
+
+An exported folder comes back from elsewhere: `examine` refuses what is no checkpoint of the run
+before anything in it is read, and files are opened without following a link.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from trainer.checkpoint.reader import SHARDED, complete_checkpoints, owner_of, step_of
+from trainer.checkpoint.reader import (
+    SHARDED,
+    complete_checkpoints,
+    owner_of,
+    step_folders,
+    step_of,
+)
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, point, read_manifest
 
 _PIECE = 4 << 20
+_SMALL = 4 << 20
+"""Bytes of a manifest or another description, at most."""
 POINTERS = ("latest", "best")
+
+
+def examine(folder: Path, target: Path, last_step: int | None) -> None:
+    """Check the checkpoints of a folder from elsewhere, by names and sizes alone.
+
+    Args:
+        folder: of checkpoints, or with none.
+        target: where they are copied to; its file system must have room for each.
+        last_step: the run's last one, if it is known.
+
+    Raises:
+        ConfigError: one holds a link or what is no regular file, is too large, or is of no step of
+            the run.
+    """
+    free = shutil.disk_usage(_existing(target)).free
+    for path in (*step_folders(folder), *step_folders(folder / SHARDED)):
+        if last_step is not None and step_of(path) > last_step:
+            raise ConfigError(f"{path}: the run has {last_step} steps; remove this checkpoint")
+        entries = [path, *path.rglob("*")]
+        for entry in entries:
+            kind = entry.lstat().st_mode
+            if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+                raise ConfigError(f"{entry}: is no regular file; a checkpoint holds no others")
+            if entry.suffix == ".json" and entry.lstat().st_size > _SMALL:
+                raise ConfigError(f"{entry}: is larger than {_SMALL >> 20} MiB; copy it again")
+        size = sum(entry.lstat().st_size for entry in entries)
+        if size > free:
+            raise ConfigError(f"{path}: has {size:,} bytes, {target} has room for {free:,}")
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def newest(folder: Path, run_id: str) -> Path | None:
@@ -85,6 +132,7 @@ def _copy(source: Path, parent: Path, workspace: Path | None) -> Path:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
         while piece := file.read(_PIECE):
             yield piece

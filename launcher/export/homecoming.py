@@ -74,6 +74,8 @@ def import_run(folder: Path, registry: Registry, output: Path | None = None) -> 
     record = _read_record(folder)
     run_id = record.run_id
     status = read_report(LocalConnection(), str((folder / OUTPUT / STATUS).absolute()))
+    steps = status.get("total_steps") if status is not None else None
+    checkpoints.examine(folder / OUTPUT / FOLDER, output or folder, steps)
     newest = checkpoints.newest(folder / OUTPUT / FOLDER, run_id)
     if status is None or status.get("run_id") != run_id or newest is None:
         raise ConfigError(

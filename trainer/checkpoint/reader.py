@@ -6,6 +6,7 @@ Only what the manifest proves is trusted. Writing is in `trainer.checkpoint.stor
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
@@ -31,6 +32,7 @@ SHARDED = "sharded"
 """Below the folder of checkpoints: those of which every rank has written a part."""
 BEST_EVALUATED = "best-evaluated"
 """The eval runners' link; `best` is the run's own, by its own validation."""
+_NUMBERED = re.compile(r"step-[0-9]{1,18}\Z")
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 def step_folders(folder: Path) -> list[Path]:
     """Return the step folders, complete or not, newest first."""
-    found = [path for path in folder.glob("step-*") if path.name[5:].isdigit() and path.is_dir()]
+    found = [path for path in folder.glob("step-*") if _NUMBERED.match(path.name) and path.is_dir()]
     return sorted(found, key=step_of, reverse=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -210,6 +211,63 @@ def test_links_of_a_folder_that_was_elsewhere_lead_nowhere(
     assert run(["import-run", str(away)]) == 0, capsys.readouterr().err
     assert not (tmp_path / "home/metrics.jsonl").exists()
     assert not (tmp_path / "home/checkpoints/best").is_symlink()
+
+
+def damage_with(kind: str, step: Path) -> None:
+    """Put into a checkpoint what a trainer never writes."""
+    weights = step / "adapter_model.safetensors"
+    if kind == "link":
+        weights.unlink()
+        weights.symlink_to("/etc/hostname")
+    elif kind == "pipe":
+        os.mkfifo(step / "more")
+    elif kind == "sparse":
+        os.truncate(weights, shutil.disk_usage(step).free + (1 << 40))
+    elif kind == "manifest":
+        os.truncate(step / "manifest.json", 1 << 30)
+    elif kind == "linked folder":
+        step.rename(step.with_name("elsewhere"))
+        step.symlink_to("elsewhere")
+    else:
+        step.rename(step.with_name("step-999999999999"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("link", "is no regular file"),
+        ("pipe", "is no regular file"),
+        ("linked folder", "is no regular file"),
+        ("sparse", "has room for"),
+        ("manifest", "is larger than 4 MiB"),
+        ("step", "the run has 8 steps"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_before_it_is_read(
+    kind: str, says: str, export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = export()
+    train(away, 4)
+    damage_with(kind, away / "output/checkpoints/step-000004")
+    assert says in refused(["import-run", str(away)], 2, capsys)
+    assert not (tmp_path / "home/checkpoints").exists()
+    assert listed(capsys) == []
+
+
+def test_a_foreign_record_names_no_folder_to_write_to(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    away = export()
+    train(away, 4)
+    record = json.loads((away / "export.json").read_text())
+    victim = tmp_path / "victim"
+    record["home"].setdefault("checkpoint", {})["folder"] = str(victim)
+    (away / "export.json").write_text(json.dumps(record))
+    monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "other-laptop"))
+    assert run(["import-run", str(away), "-o", str(tmp_path / "there")]) == 0
+    assert not victim.exists()
+    assert (tmp_path / "there/checkpoints/step-000004").is_dir()
 
 
 def test_another_machine_has_to_be_told_where_the_result_goes(
