@@ -1,20 +1,33 @@
-"""A check and a summary of a run's data, logged before the run."""
+"""What the data of a run holds: a check and a summary before it, and `trainer inspect-data`."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from trainer.config.run import Classes
 from trainer.data.chat_marks import ConversationError
-from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_within
+from trainer.data.encoder import Encoder
+from trainer.data.measurement import Measurement, measure
 from trainer.data.samples import SampleFile
 from trainer.data.shapes import Sample
 from trainer.system.errors import InputError
 
-MEASURED_BYTES = 2 << 20
-"""Bytes to tokenise, one second; of more data an even part is, and the figures say `about`."""
+MEASURED_BYTES = 4 << 20
+"""Bytes that a start tokenises, some seconds; of more data a part, and what may be cut first."""
+
+
+@dataclass(frozen=True)
+class Repetitions:
+    """Samples that occur again."""
+
+    duplicates: int
+    """With the same text and label as one before."""
+    ambiguous: int
+    """Texts with several labels."""
+    shared: int
+    """Validation samples that are in train, too."""
 
 
 def survey(
@@ -28,15 +41,20 @@ def survey(
 
     A run that learns from a teacher's logits has no `train`.
     """
+
+    def lengths(samples: Sequence[Sample]) -> Iterator[str]:
+        return length_lines(measure(samples, encoder, max_seq_len, MEASURED_BYTES), max_seq_len)
+
     if train is None:
-        found = _lengths(validation.samples, encoder, max_seq_len) if validation else ()
+        found = lengths(validation.samples) if validation else ()
         unused = validation.unused if validation else ()
         return [f"validation: {line}" for line in (*unused, *found)]
+    held_out = validation.samples if validation else ()
     lines = [
         *train.unused,
-        *_lengths(train.samples, encoder, max_seq_len),
-        *_classes(train.samples, classes),
-        *_repeated(train.samples, validation.samples if validation else ()),
+        *lengths(train.samples),
+        *class_lines(count_classes(train.samples, classes)),
+        *repetition_lines(find_repetitions(train.samples, held_out), len(held_out)),
     ]
     unused = [f"validation: {line}" for line in validation.unused] if validation else []
     return [*(f"data: {line}" for line in lines), *unused]
@@ -66,78 +84,83 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
     ]
 
 
-def _lengths(samples: Sequence[Sample], encoder: Encoder, max_seq_len: int) -> Iterator[str]:
-    size = sum(map(_size, samples))
-    step = -(-size // MEASURED_BYTES)
-    part = samples[::step]
-    lengths: list[int] = []
-    cut: list[int] = []  # the tokens that each sample above the limit loses
-    unlearned = 0
-    for sample in part:
-        ids, labels = encoder.encode(sample)
-        lengths.append(len(ids))
-        if len(ids) > max_seq_len:
-            kept, labels = encode_within(encoder, sample, max_seq_len)
-            cut.append(len(ids) - len(kept))
-        # The first token is never a target: nothing precedes it.
-        unlearned += sample.label is None and set(labels[1:]) <= {IGNORED}
-    scale, about = len(samples) / len(part), "about " if step > 1 else ""
-    tokens = round(sum(lengths) * scale)
-    measured = f" ({len(part):,} samples measured)" if step > 1 else ""
+def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
+    """Yield how many tokens there are, and how many are cut."""
+    measured = "" if found.complete else f" ({len(found.lengths):,} samples measured)"
+    about = "" if found.complete else "about "
     yield (
-        f"{_count(len(samples), 'sample')}, {about}{tokens:,} tokens{measured}, the longest has"
-        f" {max(lengths):,}"
+        f"{_count(found.samples, 'sample')}, {about}{found.tokens:,} tokens{measured}, the longest"
+        f" has {max(found.lengths):,}"
     )
-    if cut:
-        count, lost = round(len(cut) * scale), round(sum(cut) * scale)
+    least = "at least " if found.unknown else ""
+    if found.cut:
         yield (
-            f"{about}{_count(count, 'sample')} {_are(count)} longer than max_seq_len {max_seq_len}"
-            f" and cut: {about}{_count(lost, 'token')} ({100 * sum(cut) / sum(lengths):.1f} %)"
-            f" {_are(lost)} lost"
-            + (f"; {round(unlearned * scale):,} without a token to learn" if unlearned else "")
+            f"{least}{_count(found.cut, 'sample')} {_are(found.cut)} longer than max_seq_len"
+            f" {max_seq_len} and cut: {least}{_count(found.lost, 'token')}"
+            f" ({100 * found.lost / found.tokens:.1f} %) {_are(found.lost)} lost"
+        )
+    if found.unlearned:
+        has = "has" if found.unlearned == 1 else "have"
+        many = "at least " if not found.complete else ""
+        yield f"{many}{_count(found.unlearned, 'sample')} {has} no token to learn"
+    if found.unknown:
+        yield (
+            f"{_count(found.unknown, 'sample')} that may be cut {_are(found.unknown)} not measured;"
+            " trainer inspect-data measures all"
         )
 
 
-def _classes(samples: Sequence[Sample], classes: Classes | None) -> Iterator[str]:
+def count_classes(samples: Sequence[Sample], classes: Classes | None) -> dict[str, int]:
+    """Return the samples of each class, by its name or its number."""
     if classes is None:
-        return
+        return {}
     names = classes if isinstance(classes, tuple) else tuple(map(str, range(classes)))
     counts = Counter(sample.label for sample in samples)
-    shown = ", ".join(f"{name} {counts[label]:,}" for label, name in enumerate(names))
-    absent = ", ".join(name for label, name in enumerate(names) if not counts[label])
+    return {name: counts[label] for label, name in enumerate(names)}
+
+
+def class_lines(counts: dict[str, int]) -> Iterator[str]:
+    """Yield how many samples each class has, and names that are nearly the same."""
+    if not counts:
+        return
+    shown = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    absent = ", ".join(name for name, count in counts.items() if not count)
     yield f"samples of each class: {shown}" + (f"; none of {absent}" if absent else "")
     alike = defaultdict[str, list[str]](list)
-    for name in names:
-        alike[name.casefold().strip()].append(name)
-    for same in alike.values():
-        if len(same) > 1:
-            yield f"classes that differ only in case or white space: {', '.join(map(repr, same))}"
+    for name in counts:
+        alike[name.casefold().strip()].append(repr(name))
+    for names in alike.values():
+        if len(names) > 1:
+            yield f"classes that differ only in case or white space: {', '.join(names)}"
 
 
-def _repeated(samples: Sequence[Sample], validation: Sequence[Sample]) -> Iterator[str]:
-    said: dict[bytes, set[int | None]] = {}
-    again = 0
+def find_repetitions(samples: Sequence[Sample], validation: Sequence[Sample]) -> Repetitions:
+    """Compare all samples of a run by their texts."""
+    labels_of: dict[bytes, set[int | None]] = {}
+    duplicates = 0
     for sample in samples:
-        labels = said.setdefault(sample.digest(), set())
-        again += sample.label in labels
+        labels = labels_of.setdefault(sample.digest(), set())
+        duplicates += sample.label in labels
         labels.add(sample.label)
-    several = sum(len(labels) > 1 for labels in said.values())
-    found = [_count(again, "duplicate sample")] if again else []
-    if several:
-        found.append(f"{_count(several, 'text')} with several labels")
-    if found:
-        yield ", ".join(found)
-    shared = sum(sample.digest() in said for sample in validation)
-    if shared:
+    return Repetitions(
+        duplicates,
+        sum(len(labels) > 1 for labels in labels_of.values()),
+        sum(sample.digest() in labels_of for sample in validation),
+    )
+
+
+def repetition_lines(found: Repetitions, validation: int) -> Iterator[str]:
+    """Yield what occurs again, of so many validation samples."""
+    again = [_count(found.duplicates, "duplicate sample")] if found.duplicates else []
+    if found.ambiguous:
+        again.append(f"{_count(found.ambiguous, 'text')} with several labels")
+    if again:
+        yield ", ".join(again)
+    if found.shared:
         yield (
-            f"{shared:,} of {_count(len(validation), 'validation sample')} {_are(shared)} also in"
-            " train, so validation is too optimistic"
+            f"{found.shared:,} of {_count(validation, 'validation sample')} {_are(found.shared)}"
+            " also in train, so validation is too optimistic"
         )
-
-
-def _size(sample: Sample) -> int:
-    turns = sum(len(message.content) for message in sample.messages)
-    return len(sample.prompt) + len(sample.text) + turns
 
 
 def _count(number: int, noun: str) -> str:

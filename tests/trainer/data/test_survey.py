@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from tests.trainer.data.test_tokens import byte_tokenizer
 from trainer.config.run import Task
 from trainer.data import survey as module
 from trainer.data.encoder import Encoder
+from trainer.data.measurement import measure
 from trainer.data.samples import SampleFile, read_file
-from trainer.data.survey import survey
+from trainer.data.shapes import Sample
+from trainer.data.survey import class_lines, survey
 
 
 @pytest.fixture
@@ -69,23 +72,66 @@ def test_answers_that_are_cut_off_are_counted(tmp_path: Path, encoder: Encoder):
         {"prompt": "a", "completion": "e"},
     )
     lines = survey(train, None, encoder, max_seq_len=4, classes=None)
-    assert lines[1] == (
-        "data: 1 sample is longer than max_seq_len 4 and cut: 2 tokens (22.2 %) are lost;"
-        " 1 without a token to learn"
-    )
+    assert lines[1:] == [
+        "data: 1 sample is longer than max_seq_len 4 and cut: 2 tokens (22.2 %) are lost",
+        "data: 1 sample has no token to learn",
+    ]
 
 
-def test_of_large_data_a_part_is_measured(
+def texts(path: Path, *lengths: int) -> SampleFile:
+    return file(path, "causal-lm", None, *({"text": "x" * length} for length in lengths))
+
+
+def test_one_enormous_sample_among_small_ones_is_not_missed(
     tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "MEASURED_BYTES", 100)
-    rows = [{"text": "abcd"}] * 50 + [{"text": "x" * 20}] * 50
-    lines = survey(
-        file(tmp_path / "train.jsonl", "causal-lm", None, *rows), None, encoder, 10, None
-    )
+    train = texts(tmp_path / "a.jsonl", 3, 9000, 4, 8, 5)
+    assert survey(train, None, encoder, 10, None) == [
+        "data: 5 samples, about 9,028 tokens (2 samples measured), the longest has 9,001",
+        "data: 1 sample is longer than max_seq_len 10 and cut: 8,991 tokens (99.6 %) are lost",
+    ]
+
+
+def test_what_cannot_be_measured_at_the_start_is_said(
+    tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "MEASURED_BYTES", 100)
+    lines = survey(texts(tmp_path / "a.jsonl", *[4] * 50, *[20] * 50), None, encoder, 10, None)
     assert lines == [
-        "data: 100 samples, about 1,211 tokens (9 samples measured), the longest has 21",
-        "data: about 44 samples are longer than max_seq_len 10 and cut: about 489 tokens (40.4 %)"
-        " are lost",
+        "data: 100 samples, about 1,345 tokens (7 samples measured), the longest has 21",
+        "data: at least 4 samples are longer than max_seq_len 10 and cut: at least 44 tokens (3.3"
+        " %) are lost",
+        "data: 46 samples that may be cut are not measured; trainer inspect-data measures all",
         "data: 98 duplicate samples",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("budget", [1, 300, 3000, 100_000])
+def test_a_part_says_nothing_that_the_whole_denies(encoder: Encoder, seed: int, budget: int):
+    draw = random.Random(seed)
+    lengths = [int(draw.lognormvariate(3, 1)) + 1 for _ in range(200)]
+    samples = [Sample("x" * length) for length in lengths]
+    whole = measure(samples, encoder, 40)
+    assert whole.lengths == [length + 1 for length in lengths]
+    assert (whole.tokens, whole.cut) == (sum(lengths) + 200, sum(n >= 40 for n in lengths))
+    assert sum(count for _, count in whole.histogram()) == 200
+    part = measure(samples, encoder, 40, budget)
+    assert whole.cut - part.unknown <= part.cut <= whole.cut
+    assert part.lost <= whole.lost
+    assert part.unknown or (part.cut, part.lost) == (whole.cut, whole.lost)
+    if part.complete:
+        assert (part.tokens, part.unlearned) == (whole.tokens, whole.unlearned)
+
+
+def test_lengths_in_a_histogram(encoder: Encoder):
+    samples = [Sample("x" * length) for length in (1, 2, 3, 4, 15, 16)]
+    assert measure(samples, encoder, 40).histogram() == [(2, 1), (4, 2), (8, 1), (16, 1), (32, 1)]
+
+
+def test_names_that_are_nearly_the_same_are_said():
+    assert list(class_lines({"Spam": 3, "ham": 2, "spam ": 1})) == [
+        "samples of each class: Spam 3, ham 2, spam  1",
+        "classes that differ only in case or white space: 'Spam', 'spam '",
     ]
