@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.checkpoint.trained_model import Trained
+from trainer.model.families import family_of
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
@@ -22,7 +23,7 @@ from trainer.model.hf_export import (
 )
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import build_layout, stored_name
-from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.system.errors import InputError
 from trainer.system.storage.new_folder import check_new, write_new
 
@@ -66,7 +67,9 @@ class _Merged:
             slot.name: trained.weights[slot.start : slot.stop].reshape(slot.shape)
             for slot in trained.layout.tensors()
         }
-        self.dtype = self._stored("model.embed_tokens.weight").dtype
+        family = family_of(read_config(trained.base_dir), str(trained.base_dir))
+        self._transposed = family.transposed
+        self.dtype = self._stored(f"{family.backbone}.{family.embedding}.weight").dtype
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """Yield a safetensors file."""
@@ -85,7 +88,8 @@ class _Merged:
         stem = _PEFT_PREFIX + name.removesuffix(".weight")
         down = self._trained.get(f"{stem}.lora_A.weight")
         if name.endswith(".weight") and down is not None:
-            values = values + self._scale * (self._trained[f"{stem}.lora_B.weight"] @ down)
+            product = self._trained[f"{stem}.lora_B.weight"] @ down
+            values = values + self._scale * (product.T if self._transposed else product)
         return values
 
     def _stored(self, name: str) -> TensorHeader:

@@ -74,7 +74,7 @@ def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int | No
     where = path / ADAPTER_CONFIG
     if tree.get("peft_type") != "LORA" or task is None:
         raise InputError(f"{where}: only LoRA adapters of SEQ_CLS or CAUSAL_LM can be read")
-    for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out"):
+    for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern"):
         if tree.get(key):
             raise InputError(f"{where}: {key} is not supported")
     settings: dict[str, Any] = {

@@ -11,7 +11,7 @@ from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
 from trainer.data.text_stream import TextStream
 from trainer.evaluate.base import Compute
-from trainer.model.architecture import read_architecture
+from trainer.model.architecture import read_vocabulary
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
 from trainer.replica.continuation import Until
@@ -95,7 +95,7 @@ class TextModel:
             InputError: one has no token, or one that the model does not know.
         """
         prompts = [self.encoder.prompt(sample) for sample in samples]
-        known = read_architecture(self.trained.base_dir).vocab_size
+        known = read_vocabulary(self.trained.base_dir)
         for number, prompt in enumerate(prompts, start=1):
             if not prompt:
                 raise InputError(f"prompt {number} has no token to continue")

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run import LINEARS, RunConfig
-from trainer.model.families import Family, biased_linears, check_keys, family_of, with_defaults
+from trainer.model.families import (
+    Family,
+    biased_linears,
+    check_keys,
+    family_of,
+    text_config,
+    with_defaults,
+)
 from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.system.errors import InputError
 
@@ -80,6 +87,18 @@ def read_architecture(model_dir: Path) -> Architecture:
         InputError: no usable config.json, an unsupported architecture, or a quantised model.
     """
     return parse_architecture(read_config(model_dir), str(model_dir / "config.json"))
+
+
+def read_vocabulary(model_dir: Path) -> int:
+    """Return the tokens of a model of any family.
+
+    Raises:
+        InputError: no usable config.json, or it does not say.
+    """
+    size = text_config(read_config(model_dir)).get("vocab_size")
+    if type(size) is not int:
+        raise InputError(f"{model_dir / 'config.json'}: vocab_size must be a positive integer")
+    return size
 
 
 def read_positions(model_dir: Path) -> int | None:

@@ -56,8 +56,10 @@ class Family:
     """The key of what logits are divided by."""
     logit_cap: str = ""
     """The key of what bounds logits, by a hyperbolic tangent."""
+    packs: bool = True
+    """Layers keep the samples of a row apart."""
     recurrent: bool = False
-    """Layers pass a state from token to token, so a row holds one sample."""
+    """Layers pass a state from token to token, also through padding."""
 
     @property
     def has_windows(self) -> bool:
@@ -76,6 +78,7 @@ _QWEN3_5 = Family(
     defaults={"num_key_value_heads": 4, "head_dim": 256},
     normalised_heads=True,
     ignored=r"^mtp\.|^model\.visual\.",
+    packs=False,
     recurrent=True,
 )
 """Also of models that see: their language model alone is trained."""
@@ -178,6 +181,7 @@ FAMILIES: dict[str, Family] = {
         causal="GptOssForCausalLM",
         classifier="GptOssForSequenceClassification",
         defaults={"num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4},
+        packs=False,
     ),
     "gpt2": Family(
         code="transformers",

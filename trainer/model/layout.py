@@ -169,6 +169,11 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
         InputError: the model is missing, damaged, unsupported, or does not fit the config.
     """
     family = family_of(read_config(model_dir), str(model_dir / "config.json"))
+    if config.training.pack and not family.packs:
+        raise InputError(
+            f"{model_dir}: training.pack: its layers would not keep the samples of a row apart;"
+            " leave it out"
+        )
     headers = read_headers(model_dir)
     if family.code != "motley":
         layout = _lay_out(header_tensors(read_stored(model_dir, headers), config))

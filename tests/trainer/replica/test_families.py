@@ -15,10 +15,14 @@ from safetensors.numpy import save_file
 
 from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import drawn_weights, gradient, relative, start
+from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.trained_model import load_trained
 from trainer.data.encoder import IGNORED
 from trainer.model.families import FAMILIES, is_dropout
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE, companions, file_pieces
 from trainer.model.layout import GradientLayout, build_layout
+from trainer.replica.sampling import Sampling
+from trainer.replica.torch.generator import load_generator
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -137,3 +141,66 @@ def test_gradients_and_files_are_those_of_transformers_and_peft(
     assert found.loss_sum == pytest.approx(loss.item(), rel=1e-5)
     assert relative(mine, their_gradient(model, layout)) < 1e-5
     assert replica.evaluate(batch).loss_sum == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_packed_rows_and_recomputed_layers_give_the_same_gradient(
+    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, model_type: str
+) -> None:
+    folder = tiny_model(model_type, tie_word_embeddings=model_type != "granite")
+    batch = make_batch(6, "causal-lm")
+    plain, _, _ = gradient(start(folder, make_config(folder, task="causal-lm"))[0], batch)
+    pack, recompute = {"training__pack": True}, {"training__gradient_checkpointing": "on"}
+    packs = FAMILIES[model_type].packs
+    if not packs:
+        with pytest.raises(InputError, match=r"training\.pack: its layers would not keep"):
+            build_layout(folder, make_config(folder, task="causal-lm", **pack))
+    for settings in (pack, recompute) if packs else (recompute,):
+        config = make_config(folder, task="causal-lm", **settings)
+        assert relative(gradient(start(folder, config)[0], batch)[0], plain) < 1e-5
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_an_adapter_is_read_back_generates_and_merges(
+    tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path, model_type: str
+) -> None:
+    import transformers
+
+    folder = tiny_model(model_type, tie_word_embeddings=model_type != "granite")
+    config = make_config(folder, task="causal-lm", lora__lora_rank=2)
+    layout, weights = build_layout(folder, config), drawn_weights(folder, config)
+    adapter = write_trained(tmp_path / "out", folder, config, layout, weights)
+    model = theirs(adapter, folder, config).eval()
+    trained = load_trained(adapter)
+    assert np.array_equal(trained.weights, weights)
+
+    prompts = [[7, 8, 9, 10, 11, 12], [75], [110, 120, 130]]
+    wanted: list[list[int]] = []
+    model.generation_config = transformers.GenerationConfig()
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, pad_token_id=0
+        )
+        wanted.append(made[0, len(prompt) :].tolist())
+    generator = load_generator(folder, config, layout, weights)
+    assert generator.generate(prompts, max_new_tokens=5, sampling=Sampling()) == wanted
+
+    merged = transformers.AutoModelForCausalLM.from_pretrained(merge(trained, tmp_path / "merged"))
+    ids = torch.arange(40)[None] * 7 % 300
+    with torch.no_grad():
+        found, expected = (one.eval()(input_ids=ids).logits for one in (merged, model))
+    assert relative(found.numpy(), expected.numpy()) < 1e-5
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "phi3", "mixtral", "gpt2"])
+def test_nf4_trains(
+    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, model_type: str
+) -> None:
+    """The quantised linears are near the others, and adapters learn on them."""
+    folder = tiny_model(model_type)
+    batch, found = make_batch(6, "causal-lm"), dict[str, np.ndarray]()
+    for word in ("none", "nf4"):
+        config = make_config(folder, task="causal-lm", model__quantization=word)
+        found[word] = gradient(start(folder, config)[0], batch)[0]
+    assert 1e-4 < relative(found["nf4"], found["none"]) < 0.5

@@ -19,7 +19,7 @@ from trainer.distill.logits.description import Description
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.student.from_scratch import fresh_config, fresh_model
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest
-from trainer.model.architecture import read_architecture, read_positions
+from trainer.model.architecture import read_positions, read_vocabulary
 from trainer.model.files import resolve_model
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError, RefusedError, UnreachableError
@@ -133,7 +133,7 @@ def check_student(config: RunConfig, description: Description, model_dir: Path) 
     """
     folder = config.data.train
     check_tokenizer(model_dir, description, folder)
-    known, size = read_architecture(model_dir).vocab_size, description.tokenizer.size
+    known, size = read_vocabulary(model_dir), description.tokenizer.size
     if known < size:
         raise RefusedError(
             f"{model_dir}: the model has {known} tokens, the tokenizer of the logits in {folder} "

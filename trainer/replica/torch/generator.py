@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
+from trainer.model.families import family_of, logits_of
 from trainer.model.layout import GradientLayout
+from trainer.model.safetensors_headers import read_config
 from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.cache import Cache
 from trainer.replica.torch.decoder import Decoder
+from trainer.replica.torch.kd_loss import shape_logits
 from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import flatten
+from trainer.replica.torch.model import backbone, flatten
 from trainer.replica.torch.precision import autocast
 from trainer.system.errors import InputError
 
@@ -53,7 +56,16 @@ def load_generator(
     place = torch.device(device)
     model = load_model(model_dir, config, place)
     flatten(model, layout, place).copy_(torch.tensor(weights))
-    return TorchGenerator(model, config, place, batch=batch)
+    shape = logits_of(tree := read_config(model_dir))
+
+    def head(hidden: Tensor) -> Tensor:
+        logits = model.get_submodule("lm_head")(hidden).float()
+        shape_logits(logits, shape)
+        return logits
+
+    if family_of(tree, str(model_dir)).recurrent:
+        batch = 1  # padding would pass through the state
+    return TorchGenerator(model, config, place, batch=batch, head=head)
 
 
 class TorchGenerator:
@@ -141,7 +153,7 @@ class TorchGenerator:
         """Return what takes prompts `[B, T]`, then a token a row at its place, both `[B, 1]`."""
         if isinstance(self._model, Decoder):
             return partial(self._model.model, cache=Cache(slots))
-        return _Published(self._model.model, lengths.to(self._device))
+        return _Published(backbone(self._model), lengths.to(self._device))
 
 
 class _Published:
