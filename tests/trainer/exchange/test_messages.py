@@ -158,6 +158,25 @@ def test_out_of_range(name: str, value: Any):
     assert name in refused(MessageType.SHARD_RESULT, json.dumps({**fields(ALL[6]), name: value}))
 
 
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("number", ["1.7e308", "-1.7e308", "1" + "0" * 400])
+def test_no_number_is_too_large_to_compute_with(message: Message, number: str):
+    """A worker's 1.7e308 seconds or watts made an infinite sum of the coordinator's."""
+    tree = fields(message)
+    for name, value in tree.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            text = json.dumps({**tree, name: "HERE"}).replace('"HERE"', number)
+            assert name in refused(message.type, text)
+
+
+@pytest.mark.parametrize("text", ["a\nINFO: rank 0 lost", "\x1b[2J", "a\rb", "a\u2028b", "\x9b2J"])
+def test_what_is_logged_of_a_request_is_one_plain_line(text: str):
+    tree = fields(ALL[0])
+    for name, value in tree.items():
+        if isinstance(value, str):
+            assert name in refused(MessageType.JOIN_REQUEST, json.dumps({**tree, name: text}))
+
+
 def test_ranks_and_exit_codes_have_their_range():
     assert "rank" in refused(
         MessageType.JOIN_REQUEST, json.dumps({**fields(ALL[0]), "rank": 2**16})

@@ -17,8 +17,15 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=2**16)]
 Rounds = tuple[Count, Annotated[int, Field(gt=0, lt=2**31)]]
 """`StepPlan.rounds`: the ordinary steps before the first round, and inner steps of each round."""
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+"""Thirty years at most: sums and squares of it are finite."""
+Watts = Annotated[float, Field(ge=0, le=1e6)]
+Size = Annotated[float, Field(ge=0, le=1e60)]
+"""A norm of fp32 values, or a factor: its square is a finite float64."""
+Loss = Annotated[float, Field(ge=-1e60, le=1e60)]
 Text = Annotated[str, Field(max_length=1000)]
+Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
+"""A text that is logged as it comes: one line without control characters."""
 
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -43,22 +50,22 @@ class JoinRequest(Message):
     """A worker asks to be a member and proves that it runs the same job."""
 
     type = MessageType.JOIN_REQUEST
-    run_id: Text
+    run_id: Line
     rank: Rank | None
     """None asks for the lowest free rank."""
-    version: Text
-    agreement: Text
-    layout: Text
-    model: Text
-    data: Text
-    host: Text
-    backend: Text
-    device: Text
-    backend_reason: Text = ""
+    version: Line
+    agreement: Line
+    layout: Line
+    model: Line
+    data: Line
+    host: Line
+    backend: Line
+    device: Line
+    backend_reason: Line = ""
     """Why no earlier backend of the chain serves; empty for the first."""
-    transport: Text = ""
+    transport: Line = ""
     """How it is connected, for the log."""
-    site: Text = ""
+    site: Line = ""
     """Workers that say the same here will find each other; empty if it does not look for any."""
 
 
@@ -140,7 +147,7 @@ class ShardResult(Message):
 
     type = MessageType.SHARD_RESULT
     shard: Count
-    loss_sum: float | None
+    loss_sum: Loss | None
     """None when the loss is NaN or Inf, which JSON cannot say."""
     weight: Count
     tokens: Count
@@ -148,9 +155,9 @@ class ShardResult(Message):
     """Seconds in forward and backward, without waiting and exchange."""
     overlap: Seconds = 0.0
     """Of these, the seconds after the first gradient was handed over: they hide the exchange."""
-    watts: Seconds | None = None
+    watts: Watts | None = None
     """Mean power of the worker's host since its last reading; None: nothing measures it."""
-    residual: Seconds = 0.0
+    residual: Size = 0.0
     """The L2 norm of what the worker owes after this shard: what is lost with it."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]`, for evaluation of a classifier."""
@@ -161,11 +168,11 @@ class StepCommit(Message):
 
     type = MessageType.STEP_COMMIT
     step: Count
-    loss: float | None
+    loss: Loss | None
     """None: no token of the step was learned."""
-    grad_norm: Seconds
-    clip_scale: Seconds
-    learning_rate: Seconds
+    grad_norm: Size
+    clip_scale: Size
+    learning_rate: Size
     report: bool
     """Whether to answer with a WeightsReport."""
     settled: bool = True
@@ -197,7 +204,7 @@ class Part(BaseModel):
 
     model_config = _STRICT
     weight: Count
-    norm: Seconds | None
+    norm: Size | None
     """The L2 norm of the shard's sum; None if it holds a NaN or Inf."""
     tensor: Count
     """The tensor of the block with the largest norm, or the first NaN or Inf."""

@@ -131,8 +131,8 @@ def make_request(inputs: RunInputs, choice: ReplicaChoice, rank: int | None) -> 
         data=job.data,
         host=socket.gethostname(),
         backend=choice.backend,
-        device=choice.replica.device,
-        backend_reason=choice.reason[:1000],
+        device=" ".join(choice.replica.device.split()),
+        backend_reason=" ".join(choice.reason.split())[:1000],
     )
 
 
