@@ -8,7 +8,7 @@ from types import TracebackType
 
 import torch
 
-from trainer.exchange.transport.malloc import return_free_pages, return_freed_arrays
+from trainer.system.malloc import return_free_pages, return_freed_arrays
 
 
 class PeakMemory:

@@ -117,7 +117,7 @@ def own_rooms(backend: str) -> list[Room]:
 
     card = None if backend == "cpu" else pci.largest_card()
     if card is None:
-        return [Room(free_memory(psutil.virtual_memory().available), "cpu")]
+        return [Room(free_memory(psutil.virtual_memory().available), "cpu", coordinates=True)]
     return [Room(card, "wgpu" if backend == "wgpu" else "cuda")]
 
 

@@ -197,12 +197,18 @@ def optimizer_state(
     """Return the optimizer's part: none where the coordinator has it and the device is a card.
 
     A CPU worker of Motley's exchange shares its memory with fp32 weights, moments and averaged
-    gradient. DiLoCo adds an anchor of the weights and a momentum, fp32.
+    gradient; in a run of one process also with those of the coordinator (`coordinator_vectors`).
+    DiLoCo adds an anchor of the weights and a momentum, fp32.
     """
-    if strategy.data == "motley":
+    if strategy.data == "motley" or training.coordinates:
         if not training.on_host:
             return ()
-        return (_sharded("the exchange's vectors", trained, 16, 1),)
+        vectors = _sharded("the exchange's vectors", trained, 16, 1)
+        if not training.coordinates:
+            return (vectors,)
+        return vectors, _sharded(
+            "the coordinator's vectors", trained, 4 * coordinator_vectors(1), 1
+        )
     size = training.precision.optimizer
     state = _sharded("moments and master weights", trained, size, shards)
     if strategy.data != "diloco":
@@ -212,6 +218,15 @@ def optimizer_state(
         "Douillard et al., arXiv 2311.08105, algorithm 1", elements=trained,
     )  # fmt: skip
     return state, outer
+
+
+def coordinator_vectors(workers: int) -> int:
+    """Return how many fp32 vectors of the trainable weights a coordinator holds.
+
+    A gradient for each worker, weights, two moments and the sum; docs/benchmarks.md measures 4.2 to
+    5.2 vectors for three workers, and more only while one joins.
+    """
+    return workers + 4
 
 
 def state_bytes(

@@ -37,8 +37,8 @@ class MemoryPlan:
     """Trainable weights, fp32."""
     gradients: int
     state: int
-    """The optimizer's weights, moments and averaged gradient if the device is the host; its moments
-    if only these are on the device."""
+    """The optimizer's weights, moments and averaged gradient, and the coordinator's vectors, if the
+    device is the host; its moments if only these are on the device."""
     workspace: int
     """The largest temporary buffers: logits, a dequantised linear."""
     per_token: int
@@ -59,7 +59,9 @@ class MemoryPlan:
         return self.fixed + self.per_token * self.sample_tokens
 
 
-def training_of(config: RunConfig, *, accelerator: bool, recompute: bool) -> TrainingSetup:
+def training_of(
+    config: RunConfig, *, accelerator: bool, recompute: bool, coordinates: bool = False
+) -> TrainingSetup:
     """Return what a run config trains, on one sample at a time."""
     narrow = config.precision_on(accelerator=accelerator) != "fp32"
     frozen = 2 if config.model.dtype == "bfloat16" else 4
@@ -71,6 +73,7 @@ def training_of(config: RunConfig, *, accelerator: bool, recompute: bool) -> Tra
         recompute="full" if recompute else "none",
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),
         on_host=not accelerator,
+        coordinates=coordinates,
         packed=config.training.pack,
         classes=config.num_classes,
         taught=config.distillation is not None,
@@ -86,6 +89,7 @@ def plan_memory(
     accelerator: bool,
     recompute: bool,
     moments: bool = False,
+    coordinates: bool = False,
 ) -> MemoryPlan:
     """Return the plan of one replica.
 
@@ -93,8 +97,11 @@ def plan_memory(
         accelerator: the device has its own memory; else it is the host.
         recompute: gradient checkpointing.
         moments: the optimizer runs on the accelerator too, with its moments.
+        coordinates: the process is the run's coordinator too.
     """
-    training = training_of(config, accelerator=accelerator, recompute=recompute)
+    training = training_of(
+        config, accelerator=accelerator, recompute=recompute, coordinates=coordinates
+    )
     parts = plan_memory_by_part(
         replace(model, counted=_counted(headers, config)),
         training,

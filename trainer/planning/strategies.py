@@ -135,6 +135,7 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
                 training = TrainingSetup(
                     method=method, rank=request.rank, length=request.length, rows=rows,
                     recompute=recompute, precision=precision, on_host=on_host,
+                    coordinates=on_host and strategy.world == 1,
                 )  # fmt: skip
                 yield _option(request, spread, training)
         rows *= 2

@@ -125,6 +125,8 @@ class TrainingSetup:
     """Rows hold several samples and have a mask."""
     on_host: bool = False
     """The device's memory is the host's, where the exchange has vectors of its own."""
+    coordinates: bool = False
+    """The process is the run's coordinator too, as in a run of one process."""
     classes: int | None = None
     """Of a classifier; None for a language model."""
     taught: bool = False

@@ -13,6 +13,7 @@ from trainer.model.families import left_to_transformers
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning import replica, vulkan
+from trainer.planning.memory import coordinator_vectors
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import BUSY_TOKENS, plan_memory
 from trainer.planning.shapes import ModelShape
@@ -30,6 +31,8 @@ class Room:
     memory: int
     """Bytes."""
     backend: Backend
+    coordinates: bool = False
+    """The worker's process is the run's coordinator too."""
 
     @property
     def usable(self) -> int:
@@ -62,11 +65,14 @@ class RunMemory:
         architecture = None if reason else read_architecture(folder)
         return cls(read_shape(folder), architecture, reason, read_headers(folder), layout, config)
 
-    def needed(self, backend: Backend, tokens: int = 0) -> int:
+    def needed(self, backend: Backend, tokens: int = 0, *, coordinates: bool = False) -> int:
         """Return the bytes that a worker needs for micro-batches of `tokens`.
 
         One sample is the least. Activations are recomputed, as workers do where memory is short,
         unless the config forbids it.
+
+        Args:
+            coordinates: its process is the run's coordinator too.
         """
         recompute = self.config.training.recompute is not False
         if backend == "wgpu" and self.architecture is not None:
@@ -78,20 +84,17 @@ class RunMemory:
         is_card = backend != "cpu"
         plan = plan_memory(
             self.model, self.headers, self.layout, self.config,
-            accelerator=is_card, recompute=recompute,
+            accelerator=is_card, recompute=recompute, coordinates=coordinates,
         )  # fmt: skip
         return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
 
     def fits(self, room: Room, *, busy: bool = False) -> bool:
         """Return whether a worker fits a room; `busy`: so that an accelerator is kept busy."""
         tokens = BUSY_TOKENS if busy and room.backend != "cpu" else 0
-        return self.needed(room.backend, tokens) <= room.usable
+        needed = self.needed(room.backend, tokens, coordinates=room.coordinates)
+        return needed <= room.usable
 
 
 def coordinator_memory(layout: GradientLayout, workers: int) -> int:
-    """Return the bytes of a coordinator: a gradient for each worker, and four more vectors.
-
-    Those are weights, two moments and the sum; docs/benchmarks.md measures 4.2 to 5.2 vectors for
-    three workers, and more only while one joins.
-    """
-    return 4 * layout.size * (workers + 4)
+    """Return the bytes of a coordinator."""
+    return 4 * layout.size * coordinator_vectors(workers)

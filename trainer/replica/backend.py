@@ -67,6 +67,8 @@ class BackendRequest:
     """A teacher's predictions are stored in part only as a sum."""
     moments: bool
     """The caller keeps the optimizer's moments on the device."""
+    coordinates: bool
+    """The process is the run's coordinator too."""
 
 
 Opener = Callable[[BackendRequest], Replica]
@@ -83,6 +85,7 @@ def choose(
     *,
     rest: bool = False,
     moments: bool = False,
+    coordinates: bool = False,
 ) -> ReplicaChoice:
     """Open the first backend that works and that the request allows (`first_usable`).
 
@@ -90,6 +93,7 @@ def choose(
         gpu: an index, UUID, PCI address or name; empty for the first.
         rest: a teacher's predictions are stored in part only as a sum.
         moments: the caller keeps the optimizer's moments on the device, as a student does.
+        coordinates: the process is the run's coordinator too.
 
     Raises:
         InputError: the request cannot be met, or the model cannot be used on any backend.
@@ -98,7 +102,9 @@ def choose(
 
     def opener(backend: Backend) -> Callable[[], Replica]:
         named = backend == wanted
-        request = BackendRequest(model_dir, config, layout, gpu, threads, named, rest, moments)
+        request = BackendRequest(
+            model_dir, config, layout, gpu, threads, named, rest, moments, coordinates
+        )
         return lambda: openers[backend](request)
 
     return ReplicaChoice(
@@ -254,6 +260,7 @@ def _torch_replica(request: BackendRequest, device: str) -> Replica:
         device,
         request.threads,
         moments=request.moments,
+        coordinates=request.coordinates,
     )
 
 

@@ -20,11 +20,11 @@ from trainer.exchange.protocol.wire import Frame, run_tag
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.listener import Listener
-from trainer.exchange.transport.malloc import return_freed_arrays
 from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.transport.refusals import Refusals
 from trainer.exchange.transport.same_host import SameHostListener, socket_name
 from trainer.system.errors import BudgetStopError, InputError, ProtocolError, TrainerError
+from trainer.system.malloc import return_freed_arrays
 from trainer.system.process.priority import raised_thread_priority
 
 log = logging.getLogger(__name__)

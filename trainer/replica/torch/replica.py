@@ -63,6 +63,7 @@ class TorchReplica:
         threads: intra-op threads of torch in this process; None takes, at every step, as many of
             torch's default as there are otherwise idle processors.
         moments: a caller that uses `weights` and `gradient` keeps the optimizer's moments itself.
+        coordinates: the process is the run's coordinator too.
 
     Raises:
         InputError: the device is missing, or the model cannot be loaded or does not fit.
@@ -77,6 +78,7 @@ class TorchReplica:
         threads: int | None = None,
         *,
         moments: bool = False,
+        coordinates: bool = False,
     ) -> None:
         self.layout = layout
         self.device = device
@@ -98,6 +100,7 @@ class TorchReplica:
             config,
             accelerator=cuda,
             moments=moments,
+            coordinates=coordinates,
         )
         free = available_bytes(self._device)
 

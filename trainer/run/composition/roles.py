@@ -97,7 +97,7 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
 
     _check_output(config)
     inputs = _read_inputs(config, run_id, notes)
-    choice = open_replica(inputs, place)
+    choice = open_replica(inputs, place, coordinates=True)
     coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic())
     request = build.make_request(inputs, choice, 0)
     settings = config.exchange
@@ -239,10 +239,14 @@ def _opener(place: Placement) -> Callable[[RunInputs], ReplicaChoice]:
     return start_group(place.backend, place.gpus, place.strategy, place.threads)
 
 
-def open_replica(inputs: RunInputs, place: Placement, *, moments: bool = False) -> ReplicaChoice:
+def open_replica(
+    inputs: RunInputs, place: Placement, *, moments: bool = False, coordinates: bool = False
+) -> ReplicaChoice:
     """Return a replica; log its device and why no earlier backend was taken."""
     gpu = "".join(place.gpus)
-    choice = build.make_choice(inputs, place.backend, gpu, place.threads, moments=moments)
+    choice = build.make_choice(
+        inputs, place.backend, gpu, place.threads, moments=moments, coordinates=coordinates
+    )
     log.info(
         "replica on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""
     )

@@ -96,9 +96,15 @@ def make_coordinator(
 
 
 def make_choice(
-    inputs: RunInputs, wanted: Backend, gpu: str, threads: int | None, *, moments: bool = False
+    inputs: RunInputs,
+    wanted: Backend,
+    gpu: str,
+    threads: int | None,
+    *,
+    moments: bool = False,
+    coordinates: bool = False,
 ) -> ReplicaChoice:
-    """Open a replica on the first backend that works; `moments` as for `choose`.
+    """Open a replica on the first backend that works; `moments` and `coordinates` as for `choose`.
 
     Raises:
         InputError: the model cannot be used, or does not fit.
@@ -115,6 +121,7 @@ def make_choice(
         threads,
         rest=isinstance(train, LogitsFolder) and has_bare_rest(train.description.scheme),
         moments=moments,
+        coordinates=coordinates,
     )
 
 

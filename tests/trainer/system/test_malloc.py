@@ -11,15 +11,14 @@ import pytest
 SCRIPT = """
 import sys
 import numpy as np
-from trainer.exchange.transport.malloc import return_freed_arrays
+from trainer.system.malloc import return_freed_arrays, return_freed_tensors
 
 def resident():
     for line in open("/proc/self/status"):
         if line.startswith("VmRSS"):
             return int(line.split()[1]) // 1024
 
-if sys.argv[1] == "with":
-    return_freed_arrays()
+{"with": return_freed_arrays, "of a replica": return_freed_tensors, "without": int}[sys.argv[1]]()
 before = resident()
 large = np.ones(6 << 20, np.float32)  # 24 MiB: glibc would raise its threshold to it
 del large
@@ -30,7 +29,9 @@ print(resident() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no glibc here")
-@pytest.mark.parametrize(("how", "stays"), [("with", False), ("without", True)])
+@pytest.mark.parametrize(
+    ("how", "stays"), [("with", False), ("of a replica", False), ("without", True)]
+)
 def test_freed_arrays_leave_the_process(how: str, stays: bool):
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, how], check=True, capture_output=True, text=True

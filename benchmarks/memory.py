@@ -1,0 +1,146 @@
+"""The memory that a run was planned to need, and the private memory that it took.
+
+    python benchmarks/memory.py MODEL... [--method lora --method full] [--steps 3]
+
+Each run is `trainer finetune` of its own on the CPU: LoRA, QLoRA and full fine-tuning in one
+process, and full fine-tuning by FSDP in two. Its private pages (`/proc/PID/smaps_rollup`) are read
+every 20 ms; from their peak those of the same run of a model with almost no weights are taken
+away: Python, torch and what else it imports. Rows have exactly 64 tokens, four make a micro-batch.
+JSON: benchmarks/results/memory.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rig.report import Ratio, Report, skip
+
+from trainer.config.run import RunConfig, load
+from trainer.init_model import ModelSizes, init_model
+from trainer.model.architecture import read_architecture
+from trainer.model.files import resolve_model
+from trainer.model.layout import build_layout, read_headers
+from trainer.planning.replica import plan_memory, shared_memory_needed
+
+LENGTH, ROWS = 64, 4
+METHODS = ("lora", "qlora", "full", "fsdp")
+EMPTY = ModelSizes(
+    hidden_size=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    intermediate_size=32,
+    vocab_size=300,
+)
+GOAL = 0.1
+"""Share by which a measurement may exceed its plan."""
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--method", choices=METHODS, action="append")
+    parser.add_argument("--steps", type=int, default=3)
+    options = parser.parse_args()
+    if not Path("/proc/self/smaps_rollup").exists():
+        skip("needs Linux: the peak is read from /proc")
+    report = Report("memory")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        data = folder / "data.jsonl"
+        text = "the quick brown fox jumps over the lazy dog and runs away from it " * 20
+        data.write_text("".join(json.dumps({"text": f"{n} {text}"}) + "\n" for n in range(16)))
+        init_model(data, folder / "empty", EMPTY, 0)
+        for method in options.method or METHODS:
+            imports = measure(folder / "empty", data, method, options.steps)
+            for name in options.models:
+                model = resolve_model(name)
+                planned = plan(model, data, method)
+                taken = measure(model, data, method, options.steps) - imports
+                ratio = Ratio(f"{method}, {Path(name).name}", taken / planned, "the plan", 1 + GOAL)
+                report.add(ratio, planned=planned, taken=taken, imports=imports)
+    return report.write()
+
+
+def settings(method: str, model: Path, data: Path) -> dict[str, Any]:
+    """Return a run's settings."""
+    found: dict[str, Any] = {
+        "model.path": str(model),
+        "model.quantization": "nf4" if method == "qlora" else "none",
+        "data.train": str(data),
+        "data.validation_fraction": 0.0,
+        "data.max_seq_len": LENGTH,
+        "task": "causal-lm",
+        "method": "full" if method in ("full", "fsdp") else "lora",
+        "training.batch_size": 2 * ROWS,
+        "training.micro_batch_size": ROWS,
+        "training.gradient_checkpointing": "off",
+    }
+    return found | ({"parallel.data": "fsdp"} if method == "fsdp" else {})
+
+
+def plan(model: Path, data: Path, method: str) -> int:
+    """Return the bytes planned for the process that needs most."""
+    config: RunConfig = load(None, settings(method, model, data))
+    architecture, headers = read_architecture(model), read_headers(model)
+    if method == "fsdp":
+        return shared_memory_needed(
+            architecture, headers, config, 2, accelerator=False, recompute=False
+        )
+    found = plan_memory(
+        architecture, headers, build_layout(model, config), config,
+        accelerator=False, recompute=False, coordinates=True,
+    )  # fmt: skip
+    return found.fixed + ROWS * LENGTH * found.per_token
+
+
+def measure(model: Path, data: Path, method: str, steps: int) -> int:
+    """Return the most private bytes of a run's process that had most."""
+    with tempfile.TemporaryDirectory() as output:
+        config = load(None, settings(method, model, data) | {"output": f"{output}/run"})
+        run_file = Path(output, "run.yaml")
+        run_file.write_text(config.to_yaml(), encoding="utf-8")
+        command = [sys.executable, "-m", "trainer.cli", "finetune", "--config", str(run_file)]
+        command += ["--gpu-backend", "cpu", "--threads", "1", "--max-steps", str(steps)]
+        ranks: list[list[str]] = [[]]
+        if method == "fsdp":
+            port = str(29_400 + os.getpid() % 500)
+            shared = ["--distributed", "--world-size", "2", "--master", f"127.0.0.1:{port}"]
+            ranks = [[*shared, "--rank", str(rank)] for rank in range(2)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        with Path(output, "log").open("wb+") as log:
+            running = [
+                subprocess.Popen([*command, *more], env=environment, stdout=log, stderr=log)
+                for more in ranks
+            ]
+            peak = 0
+            while any(process.poll() is None for process in running):
+                peak = max([peak, *(private(process.pid) for process in running)])
+                time.sleep(0.02)
+            log.seek(0)
+            assert not any(process.returncode for process in running), log.read().decode()
+        return peak
+
+
+def private(pid: int) -> int:
+    """Return the bytes that only this process has."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 1024 * sum(map(int, re.findall(r"^Private_(?:Clean|Dirty): +(\d+) kB$", text, re.M)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
