@@ -21,6 +21,7 @@ from launcher.inventory.variables import INVENTORY_KEYS
 from tests.trainer.data.test_tokens import byte_tokenizer
 from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_model import write_data, write_model
+from trainer.checkpoint.adapter import ADAPTER_KEYS, open_adapter
 from trainer.data.encoder import Encoder
 from trainer.data.samples import DataError, read_file
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
@@ -155,3 +156,15 @@ def test_an_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     write(ansible_ssh_pass="x")
     with pytest.raises(ConfigError, match="'ansible_ssh_pass' is not used: log in with a key"):
         load_inventory(path)
+
+
+@pytest.mark.parametrize("key", ADAPTER_KEYS.refused)
+def test_an_adapter_with_a_refused_key(tmp_path: Path, key: str) -> None:
+    tree = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 1}
+    settings = tmp_path / "adapter_config.json"
+    settings.write_text(json.dumps({**tree, key: [1]}))
+    with pytest.raises(InputError, match=rf"config\.json: '{key}' is not read; merge it with"):
+        open_adapter(tmp_path)
+    settings.write_text(json.dumps({**tree, key: None}))  # as PEFT writes what is not used
+    with pytest.raises(InputError, match=r"adapter_model\.safetensors: no such file"):
+        open_adapter(tmp_path)

@@ -1,4 +1,4 @@
-"""Write an adapter into its base: W + (alpha / r) B A, as an ordinary model folder. Torch-free.
+"""Write an adapter into its base: W + scale B A, as an ordinary model folder. Torch-free.
 
 Tensors pass one at a time, so a model larger than memory can be merged.
 """
@@ -6,13 +6,15 @@ Tensors pass one at a time, so a model larger than memory can be merged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint.trained_model import Trained
-from trainer.model.families import family_of
+from trainer.checkpoint.adapter import Adapter
+from trainer.config.run import RunConfig, load
+from trainer.model.families import BIASED_BY, family_of
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
@@ -22,80 +24,194 @@ from trainer.model.hf_export import (
     safetensors_header,
 )
 from trainer.model.initialization import read_tensor
-from trainer.model.layout import build_layout, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.system.errors import InputError
+from trainer.system.storage.cache_folder import Files
 from trainer.system.storage.new_folder import check_new, write_new
 
-_PEFT_PREFIX = "base_model.model."
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_HEAD = "lm_head"
+_MERGE_IT = "merge it with PEFT (merge_and_unload) and give the merged model"
 
 
-def merge(trained: Trained, output: Path) -> Path:
+def merge(adapter: Adapter, output: Path) -> Path:
     """Write base and adapter as one model and return its folder; it appears whole or not at all.
 
-    Each weight keeps the base's dtype, and a new head takes that of the embedding.
+    Each weight keeps the base's dtype, and a new one takes that of the embedding.
 
     Raises:
-        InputError: there is no adapter to merge, or `output` already holds something.
+        InputError: `output` already holds something, or a tensor has no place in the base.
         StorageError: the write failed.
     """
-    if trained.config.method != "lora":
-        raise InputError(f"{trained.path}: is a full model, there is no adapter to merge")
     check_new(output)
-    plan = _Merged(trained)
-    files: dict[str, Iterable[bytes | memoryview]] = {}
-    for name, content in companions(plan.config, trained.base_dir).items():
+    return write_new(output, merged_files(adapter))
+
+
+def merged_files(adapter: Adapter, dtype: str | None = None) -> Files:
+    """Return the files of the merged model.
+
+    Args:
+        dtype: F32 for what the merged weights are exactly; None keeps the base's.
+
+    Raises:
+        InputError: a tensor of the adapter has no place in the base.
+    """
+    merged = _Merged(adapter, dtype)
+    files: Files = {}
+    for name, content in companions(merged.config, adapter.base_dir).items():
         if name == MODEL_CONFIG:
             assert isinstance(content, bytes)
-            tree = {**json.loads(content), "dtype": _TORCH_NAMES[plan.dtype]}
+            tree = {**json.loads(content), **merged.changes}
             content = (json.dumps(tree, indent=2) + "\n").encode()
         files[name] = file_pieces(content) if isinstance(content, Path) else [content]
-    return write_new(output, {**files, MODEL_FILE: plan.pieces()})
+    return {**files, MODEL_FILE: merged.pieces()}
 
 
 class _Merged:
     """The tensors of the merged model, computed as they are written."""
 
-    def __init__(self, trained: Trained) -> None:
-        model = trained.config.model.model_copy(update={"quantization": "none"})
-        self.config = trained.config.model_copy(update={"method": "full", "model": model})
-        self._headers = read_headers(trained.base_dir)
-        self._scale = np.float32(trained.config.lora.lora_alpha / trained.config.lora.lora_rank)
-        self._slots = list(build_layout(trained.base_dir, self.config).tensors())
-        self._trained = {
-            slot.name: trained.weights[slot.start : slot.stop].reshape(slot.shape)
-            for slot in trained.layout.tensors()
-        }
-        family = family_of(read_config(trained.base_dir), str(trained.base_dir))
+    def __init__(self, adapter: Adapter, dtype: str | None) -> None:
+        self._adapter, self._dtype_of_all = adapter, dtype
+        self.config = _full_config(adapter)
+        tree = read_config(adapter.base_dir)
+        family = family_of(tree, str(adapter.base_dir))
         self._transposed = family.transposed
-        self.dtype = self._stored(f"{family.backbone}.{family.embedding}.weight").dtype
+        self._embedding = f"{family.backbone}.{family.embedding}"
+        self._table = f"{self._embedding}.weight"
+        headers = read_headers(adapter.base_dir)
+        bare = any(name.startswith(f"{family.layers}.") for name in headers)
+        self._base: dict[str, TensorHeader] = {}
+        for name, header in headers.items():
+            if bare and not name.startswith((f"{_HEAD}.", "score.")):
+                name = f"{family.backbone}.{name}"
+            self._base[name.replace(*family.moved) if family.moved else name] = header
+        self._tied = bool(
+            tree.get("tie_word_embeddings", family.defaults.get("tie_word_embeddings", False))
+        )
+        self.changes: dict[str, Any] = {}
+        if self._tied:
+            self._base.pop(f"{_HEAD}.weight", None)  # the embedding counts
+            self._untie()
+        if adapter.task == "classify":
+            self._base.pop(f"{_HEAD}.weight", None)
+        self._shapes = {name: header.shape for name, header in self._base.items()}
+        self._take_saved(() if family.biased else family.keys)
+        self.dtype = self._dtype(self._table)
+        self.changes["dtype"] = _TORCH_NAMES[self.dtype]
+
+    def _untie(self) -> None:
+        """Give a tied model the head that its adapter trained apart, or leave it tied."""
+        adapter = self._adapter
+        if any(name in adapter.pairs for name in (self._embedding, _HEAD)):
+            raise InputError(
+                f"{adapter.path}: has LoRA on an embedding that is also the head of"
+                f" {adapter.base_dir}; {_MERGE_IT}"
+            )
+        apart = {f"{name}.weight" for name in (self._embedding, _HEAD)} & adapter.saved.keys()
+        together = adapter.tree.get("ensure_weight_tying") and len(apart) == 1
+        if apart and adapter.task == "causal-lm" and not together:
+            self._base[f"{_HEAD}.weight"] = self._base[self._table]
+            self.changes["tie_word_embeddings"] = False
+
+    def _take_saved(self, keys: tuple[str, ...]) -> None:
+        """Check that every tensor of the adapter has a place; add the biases that it brings."""
+        adapter = self._adapter
+        where = f"{adapter.path}: "
+        if adapter.task == "classify":
+            hidden = self._shapes[self._table][1]
+            self._shapes["score.weight"] = (adapter.saved["score.weight"].shape[0], hidden)
+        for module, pair in adapter.pairs.items():
+            expected = (pair.up.shape[0], pair.down.shape[1])
+            weight = self._shapes.get(f"{module}.weight")
+            weight = weight and (weight[::-1] if self._transposed else weight)
+            if weight != expected or pair.up.shape[1] != pair.rank:
+                held = "no such linear" if weight is None else list(weight)
+                raise InputError(
+                    f"{where}lora_A and lora_B of {module} make {list(expected)}, which does not"
+                    f" fit {adapter.base_dir} ({held})"
+                )
+            for vector in (pair.bias, pair.magnitude):
+                if vector is not None and np.prod(vector.shape) != expected[0]:
+                    raise InputError(f"{where}a vector of {module} does not fit its linear")
+            if pair.bias is not None and f"{module}.bias" not in self._shapes:
+                self._add_biases(module, keys)
+        for name, header in adapter.saved.items():
+            if self._shapes.get(name) != header.shape:
+                held = self._shapes.get(name)
+                raise InputError(
+                    f"{where}the tensor {name} {list(header.shape)} does not fit"
+                    f" {adapter.base_dir} ({'no such tensor' if held is None else list(held)})"
+                )
+        for module, (rows, header) in adapter.tokens.items():
+            table = self._shapes.get(f"{module}.weight")
+            same = self._tied and module == _HEAD  # a tied head's rows are the embedding's
+            if not same and (table is None or header.shape != (len(rows), table[1])):
+                raise InputError(f"{where}the rows of {module} do not fit {adapter.base_dir}")
+            if table is not None and not all(0 <= row < table[0] for row in rows):
+                raise InputError(f"{where}trainable_token_indices go beyond {module}'s {table[0]}")
+
+    def _add_biases(self, module: str, keys: tuple[str, ...]) -> None:
+        """Give all linears of a kind a bias, which is zero where the adapter has none."""
+        linear = module.rpartition(".")[2]
+        key = next((k for k, names in BIASED_BY.items() if linear in names and k in keys), None)
+        if key is None:
+            raise InputError(
+                f"{self._adapter.path}: has lora_bias for {module}, which has no bias in"
+                f" {self._adapter.base_dir}; {_MERGE_IT}"
+            )
+        self.changes[key] = True
+        for name in list(self._base):
+            part, _, kind = name.rpartition(".")
+            if kind == "weight" and part.rpartition(".")[2] in BIASED_BY[key]:
+                self._shapes.setdefault(f"{part}.bias", (self._shapes[name][0],))
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """Yield a safetensors file."""
-        shapes = {slot.name: slot.shape for slot in self._slots}
-        dtypes = {name: self._dtype(name) for name in shapes}
-        yield safetensors_header(shapes, {"format": "pt"}, dtypes)
-        for slot in self._slots:
-            yield encode(self._values(slot.name), self._dtype(slot.name))
+        dtypes = {name: self._dtype(name) for name in self._shapes}
+        yield safetensors_header(self._shapes, {"format": "pt"}, dtypes)
+        for name, dtype in dtypes.items():
+            yield encode(self._values(name), dtype)
 
     def _values(self, name: str) -> np.ndarray:
         """Return a merged tensor in fp32, which holds F16 and BF16 exactly."""
-        head = self._trained.get(_PEFT_PREFIX + name)
-        if head is not None:
-            return head
-        values = read_tensor(self._stored(name))
-        stem = _PEFT_PREFIX + name.removesuffix(".weight")
-        down = self._trained.get(f"{stem}.lora_A.weight")
-        if name.endswith(".weight") and down is not None:
-            product = self._trained[f"{stem}.lora_B.weight"] @ down
-            values = values + self._scale * (product.T if self._transposed else product)
+        adapter, stored = self._adapter, self._base.get(name)
+        module, _, kind = name.rpartition(".")
+        if name in adapter.saved:
+            values = read_tensor(adapter.saved[name])
+        elif stored is None:
+            values = np.zeros(self._shapes[name], np.float32)
+        else:
+            values = read_tensor(stored)
+        pair = adapter.pairs.get(module)
+        if pair is not None and kind == "weight":
+            transposed = self._transposed
+            values = pair.applied_to(values.T).T if transposed else pair.applied_to(values)
+        if pair is not None and kind == "bias" and pair.bias is not None:
+            values = values + np.float32(pair.scale) * read_tensor(pair.bias)
+        if kind == "weight" and module in adapter.tokens:
+            rows, header = adapter.tokens[module]
+            values = values.copy()
+            values[list(rows)] = read_tensor(header)
         return values
 
-    def _stored(self, name: str) -> TensorHeader:
-        stored = stored_name(self._headers, name)
-        assert stored is not None, f"the layout was built on {name}"
-        return self._headers[stored]
-
     def _dtype(self, name: str) -> str:
-        return self.dtype if _PEFT_PREFIX + name in self._trained else self._stored(name).dtype
+        if self._dtype_of_all is not None:
+            return self._dtype_of_all
+        stored = self._base.get(name)
+        if stored is None or name == "score.weight":
+            return self._base[self._table].dtype
+        return stored.dtype
+
+
+def _full_config(adapter: Adapter) -> RunConfig:
+    settings: dict[str, Any] = {
+        "task": adapter.task,
+        "method": "full",
+        "model.path": str(adapter.base_dir),
+        "data.train": "none",
+    }
+    if adapter.num_classes is not None:
+        settings["num_classes"] = adapter.num_classes
+    if adapter.class_names is not None:
+        settings["class_names"] = adapter.class_names
+    return load(None, settings)

@@ -53,6 +53,10 @@ class RunProgress:
     """The best validation so far, in the caller's format."""
     data_digest: str | None = None
     """BLAKE3 of the training file: another file changes the order of all samples."""
+    model: str | None = None
+    """`model_digest` of the model that the run began from; None in older checkpoints."""
+    base: str | None = None
+    """`weights_digest` of it."""
     stream: dict[str, Any] | None = None
     """A student's position in its folder of logits; None for a run on a file."""
     rounds: tuple[int, int] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from trainer.checkpoint.reader import SHARDED, complete_checkpoints, owner_of, step_of
 from trainer.checkpoint.store import FOLDER, CheckpointStore, Found, RunProgress
@@ -14,6 +14,17 @@ from trainer.system.storage import lease
 
 if TYPE_CHECKING:
     from trainer.model.layout import GradientLayout
+
+
+class Identity(Protocol):
+    """The contents of data and model, by their digests."""
+
+    @property
+    def data(self) -> str: ...  # noqa: D102
+    @property
+    def model(self) -> str: ...  # noqa: D102
+    @property
+    def base(self) -> str | None: ...  # noqa: D102
 
 
 def checkpoint_path(config: RunConfig) -> Path:
@@ -73,7 +84,7 @@ def continue_run(
     restore: Callable[[str], Found | None],
     run_id: str,
     config: RunConfig,
-    data_digest: str,
+    job: Identity,
 ) -> Found | None:
     """Return the newest intact checkpoint of a run, None if there is none.
 
@@ -102,7 +113,7 @@ def continue_run(
                 f"--run-id {owner} to resume that run"
             )
         return None
-    refuse_changes(restored.path, restored.progress, config, data_digest)
+    refuse_changes(restored.path, restored.progress, config, job)
     return restored
 
 
@@ -111,14 +122,18 @@ def newest_of(folder: Path, run_id: str) -> Path | None:
     return next((path for path in complete_checkpoints(folder) if owner_of(path) == run_id), None)
 
 
-def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, data_digest: str) -> None:
-    """Refuse to resume a run whose settings or data have changed.
+def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Identity) -> None:
+    """Refuse to resume a run whose settings, data or model have changed.
 
     Raises:
         InputError: they have; names them.
     """
-    if progress.data_digest != data_digest:
+    if progress.data_digest != job.data:
         what = "its data has changed"
+    elif progress.base not in (None, job.base):
+        what = f"its model has changed (other weights in {config.model.path})"
+    elif progress.model not in (None, job.model):
+        what = f"its model has changed (other config or tokenizer in {config.model.path})"
     elif changes := RunConfig.model_validate(progress.config).changes(config):
         what = f"its settings have changed ({', '.join(changes)})"
     else:

@@ -40,6 +40,7 @@ from trainer.checkpoint.reader import (
 from trainer.checkpoint.retention import prune
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.model.hf_export import (
+    BASE_DIGEST,
     companions,
     file_pieces,
     raw_bytes,
@@ -242,7 +243,7 @@ class CheckpointStore:
             writer.add(
                 weights_file(self._config),
                 chain(
-                    [safetensors_header(shapes, {"format": "pt"})],
+                    [safetensors_header(shapes, self._about(progress))],
                     _hashed(map(raw_bytes, snapshot.pieces("weights")), hashing),
                 ),
             )
@@ -262,6 +263,13 @@ class CheckpointStore:
         except BaseException:
             writer.abandon()
             raise
+
+    def _about(self, progress: RunProgress) -> dict[str, str]:
+        """Return the metadata of the weights: of an adapter also which base it belongs to."""
+        about = {"format": "pt"}
+        if self._config.method == "lora" and progress.base is not None:
+            about[BASE_DIGEST] = progress.base
+        return about
 
     def _point(self, pointer: str, name: str) -> None:
         atomic_folder.point(self._disk, self.folder, pointer, name, self._workspace)

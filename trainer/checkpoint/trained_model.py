@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
+from trainer.checkpoint.adapter import PREFIX, Adapter, find_adapter, open_adapter
+from trainer.checkpoint.merge_lora import merged_files
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.config.run import RunConfig, load
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
-from trainer.model.files import resolve_model
+from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import gguf_file
-from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, CLASSIFIER_CONFIG, MODEL_CONFIG
+from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, MODEL_CONFIG
 from trainer.model.initialization import initial_weights, read_tensor
-from trainer.model.layout import GradientLayout, build_layout, stored_name
-from trainer.model.safetensors_headers import read_config, read_file_headers, read_headers
+from trainer.model.layout import GradientLayout, TensorSlot, build_layout, stored_name
+from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
 from trainer.system.storage import atomic_folder
+from trainer.system.storage.cache_folder import cached
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,8 @@ class Trained:
 def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = None) -> Trained:
     """Return what an output folder (its best checkpoint), checkpoint, adapter or model holds.
 
+    An adapter that is more than LoRA on the linears that Motley trains is merged into the cache.
+
     Args:
         base: the base model of an adapter, if it is not at the adapter's stored path.
         max_seq_len: tokens of a sample; None takes the run's own, else 512 or what the base knows.
@@ -52,69 +62,101 @@ def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = 
     """
     if gguf_file(path) is not None:
         path = resolve_model(str(path))
-    if not path.is_dir():
-        raise InputError(f"{path}: no such folder")
-    if not any((path / name).is_file() for name in (ADAPTER_CONFIG, MODEL_CONFIG, RUN_FILE)):
+    if find_adapter(path) is not None:
+        adapter, lines = open_adapter(path, base)
+        for line in lines:
+            log.warning("%s", line)
+        return _adapter(adapter, max_seq_len)
+    if not any((path / name).is_file() for name in (MODEL_CONFIG, RUN_FILE)):
         path = find_checkpoint(path)
     progress: RunProgress | None = None
     if (path / RUN_FILE).is_file():  # a checkpoint; a user's own model folder may be edited
         atomic_folder.verify(path)
         progress = read_progress(path)
     run = progress.config if progress is not None else {}
-    length = max_seq_len or (run.get("data") or {}).get("max_seq_len")
-    adapter = (path / ADAPTER_CONFIG).is_file()
-    trained = _adapter(path, base, run, length) if adapter else _model(path, run, length)
-    return replace(trained, progress=progress)
+    return replace(_model(path, run, max_seq_len), progress=progress)
 
 
-def _adapter(path: Path, base: str | None, run: dict[str, Any], length: int | None) -> Trained:
-    tree = _object(path / ADAPTER_CONFIG)
-    headers = read_file_headers(path / ADAPTER_FILE)
-    task = {"SEQ_CLS": "classify", "CAUSAL_LM": "causal-lm"}.get(str(tree.get("task_type")))
-    where = path / ADAPTER_CONFIG
-    if tree.get("peft_type") != "LORA" or task is None:
-        raise InputError(f"{where}: only LoRA adapters of SEQ_CLS or CAUSAL_LM can be read")
-    for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern"):
-        if tree.get(key):
-            raise InputError(f"{where}: {key} is not supported")
+def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
+    progress, path = adapter.progress, adapter.path
+    run = progress.config if progress is not None else {}
+    linears = {module.rpartition(".")[2] for module in adapter.pairs}
+    rank = max((pair.rank for pair in adapter.pairs.values()), default=1)
+    alpha = adapter.tree["lora_alpha"]
+    alpha = alpha if type(alpha) is int else rank
     settings: dict[str, Any] = {
-        "task": task,
+        "task": adapter.task,
         "method": "lora",
-        "model.path": base or tree.get("base_model_name_or_path"),
-        "data.train": "none",
-        "data.max_seq_len": length,
-        "data.lost_text": (run.get("data") or {}).get("lost_text"),
-        "lora.lora_rank": tree.get("r"),
-        "lora.lora_alpha": tree.get("lora_alpha"),
-        "lora.target_modules": tree.get("target_modules"),
+        "num_classes": adapter.num_classes,
+        "class_names": adapter.class_names,
+        "model.path": str(adapter.base_dir),
+        "lora.lora_rank": rank,
+        "lora.lora_alpha": alpha,
+        "lora.target_modules": sorted(linears),
+        **_of_data(run, max_seq_len),
     }
     for key in ("dtype", "quantization"):
         settings[f"model.{key}"] = (run.get("model") or {}).get(key)
-    if task == "classify":
-        head = headers.get("base_model.model.score.weight")
-        if head is None:
-            raise InputError(f"{path / ADAPTER_FILE}: has no score.weight, so no classifier")
-        settings["num_classes"] = head.shape[0]
-    config = _config(path, settings)
-    base_dir = resolve_model(config.model.path)
-    if task == "classify":
-        with_names = path / CLASSIFIER_CONFIG
-        tree = _object(with_names) if with_names.is_file() else read_config(base_dir)
-        names = read_class_names(tree)
-        if len(names) == config.num_classes:
-            config = config.with_settings({"class_names": names})
-    config = fit_length(config, base_dir)
-    layout = build_layout(base_dir, config)
-    weights = np.empty(layout.size, dtype=np.float32)
+    layout = None
+    plain = all(pair.bias is None and pair.magnitude is None for pair in adapter.pairs.values())
+    if plain and adapter.pairs and adapter.saved.keys() <= {"score.weight"} and not adapter.tokens:
+        config = fit_length(_config(path, settings), adapter.base_dir)
+        with suppress(InputError):  # merging says what does not fit
+            layout = build_layout(adapter.base_dir, config)
+    if layout is None or not _fits(layout, adapter):
+        return replace(_merged(adapter, run, max_seq_len), progress=progress, path=path)
+    weights = np.zeros(layout.size, dtype=np.float32)
     for slot in layout.tensors():
-        header = headers.get(slot.name)
-        if header is None or header.shape != slot.shape:
-            raise InputError(f"{path / ADAPTER_FILE}: {slot.name} does not fit {base_dir}")
-        weights[slot.start : slot.stop] = read_tensor(header).reshape(-1)
-    return Trained(path, config, base_dir, layout, weights)
+        if (values := _slot_values(slot, adapter, alpha / rank)) is not None:
+            weights[slot.start : slot.stop].reshape(slot.shape)[tuple(map(slice, values.shape))] = (
+                values
+            )
+    return Trained(path, config, adapter.base_dir, layout, weights, progress)
 
 
-def _model(path: Path, run: dict[str, Any], length: int | None) -> Trained:
+def _fits(layout: GradientLayout, adapter: Adapter) -> bool:
+    """Whether every tensor of an adapter has a slot, of its shape up to the rank."""
+    slots = {slot.name.removeprefix(PREFIX): slot.shape for slot in layout.tensors()}
+    for module, pair in adapter.pairs.items():
+        down, up = (slots.get(f"{module}.lora_{part}.weight") for part in "AB")
+        if down is None or up is None:
+            return False
+        if (pair.rank, down[1]) != pair.down.shape or (up[0], pair.rank) != pair.up.shape:
+            return False
+    return all(slots.get(name) == header.shape for name, header in adapter.saved.items())
+
+
+def _slot_values(slot: TensorSlot, adapter: Adapter, scale: float) -> np.ndarray | None:
+    """Return the values of a slot; None for a linear that this adapter leaves as it is.
+
+    Modules with another rank or scale than the run's have fewer rows, and a B that makes up for
+    the scale.
+    """
+    name = slot.name.removeprefix(PREFIX)
+    if name in adapter.saved:
+        return read_tensor(adapter.saved[name])
+    module, _, part = name.removesuffix(".weight").rpartition(".lora_")
+    pair = adapter.pairs.get(module)
+    if pair is None:
+        return None
+    if part == "A":
+        return read_tensor(pair.down)
+    up = read_tensor(pair.up)
+    return up if pair.scale == scale else up * np.float32(pair.scale / scale)
+
+
+def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> Trained:
+    """Return a full model, merged in fp32 into the cache."""
+    hasher = blake3(weights_digest(adapter.base_dir).encode())
+    for name in (ADAPTER_CONFIG, ADAPTER_FILE):
+        hasher.update((adapter.path / name).read_bytes())
+    name = f"merged-{hasher.hexdigest()[:16]}"
+    with announced(f"merging {adapter.path} into {adapter.base_dir}"):
+        folder = cached(name, lambda: merged_files(adapter, "F32"))
+    return _model(folder, run, max_seq_len)
+
+
+def _model(path: Path, run: dict[str, Any], max_seq_len: int | None) -> Trained:
     headers = read_headers(path)
     head = stored_name(headers, "score.weight")
     names = str(read_config(path).get("architectures"))
@@ -130,14 +172,22 @@ def _model(path: Path, run: dict[str, Any], length: int | None) -> Trained:
             "num_classes": None if head is None else headers[head].shape[0],
             "class_names": (head and read_class_names(read_config(path))) or None,
             "model.path": str(path),
-            "data.train": "none",
-            "data.max_seq_len": length,
-            "data.lost_text": (run.get("data") or {}).get("lost_text"),
+            **_of_data(run, max_seq_len),
         },
     )
     config = fit_length(config, path)
     layout = build_layout(path, config)
     return Trained(path, config, path, layout, initial_weights(layout, path, config))
+
+
+def _of_data(run: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:
+    """Return the settings of data with which a run's model is used."""
+    data = run.get("data") or {}
+    return {
+        "data.train": "none",
+        "data.max_seq_len": max_seq_len or data.get("max_seq_len"),
+        "data.lost_text": data.get("lost_text"),
+    }
 
 
 def _config(path: Path, settings: dict[str, Any]) -> RunConfig:
@@ -146,13 +196,3 @@ def _config(path: Path, settings: dict[str, Any]) -> RunConfig:
     except InputError as error:
         reason = str(error).removeprefix("flags: ")
         raise InputError(f"{path}: cannot be read as a trained model: {reason}") from None
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        raise InputError(f"{path}: cannot be read as JSON") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{path}: not a JSON object")
-    return tree  # pyright: ignore[reportUnknownVariableType]

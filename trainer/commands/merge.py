@@ -15,10 +15,13 @@ import click
 @click.option("--base", help="The base model, if not at the adapter's stored path.")
 def merge(adapter: Path, output: Path, base: str | None) -> None:
     """Merge ADAPTER (or an output folder, or a checkpoint) into its base model."""
+    from trainer.checkpoint.adapter import open_adapter
     from trainer.checkpoint.merge_lora import merge as write
-    from trainer.checkpoint.trained_model import load_trained
     from trainer.system.process.announcement import announced
 
     with announced("merging"):
-        folder = write(load_trained(adapter, base), output)
+        opened, lines = open_adapter(adapter, base)
+        for line in lines:
+            click.echo(line, err=True)
+        folder = write(opened, output)
     click.echo(folder)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from trainer.model.formats import refuse_pointer
 from trainer.system.errors import InputError, plain_reason
 from trainer.system.key_table import KeyTable, UnknownKeys
 
@@ -140,6 +141,7 @@ class TokenizerFolder:
         path = self.path / TOKENIZER_FILE
         if not path.is_file():
             raise InputError(f"{path}: no such file; {self._instead()}")
+        refuse_pointer(path)
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -233,6 +235,7 @@ def read_object(path: Path) -> dict[str, Any]:
         InputError: the file cannot be read.
     """
     try:
+        refuse_pointer(path)
         tree: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}

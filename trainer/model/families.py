@@ -210,7 +210,7 @@ FAMILIES: dict[str, Family] = {
 
 TRAINED = tuple(name for name, family in FAMILIES.items() if family.code != "none")
 """The types that Motley trains."""
-_BIASED_BY = {
+BIASED_BY = {
     "attention_bias": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp_bias": ("gate_proj", "up_proj", "down_proj"),
 }
@@ -309,7 +309,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
 
 def biased_linears(family: Family, config: Mapping[str, Any]) -> frozenset[str]:
     """Return the linears of a layer that have a bias."""
-    by_keys = (_BIASED_BY[key] for key in family.keys if key in _BIASED_BY and config.get(key))
+    by_keys = (BIASED_BY[key] for key in family.keys if key in BIASED_BY and config.get(key))
     return frozenset(family.biased or (linear for linears in by_keys for linear in linears))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 
 from blake3 import blake3
 
 from trainer.model.formats import gguf_file, way_in
-from trainer.model.safetensors_headers import read_headers
+from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
 
@@ -55,18 +58,56 @@ def model_digest(model_dir: Path) -> str:
     Raises:
         InputError: a file is missing or cannot be read.
     """
-    files = {model_dir / name for name in _DIGESTED if (model_dir / name).is_file()}
-    files |= {header.file for header in read_headers(model_dir).values()}
-    hasher = blake3(max_threads=blake3.AUTO)
-    with announced(f"hashing {model_dir}"):
-        for path in sorted(files, key=lambda path: path.name):
-            try:
-                # Framed by name and size, so that bytes cannot move from one file to the next.
-                hasher.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-                hasher.update_mmap(path)
-            except OSError as error:
-                raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    hasher = blake3(weights_digest(model_dir).encode())
+    for name in _DIGESTED:
+        path = model_dir / name
+        if path.is_file():
+            # Framed by name and size, so that bytes cannot move from one file to the next.
+            hasher.update(f"{name}\0{path.stat().st_size}\0".encode())
+            hasher.update(_bytes(path))
     return hasher.hexdigest()
+
+
+def weights_digest(model_dir: Path) -> str:
+    """Return the BLAKE3 hex digest of a model's tensors, in whatever files they are.
+
+    Raises:
+        InputError: a file is missing or cannot be read.
+    """
+    headers = read_headers(model_dir)
+    files = sorted({header.file for header in headers.values()})
+    try:
+        states = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+        with announced(f"hashing {model_dir}"):
+            return _digest_of(states, tuple(sorted(headers.items())))
+    except OSError as error:
+        raise InputError(f"{model_dir}: cannot be read: {error.strerror}") from None
+
+
+@lru_cache(maxsize=4)
+def _digest_of(
+    states: tuple[tuple[Path, int, int], ...], headers: tuple[tuple[str, TensorHeader], ...]
+) -> str:
+    """Hash all tensors in the order of their names; once a process, while no file changes."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    with ExitStack() as opened:
+        maps: dict[Path, memoryview] = {}
+        for path, _, _ in states:
+            file = opened.enter_context(path.open("rb"))
+            mapped = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            maps[path] = opened.enter_context(memoryview(mapped))
+        for name, header in headers:
+            hasher.update(f"{name}\0{header.dtype}\0{header.shape}\0".encode())
+            with maps[header.file][header.begin : header.end] as values:
+                hasher.update(values)
+    return hasher.hexdigest()
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _from_hub(name: str) -> Path:

@@ -7,8 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 
+from trainer.system.errors import InputError
+
 ADAPTER_CONFIG = "adapter_config.json"
 
+_POINTER = b"version https://git-lfs"
 _CONVERT = (
     "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s, d = sys.argv[1:3];"
     " [kind.from_pretrained(s).save_pretrained(d) for kind in (M, T)]"
@@ -22,6 +25,24 @@ def way_in(path: Path) -> str | None:
     if path.suffix in (".bin", ".safetensors", ".pt", ".pth"):
         return f"is a file, a model is a folder: give {path.parent}"
     return None
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse a Git LFS pointer: the few lines that a clone without git-lfs has for a large file.
+
+    Raises:
+        InputError: it is one.
+    """
+    try:
+        with path.open("rb") as file:
+            pointer = file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return  # the reader says what is wrong
+    if pointer:
+        raise InputError(
+            f"{path}: a Git LFS pointer, not the file itself; fetch it: git lfs install && git"
+            f" -C {shlex.quote(str(path.parent))} lfs pull"
+        )
 
 
 def gguf_file(path: Path) -> Path | None:

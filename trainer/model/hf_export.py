@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ADAPTER_FILE = "adapter_model.safetensors"
 MODEL_FILE = "model.safetensors"
+BASE_DIGEST = "motley.base"
+"""In the metadata of `ADAPTER_FILE`: `weights_digest` of the base that it was trained on."""
 MODEL_CONFIG = "config.json"
 CLASSIFIER_CONFIG = "classifier_config.json"
 """Beside an adapter: config.json of its base as a classifier, with the names of the classes.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.model.formats import way_in
+from trainer.model.formats import refuse_pointer, way_in
 from trainer.system.errors import InputError
 
 SINGLE_FILE = "model.safetensors"
@@ -96,6 +96,27 @@ def read_file_headers(path: Path) -> dict[str, TensorHeader]:
     Raises:
         InputError: the file is missing, truncated or damaged.
     """
+    tree, origin, size = _read_header(path)
+    return {
+        name: _tensor(path, name, entry, origin, size)
+        for name, entry in tree.items()
+        if name != "__metadata__"
+    }
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of one safetensors file.
+
+    Raises:
+        InputError: the file is missing, truncated or damaged.
+    """
+    metadata = _read_header(path)[0].get("__metadata__")
+    return metadata if isinstance(metadata, dict) else {}  # pyright: ignore
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """Return a file's header, the offset behind it, and the file's size."""
+    refuse_pointer(path)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -113,11 +134,7 @@ def read_file_headers(path: Path) -> dict[str, TensorHeader]:
         raise InputError(f"{path}: damaged safetensors header") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: damaged safetensors header")
-    return {
-        name: _tensor(path, name, entry, 8 + length, size)
-        for name, entry in tree.items()
-        if name != "__metadata__"
-    }
+    return tree, 8 + length, size  # pyright: ignore[reportUnknownVariableType]
 
 
 def _tensor(path: Path, name: str, entry: Any, origin: int, file_size: int) -> TensorHeader:
@@ -145,6 +162,7 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    refuse_pointer(path)
     try:
         tree = json.loads(path.read_bytes())
     except OSError as error:

@@ -24,7 +24,7 @@ from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
 from trainer.model.families import notices
-from trainer.model.files import model_digest, resolve_model
+from trainer.model.files import model_digest, resolve_model, weights_digest
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError
@@ -166,6 +166,7 @@ def _job(config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path
         model=model_digest(model_dir),
         data=data,
         version=version("motley"),
+        base=weights_digest(model_dir),
     )
 
 

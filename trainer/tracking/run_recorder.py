@@ -18,6 +18,7 @@ from trainer.config.run import RunConfig
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
+from trainer.optimizer.adamw import learning_rate_at
 from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import RESTARTED, BudgetStopError, StorageError, UnprovedError
@@ -52,6 +53,8 @@ def progress_at(
         seed=config.training.seed,
         config=config.model_dump(mode="json"),
         data_digest=job.data,
+        model=job.model,
+        base=job.base,
     )
 
 
@@ -104,8 +107,29 @@ class RunRecorder:
         if resumed:
             step, path = resumed.progress.step, str(resumed.path)
             self.emit({"event": "resumed", "step": step, "path": path})
+            if line := self._new_schedule(resumed.progress):
+                log.info("%s", line)
         elif self._metrics.has_steps():
             self.emit({"event": "resumed", "step": 0, "reason": "there was no checkpoint yet"})
+
+    def _new_schedule(self, progress: RunProgress) -> str | None:
+        """Return what a run that became longer or shorter does to its learning rate."""
+        before, plan = RunConfig.model_validate(progress.config), self._plan
+        old = replace(plan, epochs=before.training.epochs, max_steps=before.training.max_steps)
+        if old.total_inner == plan.total_inner or not 0 < progress.step < plan.total_steps:
+            return None
+        last, following = plan.inner(progress.step - 1)[-1], plan.inner(progress.step)[0]
+        if last >= old.total_inner:
+            return None
+        rates = [
+            learning_rate_at(step, total, self._config.optimizer)
+            for step, total in ((last, old.total_inner), (following, plan.total_inner))
+        ]
+        return (
+            f"the run has {plan.total_inner} steps now, before {old.total_inner}: its schedule is"
+            f" laid over all of them, so the learning rate goes from {rates[0]:.1e} to"
+            f" {rates[1]:.1e} at step {progress.step + 1}"
+        )
 
     def emit(self, event: dict[str, Any]) -> None:
         """Log an event of the exchange."""

@@ -11,6 +11,7 @@ import pytest
 
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import load
+from trainer.data.encoder import Encoder
 from trainer.model.files import resolve_model
 from trainer.model.formats import way_in
 from trainer.model.layout import build_layout
@@ -49,6 +50,24 @@ def test_weights_as_bin_are_converted_by_the_named_command(model: Path) -> None:
         name: header.shape for name, header in before.items()
     }
     assert (model.with_name("model-safetensors") / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "m.gguf"])
+def test_a_pointer_of_git_lfs_is_named(model: Path, name: str) -> None:
+    oid = f"oid sha256:{7:064d}"
+    path = model / name
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\n{oid}\nsize 2690\n")
+    assert refusal(path if name.endswith(".gguf") else model) == (
+        f"{path}: a Git LFS pointer, not the file itself; fetch it: git lfs install && git"
+        f" -C {model} lfs pull"
+    )
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_pointer_in_place_of_a_tokenizer_is_named(model: Path, name: str) -> None:
+    (model / name).write_text("version https://git-lfs.github.com/spec/v1\nsize 2690\n")
+    with pytest.raises(InputError, match=f"{name}: a Git LFS pointer"):
+        Encoder(model)
 
 
 def test_a_weights_file_is_not_its_folder(model: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import drawn_weights, gradient, relative, start
+from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.encoder import IGNORED
@@ -186,7 +187,8 @@ def test_an_adapter_is_read_back_generates_and_merges(
     generator = load_generator(folder, config, layout, weights)
     assert generator.generate(prompts, max_new_tokens=5, sampling=Sampling()) == wanted
 
-    merged = transformers.AutoModelForCausalLM.from_pretrained(merge(trained, tmp_path / "merged"))
+    folder = merge(open_adapter(trained.path)[0], tmp_path / "merged")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.arange(40)[None] * 7 % 300
     with torch.no_grad():
         found, expected = (one.eval()(input_ids=ids).logits for one in (merged, model))

@@ -29,6 +29,8 @@ class Job:
     model: str
     data: str
     version: str
+    base: str | None = None
+    """Of the model's tensors alone: what an adapter belongs to. `model` includes it."""
 
 
 @dataclass

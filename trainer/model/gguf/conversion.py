@@ -16,6 +16,7 @@ import numpy as np
 from blake3 import blake3
 
 from trainer.model.architecture import parse_architecture
+from trainer.model.formats import refuse_pointer
 from trainer.model.gguf.description import (
     GGUF_KEYS,
     Origin,
@@ -50,6 +51,7 @@ def converted(path: Path) -> Path:
         InputError: it is damaged, or no model that is converted.
         StorageError: the cache cannot be written.
     """
+    refuse_pointer(path)
     try:
         hasher = blake3(max_threads=blake3.AUTO)
         with announced(f"hashing {path}"):

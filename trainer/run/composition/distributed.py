@@ -192,9 +192,9 @@ def _open(inputs: RunInputs, expect_workers: int) -> _Opened:
         parts = newest_of(store.folder / SHARDED, job.run_id)
         sharded = parts is not None and step_of(parts) >= whole
         if parts is not None and sharded:
-            refuse_changes(parts, read_progress(parts), config, job.data)
+            refuse_changes(parts, read_progress(parts), config, job)
         else:
-            restored = continue_run(store, store.reopen, job.run_id, config, job.data)
+            restored = continue_run(store, store.reopen, job.run_id, config, job)
         every, total = config.checkpoint.every, inputs.plan.total_steps
         watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
         write_run_file(config, job.run_id)

@@ -67,7 +67,7 @@ def make_coordinator(
         until_told.callback(held.release)
         store = open_store(config, job.run_id, layout, inputs.model_dir)
         until_told.callback(store.release)
-        restored = continue_run(store, store.restore, job.run_id, config, job.data)
+        restored = continue_run(store, store.restore, job.run_id, config, job)
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
             plan = plan.with_rounds(restored.progress.rounds)
@@ -210,7 +210,7 @@ def make_student(
         store = open_store(config, inputs.job.run_id, layout, inputs.model_dir)
         until_made.callback(store.release)
         job = inputs.job
-        restored = continue_run(store, store.restore, job.run_id, config, job.data)
+        restored = continue_run(store, store.restore, job.run_id, config, job)
         choice = open_replica()
         from trainer.distill.student.loop import Student
         from trainer.distill.student.optimizer import StudentOptimizer

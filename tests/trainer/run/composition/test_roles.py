@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from launcher.plan.configuration import with_shared_checkpoints
 from tests.trainer.small_model import write_data, write_model
+from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.reader import read_progress
 from trainer.checkpoint.store import find_checkpoint
+from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
 from trainer.run.composition import roles
 from trainer.run.composition import run as build
@@ -21,6 +24,7 @@ from trainer.run.inputs import read_inputs
 from trainer.system.errors import InputError
 from trainer.tracking.metrics import read_metrics
 
+OF_MODEL = ("model", "base")
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
 
 
@@ -208,6 +212,58 @@ def test_another_run_keeps_out_of_the_output_folder(model: Path, tmp_path: Path)
     moved = replace(same, job=replace(same.job, data="0" * 64))
     with pytest.raises(InputError, match="cannot resume from here: its data has changed"):
         build.make_coordinator(moved, 1, 0.0)
+
+
+def test_another_base_of_the_same_shapes_is_another_run(model: Path, tmp_path: Path) -> None:
+    short: dict[str, object] = {"method": "lora", "training.max_steps": 1}
+    assert roles.run_local(config(model, tmp_path / "out", **short), "run", ALONE) == 0
+    adapter = find_checkpoint(tmp_path / "out")
+    (tmp_path / "drawn").mkdir()
+    shutil.copy(model.parent / "train.jsonl", tmp_path / "drawn")
+    drawn = write_model(tmp_path / "drawn" / "model", model.parent / "train.jsonl", seed=1)
+    # The same model with another chat template: the samples of the same data are others.
+    worded = shutil.copytree(model, tmp_path / "worded")
+    (worded / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    for other, why in ((drawn, "other weights in"), (worded, "other config or tokenizer in")):
+        longer = {**short, "training.max_steps": 2, "model.path": str(other)}
+        inputs = read_inputs(config(model, tmp_path / "out", **longer), "run")
+        with pytest.raises(InputError, match=rf"its model has changed \({why} {other}\)"):
+            build.make_coordinator(inputs, 1, 0.0)
+    for act in (partial(load_trained, adapter), lambda base: open_adapter(adapter, base)):
+        with pytest.raises(InputError, match=f"was trained on another base than {drawn}"):
+            act(str(drawn))
+    moved = tmp_path / "adapter"  # without the run's own record, as it is published
+    moved.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(adapter / name, moved)
+    with pytest.raises(InputError, match=f"was trained on another base than {drawn}"):
+        load_trained(moved, str(drawn))
+    assert load_trained(moved, str(worded)).base_dir == worded
+    # Runs from before the digest was kept go on.
+    run = adapter / "run.json"
+    tree = {key: v for key, v in json.loads(run.read_bytes()).items() if key not in OF_MODEL}
+    run.write_text(json.dumps(tree))
+    assert read_progress(adapter).model is None
+
+
+def test_a_run_that_is_extended_says_what_its_learning_rate_does(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainer.tracking.run_recorder")
+    for steps in (4, 4, 8):
+        settings = config(model, tmp_path, **{"training.max_steps": steps})
+        assert roles.run_local(settings, "run", ALONE) == 0
+    (line,) = (record.message for record in caplog.records if "schedule" in record.message)
+    rates = {
+        record["step"]: record["learning_rate"]
+        for record in read_metrics(tmp_path / "metrics.jsonl")
+        if record["kind"] == "step"
+    }
+    assert rates[5] > 2 * rates[4]
+    assert line == (
+        "the run has 8 steps now, before 4: its schedule is laid over all of them, so the learning"
+        f" rate goes from {rates[4]:.1e} to {rates[5]:.1e} at step 5"
+    )
 
 
 def test_addresses_off_loopback_need_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
