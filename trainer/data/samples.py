@@ -70,7 +70,10 @@ def read_prompts(path: Path) -> list[Sample]:
     Raises:
         DataError, InputError: see `read_file`.
     """
-    return read_file(path, "causal-lm", prompts=True).samples
+    file = read_file(path, "causal-lm", prompts=True)
+    for line in file.unused:
+        log.info("%s", line)
+    return file.samples
 
 
 def read_file(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ NAMES = (
 """Every tokenizer may have these special tokens; a template gets them by name."""
 
 _RESAVE = (
-    'save the tokenizer again: python -c "import transformers as t, sys;'
-    ' t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])" FOLDER'
+    "save the tokenizer again: python -c 'import transformers as t, sys;"
+    " t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' FOLDER"
 )
 
 FILES = KeyTable(
@@ -158,7 +159,8 @@ class TokenizerFolder:
         older = [name for name in sorted(FILES.harmless) if (self.path / name).is_file()]
         if not older:
             return "a model folder needs a fast tokenizer"
-        return f"{' and '.join(older)} are an older form of it, {_RESAVE}"
+        resave = _RESAVE.replace("FOLDER", shlex.quote(str(self.path)))
+        return f"{' and '.join(older)} are an older form of it, {resave}"
 
     def _check_prefix_space(self, tokenizer: Tokenizer) -> None:
         """Check the one setting that some classes of transformers take from either file."""

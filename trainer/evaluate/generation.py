@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,9 @@ from trainer.system.process.imports import importing
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device
+
+
+log = logging.getLogger(__name__)
 
 
 class Generator(Protocol):
@@ -86,6 +90,8 @@ class TextModel:
             raise InputError(f"{trained.path}: is a classifier, only language models generate")
         self.trained = trained
         self.encoder = Encoder(trained.base_dir)
+        for line in self.encoder.unused:
+            log.info("%s", line)
         self._generator: Generator | None = None
 
     def encode(self, samples: Sequence[Sample]) -> list[list[int]]:

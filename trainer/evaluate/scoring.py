@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
+
+log = logging.getLogger(__name__)
 
 _PORTION = 256  # samples between two reports of progress
 
@@ -113,6 +116,8 @@ def score(
     if held_out:
         file = _held_out(trained, file)
     encoder = Encoder(trained.base_dir, config.data.lost_text)
+    for line in (*file.unused, *encoder.unused):
+        log.info("%s", line)
     samples = make_dataset(file, encoder, config.task, config.data.max_seq_len)
     if opener is not None:
         replica, reason = opener(trained)

@@ -187,13 +187,21 @@ def file_pieces(path: Path) -> Iterator[bytes]:
 
 def _pad_token(model_dir: Path) -> int | None:
     """Return the id of the tokenizer's padding token, if it has one."""
+    settings = _object_at(model_dir / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:  # an older folder, see `TokenizerFolder`
+        settings |= _object_at(model_dir / "special_tokens_map.json")
+    pad = settings.get("pad_token")
+    pad = pad.get("content") if isinstance(pad, dict) else pad
+    known = _object_at(model_dir / "tokenizer.json").get("added_tokens") or ()
+    return next((entry["id"] for entry in known if entry["content"] == pad), None)
+
+
+def _object_at(path: Path) -> dict[str, Any]:
     try:
-        pad = json.loads((model_dir / "tokenizer_config.json").read_bytes())["pad_token"]
-        pad = pad["content"] if isinstance(pad, dict) else pad
-        known = json.loads((model_dir / "tokenizer.json").read_bytes())["added_tokens"]
-        return next((entry["id"] for entry in known if entry["content"] == pad), None)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        tree: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _pretty(tree: Mapping[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ from tests.trainer import small_model as small
 from tests.waiting import PATIENCE
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.chat import chat
+from trainer.commands.evaluate import evaluate
 from trainer.commands.generate import generate
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
@@ -172,6 +173,25 @@ def test_lines_of_a_pipe_are_turns(model: Path) -> None:
     assert f"chatting with {model} on cpu\n" in twice.stderr
     broken = runner.invoke(chat, command, input=b"echo\n\xff\n")
     assert str(broken.exception) == "line 2 of the standard input is not UTF-8"
+
+
+def test_what_is_not_used_is_said(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the tokenizer and of the data, by each command that reads them."""
+    folder = with_files(model, tmp_path / "m", tokenizer_config={"split_tokens": True})
+    data = tmp_path / "a.jsonl"
+    data.write_text('{"messages": [{"role": "assistant", "content": "a"}], "lable": 1}\n')
+    flags = ["--gpu-backend", "cpu", "--threads", "1"]
+    for command in (generate, evaluate):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            result = click.testing.CliRunner().invoke(
+                command, [str(folder), "--data", str(data), *flags]
+            )
+        assert result.exit_code == 0, result.output
+        assert "not used: 'split_tokens' (1 time)" in caplog.text
+        assert "not used: 'lable' (1 time)" in caplog.text
 
 
 class Terminal:

@@ -113,13 +113,16 @@ def test_transformers_loads_the_full_model(
         assert "lm_head.weight" in tensors
 
 
-def test_tokenizer_files_come_along_with_a_full_model(tmp_path: Path, tiny_model, make_config):
+@pytest.mark.parametrize("names", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_tokenizer_files_come_along_with_a_full_model(
+    tmp_path: Path, tiny_model, make_config, names: str
+):
     source = tiny_model()
     model_dir = tmp_path / "model"
     model_dir.mkdir()
     for file in source.iterdir():
         (model_dir / file.name).write_bytes(file.read_bytes())
-    (model_dir / "tokenizer_config.json").write_text('{"pad_token": "<pad>"}')
+    (model_dir / names).write_text('{"pad_token": "<pad>"}')
     (model_dir / "tokenizer.json").write_text(
         json.dumps({"added_tokens": [{"id": 3, "content": "<pad>"}]})
     )
@@ -129,7 +132,7 @@ def test_tokenizer_files_come_along_with_a_full_model(tmp_path: Path, tiny_model
     assert (path / "tokenizer.json").read_bytes() == (model_dir / "tokenizer.json").read_bytes()
     assert not (path / "README.md").exists()
     manifest = json.loads((path / "manifest.json").read_bytes())
-    assert "tokenizer_config.json" in manifest["files"]
+    assert names in manifest["files"]
     assert json.loads((path / "config.json").read_bytes())["pad_token_id"] == 3
 
 
