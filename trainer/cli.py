@@ -47,6 +47,10 @@ COMMANDS = {
         "trainer.commands.init_model:init_model",
         "Make a small Qwen3 with a tokenizer trained on your data.",
     ),
+    "inspect-data": (
+        "trainer.commands.inspect_data:inspect_data",
+        "Show what a data file holds, and what of it is learned.",
+    ),
     "compare": ("trainer.commands.compare:compare", "Compare Motley with other programs."),
     "lab": ("trainer.commands.lab:lab", "Show one technique each with its measured figures."),
     "merge": ("trainer.commands.merge:merge", "Write a LoRA adapter into its base model."),

@@ -278,20 +278,27 @@ def parse_sample(
         raise BadLineError(refusal)
     if labels is not None:
         return Sample(*parse_labelled(tree, number, labels), line=number)
-    # Tables have null where a line lacks a column.
-    given = {key: value for key, value in tree.items() if value is not None}
-    shape = _shape(given)
-    sample = shape.read(given)
+    shape = shape_of(tree)
+    sample = shape.read(_given(tree))
     if sample.messages and not prompts:
         _check_target(shape.keys[-1], sample.messages)
     return replace(sample, line=number)
 
 
-def _shape(tree: Tree) -> Shape:
+def _given(tree: Tree) -> Tree:
+    """Leave out null, which tables have where a line lacks a column."""
+    return {key: value for key, value in tree.items() if value is not None}
+
+
+def shape_of(tree: Tree) -> Shape:
     """Return the shape of an object.
 
     Keys of other shapes are allowed only beside a conversation, which is complete.
+
+    Raises:
+        BadLineError: it has none.
     """
+    tree = _given(tree)
     found = [key for key in tree if key in KEYS]
     shapes = [shape for shape in SHAPES if tree.keys() >= set(shape.keys)]
     for shape in shapes:

@@ -44,8 +44,15 @@ def make_card(config: RunConfig) -> list[str]:
         if found is not None:
             scores = _scores(records, found)
             kind = "adapter" if config.method == "lora" else "model"
+            if config.class_names is not None:
+                lines.insert(0, f"classes: {shortened(', '.join(config.class_names))}")
             return [f"{kind}: {store / pointer} ({scores})", *lines, "next:", *_next(config)]
     return lines
+
+
+def shortened(text: str, limit: int = 100) -> str:
+    """Return a text of at most so many characters."""
+    return text if len(text) <= limit else f"{text[: limit - 4]} ..."
 
 
 def losses(records: Sequence[Record]) -> list[str]:

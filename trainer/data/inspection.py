@@ -1,0 +1,177 @@
+"""What `trainer inspect-data` shows of a data file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from trainer.config.run import RunConfig
+from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.fitting import encode_within
+from trainer.data.formats import read_records
+from trainer.data.labels import TEXTS
+from trainer.data.measurement import Measurement, measure
+from trainer.data.records import Problems
+from trainer.data.samples import read_file
+from trainer.data.shapes import Sample, shape_of
+from trainer.data.survey import (
+    Repetitions,
+    class_lines,
+    count_classes,
+    find_repetitions,
+    length_lines,
+    repetition_lines,
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a sample in a row."""
+
+    text: str
+    learned: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample as the model sees it."""
+
+    place: str
+    pieces: list[Piece]
+    label: str | None
+    """The class, by its name or its number."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a file holds."""
+
+    task: str
+    samples: int
+    shapes: dict[str, int]
+    """Lines by their keys."""
+    classes: dict[str, int]
+    """Samples of each class of a classification."""
+    unused: list[str]
+    """Lines on keys that are not used."""
+    max_seq_len: int
+    measurement: Measurement | None
+    """None without a model."""
+    repetitions: Repetitions
+    validation: int
+    """Validation samples."""
+    examples: list[Example]
+
+    def lines(self) -> Iterator[str]:
+        """Yield what the start of a run says, and the shapes."""
+        yield f"task {self.task}"
+        shapes = (f"{spelled} {count:,}" for spelled, count in self.shapes.items())
+        yield f"lines of each shape: {', '.join(shapes)}"
+        if self.measurement is None:
+            yield f"{self.samples:,} samples; their tokens need --model"
+        else:
+            yield from length_lines(self.measurement, self.max_seq_len)
+        yield from class_lines(self.classes)
+        yield from repetition_lines(self.repetitions, self.validation)
+        yield from self.unused
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        found = self.measurement
+        tokens: dict[str, Any] | None = None
+        if found is not None:
+            tokens = {
+                "total": found.tokens,
+                "longest": max(found.lengths),
+                "histogram": [list(each) for each in found.histogram()],
+                "max_seq_len": self.max_seq_len,
+                "cut_samples": found.cut,
+                "cut_tokens": found.lost,
+                "unlearned_samples": found.unlearned,
+            }
+        return {
+            "schema": "motley.data/1",
+            "task": self.task,
+            "samples": self.samples,
+            "shapes": self.shapes,
+            "classes": self.classes or None,
+            "tokens": tokens,
+            **asdict(self.repetitions),
+            "validation_samples": self.validation,
+            "unused": self.unused,
+            "examples": [asdict(example) for example in self.examples],
+        }
+
+
+def inspect(
+    config: RunConfig, encoder: Encoder | None, validation: Path | None, examples: int
+) -> Inspection:
+    """Return what the training data of a config holds; every sample is measured.
+
+    Args:
+        encoder: the model's; None leaves the tokens out.
+        validation: a file to compare with.
+        examples: how many samples to show.
+
+    Raises:
+        DataError, InputError: a file cannot be read.
+        ConversationError: the chat template cannot express a sample.
+    """
+    path, classes, limit = Path(config.data.train), config.classes, config.data.max_seq_len
+    file = read_file(path, config.task, classes)
+    other = read_file(validation, config.task, classes).samples if validation else []
+    names = count_classes(file.samples, classes)
+    step = max(1, len(file.samples) // max(examples, 1))
+    shown = file.samples[::step][:examples]
+    return Inspection(
+        task=config.task,
+        samples=len(file.samples),
+        shapes=_shapes(path, labelled=classes is not None),
+        classes=names,
+        unused=file.unused,
+        max_seq_len=limit,
+        measurement=measure(file.samples, encoder, limit) if encoder else None,
+        repetitions=find_repetitions(file.samples, other),
+        validation=len(other),
+        examples=[
+            Example(
+                file.place(sample),
+                list(_pieces(sample, encoder, limit)),
+                None if sample.label is None else [*names][sample.label],
+            )
+            for sample in shown
+        ],
+    )
+
+
+def _shapes(path: Path, *, labelled: bool) -> dict[str, int]:
+    counts = Counter(
+        f"{{{next(key for key in TEXTS if key in record.tree)}, label}}"
+        if labelled
+        else shape_of(record.tree).spelled
+        for record in read_records(path, Problems())
+    )
+    return dict(counts.most_common())
+
+
+def _pieces(sample: Sample, encoder: Encoder | None, limit: int) -> Iterator[Piece]:
+    """Yield a sample's tokens as text, or its text without a tokenizer."""
+    if encoder is None:
+        if sample.prompt:
+            yield Piece(sample.prompt, learned=False)
+        for turn in sample.messages:
+            yield Piece(f"{turn.role}: {turn.content}\n", learned=turn.target)
+        if sample.text:
+            yield Piece(sample.text, learned=sample.label is None)
+        return
+    ids, labels = encode_within(encoder, sample, limit)
+    known = sample.label is None
+    learned = [known and place > 0 and label != IGNORED for place, label in enumerate(labels)]
+    for is_learned, run in groupby(zip(ids, learned, strict=True), key=lambda each: each[1]):
+        tokens = [token for token, _ in run]
+        text = encoder.tokenizer.decode(tokens, skip_special_tokens=False)
+        yield Piece(text, learned=is_learned)
