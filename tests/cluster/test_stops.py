@@ -86,17 +86,18 @@ def test_a_killed_coordinator_leaves_no_temporary_file(cluster: Cluster, tmp_pat
     assert not [name for name in left if not name.startswith("torchinductor_")]  # torch's own
 
 
-def test_sigterm_saves_and_a_later_start_goes_on(cluster: Cluster) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_saves_and_a_later_start_goes_on(cluster: Cluster, number: signal.Signals) -> None:
     straight = cluster.another("straight")
     first = [straight.coordinator(2), *(straight.worker(rank) for rank in (0, 1))]
     stopped = [cluster.coordinator(2), *(cluster.worker(rank, *SLOW) for rank in (0, 1))]
     cluster.wait_step(5)
-    stopped[0].signal(signal.SIGTERM)
+    stopped[0].signal(number)
     assert [process.wait() for process in stopped] == [0, 0, 0]
     status = cluster.status
     assert status["step"] < STEPS
     assert status["checkpoint"]["step"] == status["step"]
-    assert "SIGTERM" in status["reason"]
+    assert number.name in status["reason"]
     again = [cluster.coordinator(2), *(cluster.worker(rank) for rank in (0, 1))]
     assert [process.wait() for process in (*again, *first)] == [0] * 6
     cluster.check_contracts([0, 1])

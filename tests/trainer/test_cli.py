@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 
 from tests.cluster import warm_command
 from tests.trainer.small_model import write_data, write_model
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 from trainer.cli import COMMANDS, main, trainer
 from trainer.config.run import load
 
@@ -171,3 +174,37 @@ def test_bad_input_is_one_line_and_code_2(
     assert not said.out
     assert not caplog.records
     assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+@pytest.mark.cluster
+def test_a_closed_terminal_stops_and_saves(tmp_path: Path) -> None:
+    """The terminal is gone at once, so that every further line to it fails."""
+    data = write_data(tmp_path / "labels.jsonl", 100)
+    write_model(tmp_path / "model", data)
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(tmp_path)
+        words = ["finetune", "model", "--data", "labels.jsonl", "--gpu-backend", "cpu"]
+        words += ["--threads", "1", "-o", "out", "--epochs", "100000"]
+        os.execv(sys.executable, [sys.executable, "-m", "trainer.cli", *words])
+    metrics = tmp_path / "out/metrics.jsonl"
+    drain = threading.Thread(target=_read_all, args=[terminal, closing := threading.Event()])
+    drain.start()
+    try:
+        wait_for(lambda: metrics.exists() and '"loss"' in metrics.read_text(), "a step")
+    finally:
+        closing.set()
+        drain.join()
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    status = json.loads((tmp_path / "out/status.json").read_bytes())
+    assert (status["state"], status["reason"]) == ("stopped", "stopped by SIGHUP")
+    assert status["checkpoint"]["step"] == status["step"] > 0
+    assert any("to continue: " in line for line in status["card"])
+
+
+def _read_all(terminal: int, closing: threading.Event) -> None:
+    """Keep a terminal's buffer empty until it is closed."""
+    while not closing.is_set():
+        if select.select([terminal], [], [], 0.1)[0]:
+            os.read(terminal, 1 << 16)

@@ -28,3 +28,10 @@ def prune(
     doomed += [path for path in older if path not in complete]
     for path in doomed:
         removal.remove(disk, path, workspace)
+
+
+def older_ones(folder: Path) -> str:
+    """Return what a failed save has left in a folder of checkpoints."""
+    if not folder.is_dir():
+        return "the folder was removed, and every older one with it"
+    return "older ones are intact" if any(step_folders(folder)) else "there is no older one"

@@ -37,7 +37,7 @@ from trainer.checkpoint.reader import (
     read_run,
     step_folders,
 )
-from trainer.checkpoint.retention import prune
+from trainer.checkpoint.retention import older_ones, prune
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.model.hf_export import (
     BASE_DIGEST,
@@ -152,7 +152,7 @@ class CheckpointStore:
                 self.lease.check(at_once=True)
             reason = error.strerror or str(error)
             raise StorageError(
-                f"{self.folder / name}: checkpoint not saved: {reason}; older ones are intact"
+                f"{self.folder / name}: checkpoint not saved: {reason}; {older_ones(self.folder)}"
             ) from None
         finally:
             snapshot.close()

@@ -5,6 +5,7 @@ Everything in it comes from the run's records: `metrics.jsonl` and the checkpoin
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -23,12 +24,18 @@ from trainer.tracking.metrics import METRICS_FILE, read_metrics
 from trainer.tracking.progress import duration, figures, loss_text
 
 Record = Mapping[str, Any]
+SAVING_VARIABLE = "MOTLEY_SAVING"
+"""Names a file that exists while a checkpoint is being saved: the supervisor then delays SIGKILL.
+Set by the launcher's supervisors."""
 _ENDS = ("finished", "stopped")
 _STARTS = ("listening", "resumed")
 
 
-def make_card(config: RunConfig) -> list[str]:
+def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> list[str]:
     """Return the lines of the card of the run in a config's output folder.
+
+    Args:
+        stopped: before its last step; the card then says how to continue.
 
     Unreadable parts are left out: a card never fails a run.
     """
@@ -38,6 +45,8 @@ def make_card(config: RunConfig) -> list[str]:
     except OSError:
         records = []
     lines = [*_took(records), f"lost and recovered: {', '.join(losses(records)) or 'nothing'}"]
+    if stopped:
+        lines.append(f"stopped early; to continue: {_again(run_id)}")
     store = output / FOLDER
     for pointer in ("best", "latest"):
         found = linked_checkpoint(store, pointer)
@@ -87,6 +96,26 @@ def seconds_of(records: Sequence[Record]) -> float:
     return total
 
 
+def mean_speed(records: Sequence[Record]) -> float | None:
+    """Return the tokens a second of a run's steps, weighted by their time; None if unknown."""
+    tokens = seconds = 0.0
+    for before, after in pairwise(records):
+        speed = after.get("tokens_per_second")
+        if after.get("kind") == before.get("kind") == "step" and speed is not None:
+            took = max(0.0, after.get("time", 0.0) - before.get("time", 0.0))
+            tokens, seconds = tokens + speed * took, seconds + took
+    return tokens / seconds if seconds else None
+
+
+def _again(run_id: str) -> str:
+    """Return the command that continues a run: the launcher's, or this process's own again."""
+    arguments = sys.argv[1:]
+    if os.environ.get(SAVING_VARIABLE):
+        kind = "distill" if arguments[:1] == ["distill"] else "cluster"
+        return f"launch {kind} up --resume {run_id}"
+    return shlex.join([*_program(), *arguments])
+
+
 def _lost(events: Sequence[Record]) -> Iterator[int]:
     """Yield the rank of each loss; a worker that leaves a stopped run is not lost."""
     stopping = False
@@ -103,7 +132,9 @@ def _took(records: Sequence[Record]) -> list[str]:
         return []
     last = steps[-1]
     loss = loss_text(last.get("loss"))
-    return [f"step {last['step']}, loss {loss}, in {duration(seconds_of(records))}"]
+    speed = mean_speed(records)
+    rate = f", {speed:,.0f} tokens/s" if speed else ""
+    return [f"step {last['step']}, loss {loss}, in {duration(seconds_of(records))}{rate}"]
 
 
 def _scores(records: Sequence[Record], checkpoint: Path) -> str:

@@ -24,16 +24,13 @@ from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import RESTARTED, BudgetStopError, StorageError, UnprovedError
 from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
-from trainer.tracking.card import make_card
+from trainer.tracking.card import SAVING_VARIABLE, make_card
 from trainer.tracking.metrics import MetricsLog, StepMetrics
 from trainer.tracking.progress import open_view, show_lines
 from trainer.tracking.status import MOVING, StatusFile, WorkerStatus, first_status
 
 log = logging.getLogger(__name__)
 
-SAVING_VARIABLE = "MOTLEY_SAVING"
-"""Names a file that exists while a checkpoint is being saved: the supervisor then delays SIGKILL.
-Set by the launcher's supervisors."""
 _STUDENT = ("ce", "kl", "alpha", "waited_seconds")
 _QUIET = ("step", "validation", "verified", "listening")
 """Events that the view shows as figures or not at all."""
@@ -220,7 +217,10 @@ class RunRecorder:
         self._status["exit_code"] = exit_code
         for worker in self._workers.values():
             worker["state"] = "lost" if worker["state"] == "lost" else "active"
-        self._status["card"] = make_card(self._config) if exit_code == 0 else []
+        stopped = self._status["state"] == "stopped"
+        ended = exit_code == 0
+        card = make_card(self._config, self._job.run_id, stopped=stopped) if ended else []
+        self._status["card"] = card
         self._publish()
         if self._config.checkpoint.folder is not None:
             # Readers on another host may see the checkpoints alone.

@@ -1,6 +1,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.trainer.tiny_run import (
     tiny_state,
 )
 from trainer.checkpoint.reader import BEST_EVALUATED
+from trainer.checkpoint.retention import older_ones
 from trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_progress
 from trainer.optimizer.adamw import AdamW
 from trainer.system.errors import InputError, StorageError
@@ -303,3 +305,15 @@ def test_no_second_copy_of_the_tensors_in_memory(tmp_path: Path):
     assert loading < 3.3 * state.weights.nbytes, "the three arrays themselves"
     assert loaded.digest() == state.digest()
     assert np.array_equal(loaded.weights, state.weights)
+
+
+def test_a_removed_folder_is_not_called_intact(tmp_path: Path):
+    store = CheckpointStore(tmp_path / "run", tiny_layout(), tiny_config(), tmp_path)
+    store.save(tiny_state(1).snapshot(), tiny_progress(1), None)
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").write_text("")
+    with pytest.raises(StorageError, match="the folder was removed, and every older one with it"):
+        store.save(tiny_state(2).snapshot(), tiny_progress(2), None)
+    (tmp_path / "run").unlink()
+    (tmp_path / "run").mkdir()
+    assert older_ones(tmp_path / "run") == "there is no older one"

@@ -18,7 +18,7 @@ from tests.cluster.forked_command import write_commands
 from tests.trainer.small_model import write_data, write_model
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer.checkpoint.store import CheckpointStore
-from trainer.tracking.card import losses, make_card, seconds_of
+from trainer.tracking.card import SAVING_VARIABLE, losses, make_card, mean_speed, seconds_of
 from trainer.tracking.status import read_status
 
 BIN = Path(sys.executable).parent
@@ -75,6 +75,30 @@ def test_the_time_in_which_nothing_ran_does_not_count() -> None:
     assert seconds_of(killed) == 7.0
     stopped = [*killed, event("stopped", 9005.0), event("listening", 50000.0), step(3, 50002.0)]
     assert seconds_of(stopped) == 10.0
+
+
+def test_the_mean_speed_is_that_of_the_steps() -> None:
+    fast, slow = {"tokens_per_second": 300.0}, {"tokens_per_second": 100.0}
+    records = [event("listening", 0.0), step(1, 50.0) | fast, step(2, 51.0) | fast]
+    assert mean_speed(records) == 300.0, "the start does not count"
+    assert mean_speed([*records, step(3, 54.0) | slow]) == 150.0
+    assert mean_speed([*records, event("resumed", 900.0), step(3, 901.0) | slow]) == 300.0
+    assert mean_speed([step(1)]) is None
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_stopped_run_says_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervised: bool
+) -> None:
+    monkeypatch.delenv(SAVING_VARIABLE, raising=False)
+    if supervised:
+        monkeypatch.setenv(SAVING_VARIABLE, str(tmp_path / "saving"))
+    monkeypatch.setattr(sys, "argv", ["trainer", "finetune", "my model", "-o", "out"])
+    config = tiny_config(output=str(tmp_path))
+    (line,) = [line for line in make_card(config, "r-1", stopped=True) if "to continue" in line]
+    wanted = "launch cluster up --resume r-1" if supervised else "finetune 'my model' -o out"
+    assert line.endswith(wanted)
+    assert not [line for line in make_card(config, "r-1") if "to continue" in line]
 
 
 def test_a_loss_that_is_not_finite_does_no_harm(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ from trainer.exchange.transport.same_host import SameHostListener, socket_name
 from trainer.system.errors import BudgetStopError, InputError, ProtocolError, TrainerError
 from trainer.system.malloc import return_freed_arrays
 from trainer.system.process.priority import raised_thread_priority
+from trainer.system.process.stopping import on_stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,9 @@ class GradientServer:
                 self._open(doors)
             except OSError as error:
                 raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._stop, f"stopped by {number.name}")
+            on_stop_signals(
+                lambda number: loop.call_soon_threadsafe(self._stop, f"stopped by {number.name}")
+            )
             self._recorder.emit({"event": "listening", "address": f"{host}:{self.port}"})
             on_listening()
             ticker = asyncio.create_task(self._tick())

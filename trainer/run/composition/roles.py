@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from trainer.run.inputs import RunInputs, read_inputs
 from trainer.system.errors import InputError
 from trainer.system.process.imports import importing
 from trainer.system.process.local_workers import LocalWorkers
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stopping import Stop, on_stop_signals
 from trainer.system.storage import lease
 
 if TYPE_CHECKING:
@@ -275,6 +274,5 @@ def _reachable(bind: str, port: int) -> str:
 
 
 def on_signal(interrupt: Callable[[str], None]) -> None:
-    """Call `interrupt` on SIGTERM and SIGINT; it must be safe in a signal handler."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_, name=number.name: interrupt(f"stopped by {name}"))
+    """Call `interrupt` on SIGTERM, SIGINT and SIGHUP; it must be safe in a signal handler."""
+    on_stop_signals(lambda number: interrupt(f"stopped by {number.name}"))

@@ -37,7 +37,7 @@ from trainer.checkpoint.reader import (
     read_progress,
     read_run,
 )
-from trainer.checkpoint.retention import prune
+from trainer.checkpoint.retention import older_ones, prune
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.run.distributed.board import Board
 from trainer.run.distributed.rank_file import choose_writers, file_name, place, start_writing
@@ -260,7 +260,7 @@ class ShardedCheckpoints:
 
     def _failure(self, name: str, reason: str) -> StorageError:
         return StorageError(
-            f"{self.folder / name}: checkpoint not saved: {reason}; older ones are intact"
+            f"{self.folder / name}: checkpoint not saved: {reason}; {older_ones(self.folder)}"
         )
 
 

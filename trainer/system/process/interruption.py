@@ -6,7 +6,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+
+from trainer.system.process.stopping import on_stop_signals
 
 
 class Interrupted(BaseException):
@@ -14,7 +15,7 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """SIGTERM and SIGINT, which interrupt the main thread only inside `allowed`.
+    """SIGTERM, SIGINT and SIGHUP, which interrupt the main thread only inside `allowed`.
 
     A forward ends between two of its operations. Work that must be finished, such as writing a
     shard, is done outside or in another thread.
@@ -28,10 +29,7 @@ class Interruption:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Handle the signals, and restore the handlers at the end; in the main thread."""
-        before = {
-            number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        before = on_stop_signals(self._on_signal)
         try:
             yield
         finally:
@@ -67,9 +65,8 @@ class Interruption:
         """Name the reason of a signal that this process is about to send itself."""
         self._reason = self._reason or reason
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self._reason = self._reason or f"stopped by {signal.Signals(number).name}"
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._reason = self._reason or f"stopped by {number.name}"
         self._asked.set()
         if self._open:
             self._open = False  # a second signal must not disturb the handling of the first

@@ -152,7 +152,7 @@ class Members:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() == leader:
                 # The leader is asked to stop together with its process group, and ends them.
-                for number in (signal.SIGTERM, signal.SIGINT):
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                     signal.signal(number, signal.SIG_IGN)
                 ours.close()
                 for other in self._members:
