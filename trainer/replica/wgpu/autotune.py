@@ -24,6 +24,7 @@ from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 from trainer.replica.wgpu.kernels.gemm.choice import Variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
+from trainer.system.storage.cache_folder import cache_root
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +118,8 @@ def _seconds(device: Device, product: Product, variant: Variant) -> float:
 
 def table_path(adapter: Adapter) -> Path:
     """Return the path of an adapter's table."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     name = hashlib.sha256(adapter.key.encode()).hexdigest()[:16]
-    return cache / "motley" / "wgpu" / f"gemm-{name}.json"
+    return cache_root() / "wgpu" / f"gemm-{name}.json"
 
 
 def save(device: Device) -> Path:

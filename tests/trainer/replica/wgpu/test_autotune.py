@@ -34,7 +34,7 @@ TINY = {
 @pytest.fixture
 def untuned(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Yield the device without a table, and with a cache folder of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "motley"))
     tuned = Variants(device).tuned
     before = dict(tuned)
     tuned.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
+from trainer.model.files import model_digest
 from trainer.replica.torch.loader import load_model
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
@@ -27,7 +27,17 @@ from trainer.replica.wgpu.weights.loader import load_frozen, take_frozen
 if TYPE_CHECKING:
     from tests.conftest import TinyModel
 
-NF4_FILE = "motley-nf4-float32.safetensors"
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def kept(cache: Path) -> list[Path]:
+    """Return the files that were kept, the newest last."""
+    found = cache.glob("*/nf4.safetensors")
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
 @pytest.fixture
@@ -96,8 +106,7 @@ def test_nf4_is_that_of_the_torch_replica(
     dtype: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = tmp_path / "model"  # a copy: the NF4 file is kept beside the weights
-    shutil.copytree(tiny_model(), model)
+    model = tiny_model()
     monkeypatch.setattr(nf4_file, "_STEP", 640)
     monkeypatch.setattr(loader, "_STEP", 512)
     config = config_of(model, dtype=dtype, quantization="nf4", task="causal-lm")
@@ -113,14 +122,16 @@ def test_nf4_is_that_of_the_torch_replica(
         np.testing.assert_array_equal(device.read(array.scales), reference.quant_state.absmax)
 
 
-def test_the_nf4_file_says_what_it_was_made_from(model: Path, device: Device) -> None:
+def test_the_nf4_file_says_what_it_was_made_from(model: Path, device: Device, cache: Path) -> None:
+    before = sorted(model.iterdir())
     load_frozen(model, config_of(model, quantization="nf4"), Pool(device))
-    with safe_open(model / NF4_FILE, "numpy") as file:
+    assert sorted(model.iterdir()) == before, "the model's folder is the user's"
+    (made,) = kept(cache)
+    with safe_open(made, "numpy") as file:
         metadata = file.metadata()
         codes = file.get_tensor("model.layers.1.mlp.up_proj.weight")
         absmax = file.get_tensor("model.layers.1.mlp.up_proj.weight.absmax")
-    assert metadata["schema"] == "motley.nf4/1"
-    assert metadata["dtype"] == "float32"
+    assert metadata == {"source": model_digest(model), "dtype": "float32"}
     assert codes.shape == (64 * 32 // 2,)
     assert absmax.shape == (64 * 32 // 64,)
 
@@ -131,80 +142,34 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-64])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def change_the_model(path: Path) -> None:
-    flip_last_byte(path.with_name("model.safetensors"))
-
-
 def read_codes(device: Device, arrays: dict[str, Array]) -> dict[str, bytes]:
     return {name: device.read(a).tobytes() for name, a in arrays.items() if a.kind == "nf4"}
 
 
-@pytest.mark.parametrize("damage", [flip_last_byte, truncate, empty, change_the_model])
-def test_a_damaged_or_stale_file_is_made_again(
-    model: Path, device: Device, damage: Any, caplog: pytest.LogCaptureFixture
+def test_a_good_file_is_used_again_and_another_model_has_its_own(
+    model: Path, device: Device, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_of(model, quantization="nf4")
-    first = load_frozen(model, config, Pool(device))
-    good = (model / NF4_FILE).read_bytes()
-    damage(model / NF4_FILE)
-    with caplog.at_level(logging.WARNING):
-        second = load_frozen(model, config, Pool(device))
-    assert "it is rewritten" in caplog.text
-    made = (model / NF4_FILE).read_bytes()
-    if damage is change_the_model:
-        assert made != good
-    else:
-        assert made == good
-        assert read_codes(device, first) == read_codes(device, second)
-
-
-def test_a_good_file_is_used_again(
-    model: Path, device: Device, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = config_of(model, quantization="nf4")
-    first = load_frozen(model, config, Pool(device))
-    before = (model / NF4_FILE).stat()
+    first = read_codes(device, load_frozen(model, config, Pool(device)))
     with caplog.at_level(logging.INFO):
-        second = load_frozen(model, config, Pool(device))
-    after = (model / NF4_FILE).stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+        assert read_codes(device, load_frozen(model, config, Pool(device))) == first
     assert "quantising" not in caplog.text
-    assert read_codes(device, first) == read_codes(device, second)
-
-
-def test_where_the_model_cannot_be_written_the_users_cache_keeps_it(
-    model: Path, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # A folder in its place refuses everybody, also root.
-    (model / NF4_FILE).mkdir()
-    config = config_of(model, quantization="nf4")
-    first = load_frozen(model, config, Pool(device))
-    (kept,) = (tmp_path / "cache" / "motley").iterdir()
-    (model / NF4_FILE).rmdir()
-    (model / NF4_FILE).write_bytes(kept.read_bytes())
-    assert read_codes(device, load_frozen(model, config, Pool(device))) == read_codes(device, first)
-    assert [path.name for path in model.iterdir() if path.name.startswith(".")] == []
+    flip_last_byte(model / "model.safetensors")
+    load_frozen(model, config, Pool(device))
+    before, after = kept(cache)
+    assert before.read_bytes() != after.read_bytes()
 
 
 def test_where_nothing_can_be_written_it_is_made_for_this_run(
-    model: Path, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, device: Device, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "cache").write_text("a file")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (model / NF4_FILE).mkdir()
+    cache.write_text("a file")
     config = config_of(model, quantization="nf4")
     first = read_codes(device, load_frozen(model, config, Pool(device)))
-    (model / NF4_FILE).rmdir()
+    assert "set MOTLEY_CACHE to a folder that can; quantised for this run only" in caplog.text
+    cache.unlink()
     assert first == read_codes(device, load_frozen(model, config, Pool(device)))
+    assert len(kept(cache)) == 1
 
 
 def test_a_plan_takes_what_loading_takes(model: Path, device: Device) -> None:
