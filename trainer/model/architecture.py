@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run import LINEARS, RunConfig
-from trainer.model.families import (
-    Family,
-    biased_linears,
-    check_keys,
-    family_of,
-    text_config,
-    with_defaults,
-)
+from trainer.model.config_keys import check_keys
+from trainer.model.families import Family, biased_linears, family_of, text_config, with_defaults
 from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.system.errors import InputError
 

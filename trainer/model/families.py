@@ -6,14 +6,12 @@ how its tensors are named. A new family is a new row, and the tests take it from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from trainer.model.safetensors_headers import positions_of, read_config
+from trainer.model.safetensors_headers import positions_of
 from trainer.system.errors import InputError
-from trainer.system.key_table import KeyTable, UnknownKeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +66,8 @@ class Family:
 
 
 _TIED = {"tie_word_embeddings": True}
-_BIASES = ("attention_bias", "mlp_bias")
-_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+BIASES = ("attention_bias", "mlp_bias")
+WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
 _QWEN3_5 = Family(
     code="transformers",
@@ -88,7 +86,7 @@ FAMILIES: dict[str, Family] = {
         code="motley",
         causal="LlamaForCausalLM",
         classifier="LlamaForSequenceClassification",
-        keys=_BIASES,
+        keys=BIASES,
     ),
     "mistral": Family(
         code="motley",
@@ -102,7 +100,7 @@ FAMILIES: dict[str, Family] = {
         causal="Qwen2ForCausalLM",
         classifier="Qwen2ForSequenceClassification",
         biased=("q_proj", "k_proj", "v_proj"),
-        keys=("attention_bias", *_WINDOWS),
+        keys=("attention_bias", *WINDOWS),
     ),
     "qwen3": Family(
         code="motley",
@@ -110,7 +108,7 @@ FAMILIES: dict[str, Family] = {
         classifier="Qwen3ForSequenceClassification",
         defaults={"head_dim": 128},
         normalised_heads=True,
-        keys=("attention_bias", *_WINDOWS),
+        keys=("attention_bias", *WINDOWS),
     ),
     "smollm3": Family(
         code="motley",
@@ -122,7 +120,7 @@ FAMILIES: dict[str, Family] = {
             "no_rope_layer_interval": 4,
             "rope_theta": 2_000_000.0,
         },
-        keys=(*_BIASES, *_WINDOWS, "no_rope_layers", "no_rope_layer_interval"),
+        keys=(*BIASES, *WINDOWS, "no_rope_layers", "no_rope_layer_interval"),
     ),
     "gemma": Family(
         code="transformers",
@@ -220,63 +218,6 @@ ROPE_TYPES = ("default", "linear", "llama3")
 ACTIVATIONS = ("silu", "swish")
 """Two names of the function that Motley computes."""
 
-_OF_SOME = frozenset((*_BIASES, *_WINDOWS, "no_rope_layers", "no_rope_layer_interval"))
-"""Keys that `Family.keys` names where a family has them."""
-_OTHER_MODELS = (
-    "changes what other families compute, and no model of this type has it;"
-    " correct model_type, or remove the key"
-)
-CONFIG_KEYS = KeyTable(
-    what="config.json",
-    used=frozenset(
-        (
-            *("model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size"),
-            *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-            *("max_position_embeddings", "rms_norm_eps", "hidden_act", "attention_bias"),
-            *("mlp_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
-            *("partial_rotary_factor", "original_max_position_embeddings"),
-            *("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
-            *("no_rope_layers", "no_rope_layer_interval", "quantization_config", "id2label"),
-            *("label2id", "num_labels", "pad_token_id", "bos_token_id", "eos_token_id"),
-            *("attention_dropout", "attn_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"),
-        )
-    ),
-    harmless=frozenset(
-        (
-            *("use_cache", "initializer_range", "torch_dtype", "dtype", "transformers_version"),
-            *("pretraining_tp", "_name_or_path", "name_or_path", "return_dict", "problem_type"),
-            *("output_attentions", "output_hidden_states", "_attn_implementation"),
-            *("attn_implementation", "_attn_implementation_autoset", "chunk_size_feed_forward"),
-            *("is_encoder_decoder", "is_decoder", "add_cross_attention", "torchscript"),
-            *("tokenizer_class", "task_specific_params", "is_llama_config", "unsloth_version"),
-            *("unsloth_fixed", "transformers.js_config", "model_name", "sep_token_id"),
-            *("decoder_start_token_id", "finetuning_task", "prefix", "pruned_heads"),
-            *("cross_attention_hidden_size", "tie_encoder_decoder", "use_bfloat16", "max_length"),
-            *("temperature", "top_k", "top_p", "do_sample", "num_beams", "repetition_penalty"),
-        )
-    ),
-    refused=dict.fromkeys(
-        (
-            *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
-            *("attention_multiplier", "embedding_multiplier", "residual_multiplier"),
-            *("logits_scaling", "logit_scale", "scale_emb", "scale_depth", "dim_model_base"),
-            *("clip_qkv", "qk_layernorm", "use_qk_norm", "rope_interleaved", "rotary_pct"),
-            *("num_experts", "num_local_experts", "n_routed_experts", "parallel_attn"),
-            *("use_bidirectional_attention", "attention_chunk_size", "swiglu_limit"),
-            *("attn_temperature_tuning", "layer_norm_type", "compression_config"),
-        ),
-        _OTHER_MODELS,
-    ),
-)
-"""What Motley's own decoder does with each key. Models of transformers' code are transformers'."""
-
-_FACTORS = frozenset(
-    (
-        *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"),
-        *("rotary_pct", "scale_emb"),
-    )
-)
-"""Keys whose value 1 changes nothing."""
 _ROPE_KEYS = frozenset(
     (
         *("type", "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
@@ -323,26 +264,6 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json completed with what its class assumes."""
     family = FAMILIES.get(str(config.get("model_type")))
     return {**(family.defaults if family else {}), **config}
-
-
-def check_keys(config: Mapping[str, Any], where: str) -> None:
-    """Refuse keys that would change the computation of Motley's decoder and have no effect.
-
-    Raises:
-        InputError: names the key and what to do.
-    """
-    family = family_of(config, where)
-    if family.code != "motley":
-        return
-    asked = [key for key, value in config.items() if not _neutral(key, value)]
-    refusal = CONFIG_KEYS.refusal(asked)
-    if refusal is None and (foreign := [key for key in asked if key in _OF_SOME - {*family.keys}]):
-        refusal = f"'{foreign[0]}' {_OTHER_MODELS}"
-    other = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
-    if other:
-        refusal = f"'layer_types' has {sorted(map(str, other))[0]!r}, which is not computed"
-    if refusal is not None:
-        raise InputError(f"{where}: {refusal}")
 
 
 def left_to_transformers(config: Mapping[str, Any], length: int | None = None) -> str | None:
@@ -402,29 +323,6 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     transformers 5 writes `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
     """
     return dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-
-
-def notices(model_dir: Path) -> Iterator[str]:
-    """Yield what config.json asks for and training does not do, in lines for people."""
-    config = read_config(model_dir)
-    for key, value in config.items():
-        if is_dropout(key) and isinstance(value, int | float) and value:
-            yield f"config.json: {key} {value} is not applied: training has no dropout"
-    if FAMILIES[config["model_type"]].code == "motley":
-        unknown = UnknownKeys(CONFIG_KEYS)
-        unknown.add(config)
-        if (line := unknown.report()) is not None:
-            yield line
-
-
-def is_dropout(key: str) -> bool:
-    """Return whether a key of config.json makes activations random."""
-    return key.endswith(("dropout", "_pdrop", "jitter_noise"))
-
-
-def _neutral(key: str, value: object) -> bool:
-    """Return whether a key with this value changes nothing."""
-    return value in (None, False, 0) or (key in _FACTORS and value == 1)
 
 
 def _window(settings: Mapping[str, Any], family: Family) -> int | None:

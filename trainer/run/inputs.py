@@ -23,7 +23,7 @@ from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
-from trainer.model.families import notices
+from trainer.model.config_keys import notices
 from trainer.model.files import model_digest, resolve_model, weights_digest
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import read_config

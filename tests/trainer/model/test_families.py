@@ -13,7 +13,8 @@ import transformers
 
 from tests.families import COMPUTED_HERE
 from trainer.model.architecture import parse_architecture
-from trainer.model.families import CONFIG_KEYS, FAMILIES, left_to_transformers, notices
+from trainer.model.config_keys import CONFIG_KEYS, notices
+from trainer.model.families import FAMILIES, left_to_transformers
 from trainer.model.layout import build_layout
 from trainer.system.errors import InputError
 

@@ -19,11 +19,14 @@ from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.encoder import IGNORED
-from trainer.model.families import FAMILIES, is_dropout
+from trainer.model.config_keys import is_dropout
+from trainer.model.families import FAMILIES
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE, companions, file_pieces
 from trainer.model.layout import GradientLayout, build_layout
+from trainer.replica import backend
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.generator import load_generator
+from trainer.replica.torch.loader import load_model
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -206,3 +209,28 @@ def test_nf4_trains(
         config = make_config(folder, task="causal-lm", model__quantization=word)
         found[word] = gradient(start(folder, config)[0], batch)[0]
     assert 1e-4 < relative(found["nf4"], found["none"]) < 0.5
+
+
+def test_a_key_that_the_class_does_not_know_is_said(
+    tiny_model: TinyModel, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_model("gemma2", gemma_frobnication=3)
+    load_model(folder, make_config(folder), torch.device("cpu"))
+    (line,) = [line for line in caplog.messages if "config.json" in line]
+    assert line == "keys of config.json that are not used: 'gemma_frobnication' (1 time)"
+
+
+@pytest.mark.usefixtures("vulkan")
+def test_wgpu_refuses_the_others_before_anything_loads(
+    tiny_model: TinyModel, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model("gemma2")
+    config = make_config(folder)
+    layout = build_layout(folder, config)
+    monkeypatch.setattr(backend, "vulkan_device", None)  # opening one would be an error
+    reason = "wgpu: layers of gemma2 are computed by transformers' code alone"
+    with pytest.raises(InputError, match=reason):
+        backend.choose("wgpu", "", folder, config, layout, 1)
+    choice = backend.choose("auto", "", folder, config, layout, 1)
+    assert choice.backend == "cpu"
+    assert reason in choice.reason

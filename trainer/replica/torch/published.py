@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ import transformers
 from torch import nn
 
 from trainer.config.run import RunConfig
-from trainer.model.families import is_dropout
+from trainer.model.config_keys import CONFIG_KEYS, is_dropout
+from trainer.model.families import text_config
 from trainer.model.layout import adapted_modules
+from trainer.model.safetensors_headers import read_config
 from trainer.replica.torch.model import prepare, reading
 from trainer.replica.torch.precision import compute_dtype
 from trainer.system.errors import InputError
+from trainer.system.key_table import UnknownKeys
+
+log = logging.getLogger(__name__)
 
 _HEADS = ("score", "lm_head")
 
@@ -70,8 +76,26 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # a padding token that texts contain is trained too
     _check_complete(found, model_dir, config)
+    if tree.tie_word_embeddings:
+        model.tie_weights()  # transformers does not if the file has a head of its own
+    _say_unknown(model_dir, tree)
     prepare(model, model_dir, config, device, modules)
     return model
+
+
+def _say_unknown(model_dir: Path, loaded: Any) -> None:
+    """Log the keys of config.json that the class does not know (F-IN-001).
+
+    Args:
+        loaded: the class's object, in which such keys are attributes all the same.
+    """
+    tree = text_config(read_config(model_dir))
+    known = frozenset(type(loaded)().to_dict()) | {key for key in tree if key not in vars(loaded)}
+    used = (known | CONFIG_KEYS.used) - CONFIG_KEYS.harmless
+    unknown = UnknownKeys(replace(CONFIG_KEYS, used=used, refused={}))
+    unknown.add(tree)
+    if (line := unknown.report()) is not None:
+        log.warning("%s", line)
 
 
 def _check_complete(found: Mapping[str, Any], model_dir: Path, config: RunConfig) -> None:
