@@ -25,7 +25,7 @@ data:
 lora:
   lora_rank: {lora_rank}
   lora_alpha: {lora_alpha}
-  # target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]
+  # target_modules: null        # the linears that get an adapter, such as [q_proj, v_proj]
 optimizer:
   learning_rate: {learning_rate:<15}# the peak, after warmup
   # warmup_ratio: 0.05

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -17,6 +18,7 @@ TEXTS = ("input", "text", "sentence")
 """The keys of a text that is classified."""
 LABEL = "label"
 _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?")
+_CONTROLS = frozenset(("Cc", "Zl", "Zp"))
 NAMED = 5
 """Lines, and words, that an error names of each kind."""
 
@@ -104,7 +106,10 @@ def read_label(label: Any) -> tuple[int | str, Kind]:
     if isinstance(label, float) and label.is_integer():
         return int(label), "number"
     if isinstance(label, str):
-        return text_of({LABEL: label}, LABEL), "word"
+        word = text_of({LABEL: label}, LABEL)
+        if any(unicodedata.category(character) in _CONTROLS for character in word):
+            raise BadLineError(f"'label' {shown(word)} has a control character or a line end")
+        return word, "word"
     got = repr(label) if isinstance(label, float) else kind_of(label)
     raise BadLineError(f"'label' must be a word or a whole number, got {got}")
 

@@ -42,6 +42,23 @@ def test_a_config_by_the_model_too() -> None:
     assert config.optimizer.learning_rate == 1e-3
 
 
+def test_labels_that_are_words(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (f'{{"text": "{n}", "label": "{("yes", "no: x")[n % 2]}"}}\n' for n in range(20))
+    data = Path("train.jsonl")
+    data.write_text("".join(lines))
+    assert run(["init"]) == 0
+    config = load("run.yaml")
+    assert (config.task, config.num_classes, config.class_names) == ("classify", 2, None)
+    write_model(Path("model"), data)
+    assert run(["init", "named.yaml"]) == 0
+    assert load("named.yaml").class_names == ("no: x", "yes")
+    data.write_text('{"text": "x"}\n' + data.read_text())
+    capsys.readouterr()
+    assert run(["init", "mixed.yaml"]) == 2
+    assert "and none in 1 line (line 1)" in capsys.readouterr().err
+    assert not Path("mixed.yaml").exists()
+
+
 def test_text_is_a_language_model_and_nothing_is_overwritten(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -110,6 +110,7 @@ MIXED = [{"input": "x", "label": n % 2} for n in range(239)]
         ([{"input": "x", "label": [0, 2]}], "got a list"),
         ([{"input": "x", "label": {"a": 1}}], "got an object"),
         ([{"input": "x", "label": " "}], "a.jsonl:1: 'label' is empty"),
+        ([{"input": "x", "label": "a\n"}], "'label' 'a\\n' has a control character"),
         ([*MIXED, {"input": "x", "label": -1}], "a.jsonl:240: 'label' -1: classes have numbers"),
         ([{"input": "x", "label": 4000}], "'label' 4000: classes have numbers from 0 to 99"),
         ([{"text": "x", "label": f"w{n}"} for n in range(101)], "a.jsonl:101: 'label' 'w100' is"),
@@ -145,7 +146,7 @@ def test_lines_up_to_a_bad_one_count(tmp_path: Path) -> None:
     torn = tmp_path / "torn.jsonl"
     torn.write_bytes(b'\xef\xbb\xbf{"input": "a", "label": 2}\n\n\xff{"torn\n')
     assert find_labels(torn) == Labelling("classify", 3, absent=(0, 1))
-    for path in (tmp_path, tmp_path / "absent", write(tmp_path / "empty")):
+    for path in (tmp_path / "absent", write(tmp_path / "empty")):
         assert find_labels(path) is None
 
 

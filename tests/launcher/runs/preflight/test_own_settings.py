@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,19 @@ def test_the_settings_come_from_the_data_and_are_said(tmp_path: Path) -> None:
     assert "training.batch_size" not in "".join(lines)
 
 
+def test_labels_that_are_words_and_a_mixture(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    write_model(tmp_path / "model", write_data(data, 100))
+    rows = [{"text": f"echo {n}", "label": ("spam", "ham")[n % 2]} for n in range(40)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config, lines = follow(LocalConnection(), tmp_path)
+    assert (config.task, config.class_names) == ("classify", ("ham", "spam"))
+    assert any(line.split()[:3] == ["class_names", "ham,", "spam"] for line in lines)
+    data.write_text('{"text": "x"}\n' + data.read_text())
+    with pytest.raises(ConfigError, match="none in 1 line"):
+        follow(LocalConnection(), tmp_path)
+
+
 def test_nothing_follows_from_data_that_is_not_there(tmp_path: Path) -> None:
     config, lines = follow(LocalConnection(), tmp_path)
     assert (config.task, lines) == ("causal-lm", [])
@@ -92,7 +106,7 @@ def test_the_memory_of_each_worker_counts(
     config, given, plan, host = run_of_own(tmp_path, devices)
     connection = Answering([])
     follow_data(config, given, plan, Survey(hosts=(host,), connections={"here": connection}))
-    assert connection.asked["rooms"] == ([] if room is None else [room])
+    assert connection.asked["rooms"] == ([] if room is None else [{**room, "coordinates": False}])
 
 
 @pytest.mark.parametrize(
