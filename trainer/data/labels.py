@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Literal
 
 from trainer.config.run import Classes
@@ -85,12 +86,13 @@ def parse_labelled(tree: dict[str, Any], number: int, labels: LabelColumn) -> tu
 
 def near_misses(keys: Iterable[str]) -> list[str]:
     """Return the keys that may be meant as `label`."""
-    return [
-        key
-        for key in keys
-        if key != LABEL
-        and ("label" in key.lower() or get_close_matches(key.lower(), [LABEL], cutoff=0.79))
-    ]
+    return [key for key in keys if _is_near(key)]
+
+
+@lru_cache(maxsize=1024)
+def _is_near(key: str) -> bool:
+    close = LABEL in key.lower() or get_close_matches(key.lower(), [LABEL], cutoff=0.79)
+    return key != LABEL and bool(close)
 
 
 def read_label(label: Any) -> tuple[int | str, Kind]:

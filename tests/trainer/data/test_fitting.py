@@ -127,7 +127,7 @@ def test_the_log_counts_what_is_cut_and_what_is_left_out(tmp_path: Path):
     path = write(tmp_path / "a.jsonl", *rows("Much was said.", "x" * 200, "y" * 300))
     lines = survey(read_file(path, "causal-lm"), None, Encoder(tmp_path), 100, None)
     assert lines[1].startswith("data: 3 samples are longer than max_seq_len 100 and cut: ")
-    assert lines[1].endswith("; 2 without a token to learn")
+    assert lines[2] == "data: 2 samples have no token to learn"
 
 
 def test_other_samples_are_cut_at_the_end_as_before(tmp_path: Path):
