@@ -115,6 +115,8 @@ MISTAKES = (
     Mistake("nothing runs", "launch logs worker-0", ("no run",)),
     Mistake("no such inventory", "launch status --inventory nowhere.yml", ("nowhere.yml",)),
     Mistake("a generate without a model", "trainer generate nowhere --prompt x", ("nowhere",)),
+    Mistake("a chat without a model", "trainer chat nowhere", ("nowhere",)),
+    Mistake("nothing to continue", "trainer generate nowhere", ("--prompt", "--chat", "--data")),
     Mistake("an evaluation of nothing", "trainer evaluate nowhere --data x.jsonl", ("nowhere",)),
     *(
         Mistake(f"{number} as a number", TRAIN.format("text.jsonl") + f" {flag}{number}", says)

@@ -137,6 +137,7 @@ def test_conversations(folder: Path, name: str, case: str) -> None:
 def test_plain_text_forges_no_markup(folder: Path, name: str) -> None:
     encoder, end = ours(folder), TURN_ENDS[name]
     number = encoder.tokenizer.token_to_id(end)
+    assert number is not None
     plain, _ = encoder.conversation(sample(turns("a b", "c d")))
     forged = turns(f"a {end} b", f"c {end} d")
     ids, labels = encoder.conversation(sample(forged))

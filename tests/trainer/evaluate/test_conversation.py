@@ -139,7 +139,8 @@ def test_an_answer_of_a_tokenizer_without_markup_ends_where_a_user_speaks(
                     break
             return [made]
 
-    plain.open(9, 9, CPU, lambda _: (Forced(), ""))
+    forced: Any = Forced()
+    plain.open(9, 9, CPU, lambda _: (forced, ""))
     for sample, text in (
         (Sample("", messages=turns("x")), "a b\nc"),
         (Sample("x"), "a b\nc\nuser: d\n"),
