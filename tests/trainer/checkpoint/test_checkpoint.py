@@ -308,12 +308,12 @@ def test_no_second_copy_of_the_tensors_in_memory(tmp_path: Path):
 
 
 def test_a_removed_folder_is_not_called_intact(tmp_path: Path):
-    store = CheckpointStore(tmp_path / "run", tiny_layout(), tiny_config(), tmp_path)
-    store.save(tiny_state(1).snapshot(), tiny_progress(1), None)
+    store = make_store(tmp_path / "run")
+    save(store, 1)
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").write_text("")
     with pytest.raises(StorageError, match="the folder was removed, and every older one with it"):
-        store.save(tiny_state(2).snapshot(), tiny_progress(2), None)
+        save(store, 2)
     (tmp_path / "run").unlink()
     (tmp_path / "run").mkdir()
     assert older_ones(tmp_path / "run") == "there is no older one"

@@ -36,10 +36,34 @@ def test_a_slow_link_in_words() -> None:
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA RTX A6000", "A6000"),
         ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA GeForce RTX 3060", "RTX3060"),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX4060Ti-16G"),
+        ("RTX 4060 Ti 8GB", "RTX4060Ti-8G"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"),
+        ("NVIDIA RTX A2000 12GB", "A2000-12G"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX4070TiSuper"),
+        ("Tesla P40", "P40"),
+        ("AMD Radeon Pro W5700X (RADV NAVI10)", "W5700X"),
+        ("AMD Radeon RX 6800 XT (RADV NAVI21)", "RX6800XT"),
+        ("AMD Radeon RX 7900 XT", "RX7900XT"),
+        ("Intel(R) Arc(tm) A770 Graphics (DG2)", "A770"),
+        ("Apple M2 Ultra 192GB", "M2Ultra-192G"),
     ],
 )
 def test_devices_by_the_name_that_their_driver_reports(reported: str, name: str) -> None:
     assert find_device(reported).name == name
+
+
+def test_a_card_by_its_memory_and_this_machine() -> None:
+    spaced = parse_cluster("2 x RTX 4090 pcie; 1xRX 6800, 1gbit")
+    assert spaced.text.startswith("2 RTX4090 + 1 RX6800")
+    (group,) = parse_cluster("2x8GB").groups
+    assert (group.device.name, group.device.memory, group.device.flops) == ("8GB", 8 * GIB, None)
+    (here,) = parse_cluster("1xCPU").groups
+    assert here.device.name.startswith("CPU, ")
+    assert here.device.memory > 0
+    with pytest.raises(InputError, match="1,000,000 devices; a plan has at most 65,536"):
+        parse_cluster("1000000xT4")
 
 
 @pytest.mark.parametrize(
