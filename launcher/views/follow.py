@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def watch_run(run: Run, as_json: bool) -> None:
                 render.print_json(render.status_tree(view))
                 time.sleep(LOOK_EVERY)
             render.print_json(render.status_tree(view))
-        elif sys.stdout.isatty():
+        elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             _draw(Telemetry(RunMonitor(run)))
         else:
             _print_changes(Telemetry(RunMonitor(run)))

@@ -41,7 +41,8 @@ def _device(
 ) -> DeviceModel:  # fmt: skip
     return DeviceModel(
         name=name, flops=teraflops and teraflops * 1e12, fp32=wide and wide * 1e12,
-        memory=gib * GIB, bandwidth=gb_s * 1e9, watts=watts, nvlink=nvlink * 1e9 or None, source=source,
+        memory=gib * GIB, bandwidth=gb_s * 1e9, watts=watts, nvlink=nvlink * 1e9 or None,
+        source=source,
     )  # fmt: skip
 
 

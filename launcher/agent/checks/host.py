@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import os
@@ -159,10 +160,14 @@ def check_port(address: str, port: int) -> Finding:
             probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
+                who, run = _listener(port)
+                ours = f"that run is at work: launch status --run {run}; wait for it, or end it:"
+                ours += f" launch cluster down --run {run}"
+                another = f"use another port: -e motley_port={port + 1}"
                 return Finding(
                     "fail",
-                    f"port {port} on {address} is in use{_listener(port)}",
-                    f"end that process, or use another port: -e motley_port={port + 1}",
+                    f"port {port} on {address} is in use{who}",
+                    f"{ours if run else 'end that process'}, or {another}",
                 )
             if error.errno == errno.EADDRNOTAVAIL:
                 return Finding(
@@ -195,8 +200,20 @@ def check_folder(path: str | Path, least: int) -> Finding:
     return Finding("ok", f"{folder}, {free / _GIB:.1f} GiB free")
 
 
-def _listener(port: int) -> str:
-    """Return ` by NAME (pid N)` for the process that listens there; empty if it is not visible."""
+def _listener(port: int) -> tuple[str, str]:
+    """Return ` by NAME (pid N)` for the process that listens there, and the run that it serves.
+
+    Both are empty if they are not visible.
+    """
     _, output = run_command(["ss", "-Hltnp", f"sport = :{port}"])
     found = re.search(r'users:\(\("([^"]*)",pid=(\d+)', output)
-    return f" by {found[1]} (pid {found[2]})" if found else ""
+    if not found:
+        return "", ""
+    words: list[bytes] = []
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{found[2]}/cmdline").read_bytes().split(b"\0")
+    run = ""
+    if b"coordinator" in words and b"--run-id" in words[:-1]:
+        run = words[words.index(b"--run-id") + 1].decode(errors="replace")
+    name = f"the coordinator of run {run}" if run else found[1]
+    return f" by {name} (pid {found[2]})", run

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +31,24 @@ def test_a_port_in_use_names_its_owner_and_a_way_out() -> None:
         assert f"(pid {os.getpid()})" in finding.detail
         assert f"motley_port={port + 1}" in finding.remedy
     assert check_port("127.0.0.1", port).status == "ok"
+
+
+@pytest.mark.needs("ss")
+def test_a_port_of_a_run_is_not_advised_to_be_ended() -> None:
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0));"
+        " print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    words = ["--run-id", "tune-1", "--role", "coordinator"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        finding = check_port("127.0.0.1", int(process.stdout.readline()))
+        process.communicate()
+    assert f"by the coordinator of run tune-1 (pid {process.pid})" in finding.detail
+    assert "launch status --run tune-1" in finding.remedy
+    assert "end that process" not in finding.remedy
 
 
 def test_an_address_of_another_machine_is_said() -> None:
